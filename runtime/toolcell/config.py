@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -23,10 +23,7 @@ Layer = Literal[
 ]  # fmt: skip
 """One isolation layer of the process backend. `cgroup` is the resource controller, `cgroup_ns` the namespace."""
 
-DEFAULT_LAYERS: frozenset[Layer] = frozenset(
-    ["user", "pid", "mount", "net", "ipc", "uts", "cgroup_ns"]
-    + ["landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"]
-)
+DEFAULT_LAYERS: frozenset[Layer] = frozenset(set(get_args(Layer)) - {"cgroup"})
 """What a run needs unless told otherwise. `cgroup` is used wherever one can be had, but only root (or a
 delegated cgroup) can have one, so it is not required by default; `rlimits` and the watch bound every run."""
 

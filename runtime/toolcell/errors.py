@@ -5,12 +5,16 @@
     │   └── RegistrationError   a tool's definition is wrong; raised when it is registered
     ├── SandboxUnavailable      the machine: no guest code ran, retrying may help
     ├── PackageError            the machine: the wanted packages could not be installed
+    ├── ToolError               a tool: raised by one to fail its call with a message for the model
     ├── ToolAbort               a tool: raised by one to end the whole run, not just its call
     └── AuditError              the record: it could not be written, or it does not verify
 
 Code that fails inside the sandbox is not here: that is an ordinary `ExecutionResult` with an `outcome`.
-A tool that fails is not here either: that is a `ToolResult` with a status.
+A tool that fails is not here either: that is a `ToolResult` with a status, whatever the tool raised.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class ToolcellError(Exception):
@@ -42,6 +46,21 @@ class PackageError(ToolcellError, RuntimeError):
     """The packages a sandbox should see could not be resolved or installed."""
 
     code = "package_error"
+
+
+class ToolError(ToolcellError, RuntimeError):
+    """Raised by a tool to fail its call: an expected failure the model should read and act on."""
+
+    code = "tool_error"
+
+    def __init__(
+        self, message: str, *, code: str = "tool_error", retryable: bool = False, details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.retryable = retryable
+        self.details = dict(details or {})
 
 
 class ToolAbort(ToolcellError, RuntimeError):

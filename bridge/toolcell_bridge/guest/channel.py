@@ -1,0 +1,209 @@
+"""The guest's end of the bridge: one socket, many callers.
+
+Any thread and any asyncio task of the script may call at the same time. There is no reader thread: whoever
+waits for an answer reads for everybody (the *leader*), and hands over when its own answer has come.
+Knows messages and bytes; knows nothing of scripts, values or tools.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from toolcell_bridge.connection import Connection
+from toolcell_bridge.messages import (
+    CallTool,
+    CancelCall,
+    Interrupt,
+    Message,
+    Plain,
+    PutFile,
+    Run,
+    ToolFail,
+    ToolReturn,
+)
+
+READ_BYTES = 256 * 1024
+
+
+Request = tuple[str, dict[str, Plain], int | None]
+"""Tool name, plain arguments, line of the script."""
+
+
+class ChannelClosed(RuntimeError):
+    """The host is gone, or this process is a fork that never had a bridge."""
+
+
+class Slot:
+    """One outstanding call: its answer, and who to tell when it comes."""
+
+    __slots__ = ("answer", "on_answer")
+
+    def __init__(self, on_answer: Callable[[], object] | None = None) -> None:
+        self.answer: ToolReturn | ToolFail | None = None
+        self.on_answer = on_answer
+
+
+class Channel:
+    """Sends and receives messages over `sock`, a blocking stream socket."""
+
+    def __init__(self, sock: socket.socket, connection: Connection) -> None:
+        self._sock = sock
+        self._connection = connection
+        self._lock = threading.RLock()  # guards the connection and the order of what is sent
+        self._leading = threading.Lock()  # held by the one thread that may be inside recv()
+        self._answered = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._slots: dict[int, Slot] = {}
+        self._inbox: deque[Message] = deque()
+        self._next_id = 1
+        self._sending = False
+        self._held: list[Message] = []
+        self.interrupted: str | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def fileno(self) -> int:
+        """Descriptor of the bridge socket; -1 in a forked child."""
+        return self._sock.fileno()
+
+    def _forget(self) -> None:
+        # A forked child shares the socket: two writers would tear each other's frames.
+        self._sock.close()
+        self._lock = threading.RLock()
+
+    def send(self, *messages: Message) -> None:
+        """Send `messages` in one write.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        with self._lock:
+            if self._sending:
+                # A signal handler or __del__ printed in the middle of our own write: finish the frame first.
+                self._held.extend(messages)
+                return
+            self._sending = True
+            try:
+                self._write(messages)
+                while self._held:
+                    held, self._held = self._held, []
+                    self._write(held)
+            finally:
+                self._sending = False
+
+    def _write(self, messages: Sequence[Message]) -> None:
+        data = b"".join([self._connection.send(message) for message in messages])
+        try:
+            self._sock.sendall(data)
+        except OSError as exc:
+            raise ChannelClosed("no response from the host: the bridge is closed") from exc
+
+    def call(self, requests: Sequence[Request]) -> list[tuple[int, Slot]]:
+        """Send one CallTool per request, all in one write; the slots are filled by `wait`."""
+        return self.call_with(requests, None)
+
+    def call_with(
+        self, requests: Sequence[Request], on_answer: Callable[[], object] | None
+    ) -> list[tuple[int, Slot]]:
+        """As `call`; `on_answer` runs in whichever thread reads the answer."""
+        with self._lock:
+            placed = []
+            messages: list[Message] = []
+            for name, args, line in requests:
+                slot = Slot(on_answer)
+                placed.append((self._next_id, slot))
+                messages.append(CallTool(self._next_id, name, args, line))
+                self._slots[self._next_id] = slot
+                self._next_id += 1
+            try:
+                self.send(*messages)
+            except BaseException:
+                for call_id, _ in placed:
+                    self._slots.pop(call_id, None)
+                raise
+        return placed
+
+    def cancel(self, call_id: int) -> None:
+        """Tell the host that nobody waits for this answer any more."""
+        with self._lock:
+            if call_id in self._slots:
+                self.send(CancelCall(call_id))
+
+    def wait(self, slot: Slot) -> ToolReturn | ToolFail:
+        """Block until `slot` is answered, reading for everybody meanwhile.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        while slot.answer is None:
+            if self._leading.acquire(blocking=False):
+                try:
+                    while slot.answer is None:
+                        self._read()
+                finally:
+                    self._leading.release()
+                    self._hand_over()
+            else:
+                with self._answered:
+                    self._followers += 1
+                    # The timeout covers a leader that left between our acquire and this wait.
+                    self._answered.wait_for(lambda: slot.answer is not None or not self._leading.locked(), 0.05)
+                    self._followers -= 1
+        return slot.answer
+
+    def read_ready(self) -> None:
+        """Read once if nobody else is reading; for an event loop that saw the socket readable."""
+        if self._leading.acquire(blocking=False):
+            try:
+                self._read()
+            finally:
+                self._leading.release()
+                self._hand_over()
+
+    def next_request(self) -> Run | PutFile:
+        """Block until the host asks for something new.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        with self._leading:
+            while True:
+                while self._inbox:
+                    message = self._inbox.popleft()
+                    if isinstance(message, (Run, PutFile)):
+                        return message
+                self._read()
+
+    def _hand_over(self) -> None:
+        if self._followers:
+            with self._answered:
+                self._answered.notify_all()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except OSError as exc:
+            raise ChannelClosed("no response from the host: the bridge is closed") from exc
+        if not data:
+            raise ChannelClosed("no response from the host: the bridge is closed")
+        with self._lock:
+            self._connection.receive_data(data)
+            while (message := self._connection.next_message()) is not None:
+                self._deliver(message)
+        self._hand_over()
+
+    def _deliver(self, message: Message) -> None:
+        if isinstance(message, (ToolReturn, ToolFail)):
+            slot = self._slots.pop(message.id, None)
+            if slot is not None:
+                slot.answer = message
+                if slot.on_answer is not None:
+                    slot.on_answer()
+        elif isinstance(message, Interrupt):
+            self.interrupted = message.reason
+        else:
+            self._inbox.append(message)

@@ -1,0 +1,151 @@
+"""Files in and out of the workspace, read and written on this side of the wall.
+
+Reading happens inside the sandbox, where following a link can reach nothing that the script itself could not
+read; the host never opens a path a guest named. Bounds are checked here for good messages and again by the host.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+
+from toolcell_bridge.messages import FilePart, FileProblem, PutFile
+
+CHUNK_BYTES = 512 * 1024
+
+MEDIA_TYPES = {
+    "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp",
+    "svg": "image/svg+xml", "pdf": "application/pdf", "csv": "text/csv", "json": "application/json",
+    "html": "text/html", "htm": "text/html", "txt": "text/plain", "log": "text/plain", "md": "text/markdown",
+    "zip": "application/zip",
+}  # fmt: skip
+
+MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"), (b"PK\x03\x04", "application/zip"),
+)  # fmt: skip
+
+
+def media_type(name: str, head: bytes) -> str:
+    """Media type by extension, else by the first bytes."""
+    known = MEDIA_TYPES.get(name.rpartition(".")[2].lower())
+    if known:
+        return known
+    for magic, kind in MAGIC:
+        if head.startswith(magic):
+            return kind
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        return "application/octet-stream" if exc.start < len(head) - 4 else "text/plain"
+    return "application/octet-stream" if b"\0" in head else "text/plain"
+
+
+def requested(files: object) -> list[str]:
+    """The `files=` argument of set_result as a list of path strings; one string or path is one file.
+
+    Raises:
+        TypeError: something in it is not a path.
+    """
+    if files is None:
+        return []
+    entries = [files] if isinstance(files, (str, os.PathLike)) else list(files)  # type: ignore[call-overload]
+    names = []
+    for entry in entries:
+        path = os.fspath(entry)
+        if not isinstance(path, str):
+            raise TypeError(f"files must be paths in the workspace, not {type(path).__name__}")
+        names.append(path)
+    return names
+
+
+def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> Iterator[FilePart | FileProblem]:
+    """Read the named files, directories and patterns below `root` as messages, within count and size.
+
+    Every name yields at least one message: a part, or a problem that says what is wrong with it.
+    """
+    count, left = 0, files_bytes
+    for asked in names:
+        for name, problem in _expand(asked, root):
+            if problem is None and count >= files:
+                problem = f"too many files (limit {files})"
+            if problem is not None:
+                yield FileProblem(name, 0, problem)
+                continue
+            count += 1
+            for message in _read(name, root, left):
+                if isinstance(message, FilePart):
+                    left -= len(message.data)
+                yield message
+
+
+def _expand(asked: str, root: str) -> Iterator[tuple[str, str | None]]:
+    """(name relative to root, problem) for each file that `asked` stands for."""
+    if "\0" in asked:
+        yield asked.replace("\0", "\\0"), "name has a null character"
+        return
+    path = os.path.normpath(os.path.join(root, asked))
+    name = os.path.relpath(path, root)
+    if name.startswith("..") or os.path.isabs(name):
+        yield asked, "outside the workspace"
+    elif os.path.isdir(path) and not os.path.islink(path):
+        yield from ((found, None) for found in _walk(path, root))
+    elif not os.path.lexists(path) and any(char in asked for char in "*?["):
+        import glob
+
+        found = sorted(glob.glob(path, recursive=True))
+        files = [os.path.relpath(each, root) for each in found if not os.path.isdir(each)]
+        yield from ((each, None) for each in files)
+        if not files:
+            yield asked, "missing: no file matches"
+    else:
+        yield name, None if os.path.lexists(path) else "missing"
+
+
+def _walk(path: str, root: str) -> Iterator[str]:
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _read(name: str, root: str, limit: int) -> Iterator[FilePart | FileProblem]:
+    try:
+        descriptor = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        yield FileProblem(name, 0, f"cannot be read: {exc.strerror}")
+        return
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            yield FileProblem(name, 0, "not a regular file")
+            return
+        if status.st_size > limit:
+            yield FileProblem(name, status.st_size, f"too large ({status.st_size} > {limit} bytes left)")
+            return
+        kind, sent = "", 0
+        while True:
+            # Never more than was promised: the script may still be writing to it.
+            data = file.read(min(CHUNK_BYTES, status.st_size - sent))
+            kind = kind or media_type(name, data[:512])
+            sent += len(data)
+            last = not data or sent >= status.st_size
+            yield FilePart(name.replace(os.sep, "/"), kind, data, last)
+            if last:
+                return
+
+
+def write(message: PutFile, root: str) -> None:
+    """Append one PutFile's bytes to its file below `root`, creating folders on the way.
+
+    Raises:
+        ValueError: the path leaves the workspace.
+        OSError: it cannot be written (no space, a folder is in the way, ...).
+    """
+    path = os.path.normpath(os.path.join(root, message.path))
+    if not path.startswith(root + os.sep):
+        raise ValueError(f"input file {message.path!r} is outside the workspace")
+    os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640), "ab") as file:
+        file.write(message.data)

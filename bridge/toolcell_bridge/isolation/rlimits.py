@@ -1,0 +1,91 @@
+"""Per-process ceilings, soft equal to hard, so that nothing inside can raise them again.
+
+They bind one process each, except NPROC, and are blind to tmpfs and shared memory: the cgroup is the true ceiling,
+these are the second wall and the only one where no cgroup can be had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation.trial import attempt
+
+_STACK_BYTES = 8 * 1024 * 1024
+"""What distributions give the main thread; glibc sizes every thread's stack from it."""
+
+_PENDING_SIGNALS = 64
+"""Queued signals and POSIX timers. Zero would break timer_create and thread cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RlimitPlan:
+    """What one sandbox process may use. Plain integers, decided by the host."""
+
+    cpu_s: int
+    address_space_bytes: int
+    processes: int
+    """Counted per user namespace and uid when set after entering a new user namespace, else across the whole host."""
+
+    open_files: int
+    file_size_bytes: int
+    stack_bytes: int = _STACK_BYTES
+
+    def rows(self) -> tuple[tuple[str, int], ...]:
+        """The table: name in the resource module, value for soft and hard."""
+        return (
+            ("RLIMIT_CPU", self.cpu_s),
+            ("RLIMIT_AS", self.address_space_bytes),
+            ("RLIMIT_NPROC", self.processes),
+            ("RLIMIT_NOFILE", self.open_files),
+            ("RLIMIT_FSIZE", self.file_size_bytes),
+            ("RLIMIT_STACK", self.stack_bytes),
+            ("RLIMIT_CORE", 0),
+            ("RLIMIT_MEMLOCK", 0),
+            ("RLIMIT_MSGQUEUE", 0),
+            ("RLIMIT_SIGPENDING", _PENDING_SIGNALS),
+            ("RLIMIT_NICE", 0),
+            ("RLIMIT_RTPRIO", 0),
+        )
+
+
+def apply(plan: RlimitPlan) -> None:
+    """Set every row on this process. A value above the present hard limit becomes that limit: never looser than asked.
+
+    Raises:
+        ValueError: a value is negative; RLIM_INFINITY is -1, and nothing here is unlimited.
+        OSError: the kernel refused a row.
+    """
+    import resource  # not on Windows
+
+    rows = plan.rows()
+    for name, value in rows:
+        if value < 0:
+            raise ValueError(f"{name}: {value} would mean unlimited")
+    for name, value in rows:
+        kind: int = getattr(resource, name)
+        try:
+            resource.setrlimit(kind, (value, value))
+        except ValueError:  # above the hard limit, and we may not raise it
+            hard = resource.getrlimit(kind)[1]
+            resource.setrlimit(kind, (hard, hard))
+
+
+def probe() -> Probe:
+    """Lower every limit in a forked child and read them back."""
+    trial = attempt(_lower)
+    return Probe("rlimits", trial.ok, trial.detail, "" if trial.ok else "a seccomp profile around us denies prlimit64")
+
+
+def _lower() -> str:
+    import resource
+
+    plan = RlimitPlan(
+        cpu_s=60, address_space_bytes=1 << 32, processes=64, open_files=64, file_size_bytes=1 << 20, stack_bytes=1 << 20
+    )
+    apply(plan)
+    for name, value in plan.rows():
+        soft, hard = resource.getrlimit(getattr(resource, name))
+        if soft != hard or not 0 <= soft <= value:
+            raise OSError(f"{name} reads back as {soft}/{hard} after setting {value}")
+    return f"{len(plan.rows())} limits, soft equal to hard"

@@ -1,0 +1,117 @@
+"""The read-only root a zygote and its sandboxes live in: interpreter, libraries, five devices, nothing else.
+
+There is no /proc, not even a fresh one: its mountinfo would tell a guest the host path behind every bind, and
+/proc/self/mem writes through page protection. CPython, numpy and pandas do without.
+
+`RootPlan` says what is bound where; `build` carries it out inside a fresh mount namespace and pivots into it.
+Decides nothing about what a guest needs: the host makes the plan.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from toolcell_bridge.isolation.syscalls import (
+    MNT_DETACH,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    mount,
+    pivot_root,
+    umount2,
+)
+
+STAGING = ("/tmp", "/mnt", "/run", "/dev/shm")
+"""Any of these serves as the place where the new root is put together; the mount is private and gone after the pivot."""
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+ST_NOEXEC = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RootPlan:
+    """What the new root holds. Every path is absolute; targets are paths inside the new root."""
+
+    binds: tuple[tuple[str, str], ...] = ()
+    """(source on the host, target). Files and directories, read-only, nosuid, nodev."""
+
+    masks: tuple[str, ...] = ()
+    """Directories inside a bind that are covered with an empty one (an interpreter's site-packages)."""
+
+    files: tuple[tuple[str, str], ...] = ()
+    """(target, text) of small files written into the root itself."""
+
+    links: tuple[tuple[str, str], ...] = ()
+    """(target, where it points)."""
+
+    directories: tuple[str, ...] = ()
+    """Empty directories: mount points for what each sandbox brings."""
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, list[list[str]]]) -> RootPlan:
+        """Rebuild a plan from `dataclasses.asdict` after a trip through JSON."""
+        return cls(
+            binds=tuple((source, target) for source, target in plain["binds"]),
+            masks=tuple(str(each) for each in plain["masks"]),
+            files=tuple((target, text) for target, text in plain["files"]),
+            links=tuple((target, to) for target, to in plain["links"]),
+            directories=tuple(str(each) for each in plain["directories"]),
+        )
+
+
+def build(plan: RootPlan) -> None:
+    """Put the root together, pivot into it and drop the old one.
+
+    Call in a mount namespace of our own, while still allowed to look up the sources.
+
+    Raises:
+        OSError: names the mount that failed; nothing outside this namespace was changed.
+    """
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    # Looked up before staging covers a directory that may hold some of them.
+    sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in plan.binds]
+    devices = [os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES]
+    staging = next(path for path in STAGING if os.path.isdir(path))
+    mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m,nr_inodes=8192")
+    os.chdir(staging)
+    for directory in plan.directories:
+        os.makedirs(f".{directory}", 0o755, exist_ok=True)
+    for target, text in plan.files:
+        os.makedirs(os.path.dirname(f".{target}"), 0o755, exist_ok=True)
+        with open(f".{target}", "w", encoding="utf-8") as file:
+            file.write(text)
+    for descriptor, (_, target) in zip(sources, plan.binds, strict=True):
+        _bind(descriptor, f".{target}", MS_NODEV)
+    for mask in plan.masks:
+        mount("tmpfs", f".{mask}", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=1,mode=555")
+    for descriptor, name in zip(devices, DEVICES, strict=True):
+        _bind(descriptor, f"./dev/{name}", MS_NOEXEC)
+    for target, to in plan.links:
+        os.makedirs(os.path.dirname(f".{target}"), 0o755, exist_ok=True)
+        os.symlink(to, f".{target}")
+    for descriptor in (*sources, *devices):
+        os.close(descriptor)
+    pivot_root(".", ".")
+    umount2(".", MNT_DETACH)
+    os.chdir("/")
+    mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _bind(descriptor: int, target: str, flags: int) -> None:
+    """Bind what `descriptor` names onto `target`, read-only; the mount point is made to fit."""
+    source = f"/proc/self/fd/{descriptor}"
+    os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+    if os.path.isdir(source):
+        os.makedirs(target, 0o755, exist_ok=True)
+    elif not os.path.lexists(target):
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+    mount(source, target, None, MS_BIND)
+    # Flags come with a remount; one that the source's own mount has locked (noexec) must be repeated.
+    locked = MS_NOEXEC if os.statvfs(target).f_flag & ST_NOEXEC else 0
+    mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | flags | locked)

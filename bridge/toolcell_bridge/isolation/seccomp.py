@@ -1,0 +1,228 @@
+"""Compile a policy into a classic BPF program, and put it on this process.
+
+The program checks the machine first, so that int 0x80 and x32 meet no rule written for other numbers, then finds the
+call's number by binary search. Since Linux 5.11 the kernel runs a program once per number and caches those that are
+allowed whatever their arguments, so only the few calls with argument rules pay for it at run time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation.capabilities import set_no_new_privileges
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, Policy, Rule, Verdict
+from toolcell_bridge.isolation.syscall_numbers import native_machine
+from toolcell_bridge.isolation.syscalls import syscall
+from toolcell_bridge.isolation.trial import attempt
+
+# Source: include/uapi/linux/audit.h.
+AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Source: include/uapi/linux/seccomp.h.
+_ACTIONS = {
+    Verdict.ALLOW: 0x7FFF0000,
+    Verdict.EPERM: 0x00050000 | errno.EPERM,
+    Verdict.ENOSYS: 0x00050000 | 38,  # Linux's ENOSYS, whatever machine compiles this
+    Verdict.KILL: 0x80000000,
+}
+_SET_MODE_FILTER = 1
+_GET_ACTION_AVAIL = 2
+_FLAG_TSYNC = 1
+
+# Source: include/uapi/linux/bpf_common.h.
+_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+_JUMP = 0x05  # BPF_JMP | BPF_JA
+_JEQ = 0x15
+_JGE = 0x35
+_RETURN = 0x06
+
+# Offsets in struct seccomp_data. Both machines are little-endian: the low word of an argument comes first.
+_NUMBER = 0
+_ARCHITECTURE = 4
+_ARGUMENTS = 16
+
+_INSTRUCTION = struct.Struct("=HBBI")
+_FARTHEST = 255
+"""Conditional jumps hold their distance in a byte."""
+
+MAX_INSTRUCTIONS = 4096
+"""BPF_MAXINSNS. The kernel also bounds the sum over all filters of a process, at 32768."""
+
+_Answer = Verdict | Rule
+
+
+class _Assembler:
+    """Builds a program from its end, so that every jump target exists before the jump to it.
+
+    A position counts instructions from the end; equal instructions with equal targets are written once.
+    """
+
+    def __init__(self) -> None:
+        self._reversed: list[bytes] = []
+        self._known: dict[tuple[int, int, int, int], int] = {}
+
+    def program(self) -> bytes:
+        return b"".join(reversed(self._reversed))
+
+    def end_with(self, verdict: Verdict) -> int:
+        """Return the position of an instruction that answers."""
+        return self._emit(_RETURN, _ACTIONS[verdict])
+
+    def then(self, code: int, operand: int, following: int) -> int:
+        """Return the position of an instruction that goes on to `following`."""
+        key = (code, operand, following, following)
+        if key not in self._known:
+            if following != len(self._reversed):
+                self._emit(_JUMP, len(self._reversed) - following)
+            self._known[key] = self._emit(code, operand)
+        return self._known[key]
+
+    def branch(self, code: int, operand: int, yes: int, no: int) -> int:
+        """Return the position of a conditional jump."""
+        if yes == no:
+            return yes
+        key = (code, operand, yes, no)
+        if key not in self._known:
+            no = self._within_reach(no, spare=1)
+            yes = self._within_reach(yes, spare=0)
+            here = len(self._reversed)
+            self._known[key] = self._emit(code, operand, here - yes, here - no)
+        return self._known[key]
+
+    def _within_reach(self, target: int, spare: int) -> int:
+        if len(self._reversed) + spare - target <= _FARTHEST:
+            return target
+        return self._emit(_JUMP, len(self._reversed) - target)
+
+    def _emit(self, code: int, operand: int, yes: int = 0, no: int = 0) -> int:
+        self._reversed.append(_INSTRUCTION.pack(code, yes, no, operand))
+        return len(self._reversed)
+
+
+def compile_filter(policy: Policy, machine: str) -> bytes:
+    """Return `policy` for `machine` as an array of struct sock_filter."""
+    assembler = _Assembler()
+    answers = {verdict: assembler.end_with(verdict) for verdict in Verdict}
+    table = policy.table(machine)
+    rules = {rule: _compile_rule(assembler, rule, answers) for rule in policy.rules if rule in table.values()}
+    spans = _spans(table)
+    targets = [(first, answers[a] if isinstance(a, Verdict) else rules[a]) for first, a in spans]
+    search = _compile_search(assembler, targets)
+    load_number = assembler.then(_LOAD, _NUMBER, search)
+    native = assembler.branch(_JEQ, AUDIT_ARCHITECTURES[machine], load_number, answers[Verdict.KILL])
+    assembler.then(_LOAD, _ARCHITECTURE, native)
+    program = assembler.program()
+    if len(program) > MAX_INSTRUCTIONS * _INSTRUCTION.size:
+        raise ValueError(f"filter too long: {len(program) // _INSTRUCTION.size} > {MAX_INSTRUCTIONS} instructions")
+    return program
+
+
+def _spans(table: dict[int, _Answer]) -> list[tuple[int, _Answer]]:
+    """Cut all numbers into runs of one answer: (first number, answer), ascending, the first at 0.
+
+    Everything past the table is ENOSYS, x32's 0x40000000 and up included.
+    """
+    every = ((number, table.get(number, Verdict.ENOSYS)) for number in range(max(table) + 2))
+    return [next(run) for _, run in itertools.groupby(every, key=lambda row: row[1])]
+
+
+def _compile_search(assembler: _Assembler, targets: Sequence[tuple[int, int]]) -> int:
+    """Return the position of a balanced tree of comparisons over (first value, position)."""
+    if len(targets) == 1:
+        return targets[0][1]
+    middle = len(targets) // 2
+    upper = _compile_search(assembler, targets[middle:])
+    lower = _compile_search(assembler, targets[:middle])
+    return assembler.branch(_JGE, targets[middle][0], upper, lower)
+
+
+def _compile_rule(assembler: _Assembler, rule: Rule, answers: dict[Verdict, int]) -> int:
+    """Return the position that answers a call with an argument rule."""
+    position = answers[Verdict.ALLOW]
+    for test in reversed(rule.arguments):
+        position = _compile_argument(assembler, test, position, answers[Verdict.EPERM])
+    return position
+
+
+def _compile_argument(assembler: _Assembler, test: Argument, fits: int, refused: int) -> int:
+    low = _ARGUMENTS + 8 * test.index
+    position = refused
+    for value in sorted(test.values, reverse=True):
+        position = assembler.branch(_JEQ, value, fits, position)
+    if (mask := test.mask & 0xFFFFFFFF) != 0xFFFFFFFF:
+        position = assembler.then(_AND, mask, position)
+    position = assembler.then(_LOAD, low, position)
+    if high_mask := test.mask >> 32:
+        # Values are below 2**32, so the upper half must be zero.
+        position = assembler.branch(_JEQ, 0, position, refused)
+        if high_mask != 0xFFFFFFFF:
+            position = assembler.then(_AND, high_mask, position)
+        position = assembler.then(_LOAD, low + 4, position)
+    return position
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A filter laid out in memory for the kernel. Made once in a parent, valid in every fork."""
+
+    address: int
+    """Of a struct sock_fprog."""
+
+    instructions: int
+    keeps: tuple[object, ...] = field(repr=False)
+    """What `address` points into."""
+
+
+def prepare(filters: bytes) -> Program:
+    """Lay an array of struct sock_filter out for `install`."""
+    code = ctypes.create_string_buffer(filters, len(filters))
+    length = len(filters) // _INSTRUCTION.size
+    header = _SockFprog(length, ctypes.addressof(code))
+    return Program(ctypes.addressof(header), length, (code, header))
+
+
+def guest_program() -> Program:
+    """Return the guest policy for this machine, ready to install."""
+    return prepare(compile_filter(GUEST_POLICY, native_machine()))
+
+
+def install(program: Program) -> None:
+    """Put the filter on every thread of this process, for good. Needs no_new_privs.
+
+    Raises:
+        OSError: nothing was installed.
+    """
+    stray = syscall("seccomp", _SET_MODE_FILTER, _FLAG_TSYNC, program.address)
+    if stray != 0:
+        raise OSError(errno.EBUSY, f"seccomp: thread {stray} runs under another filter and could not be joined")
+
+
+def probe() -> Probe:
+    """Install the real filter in a forked child and see a refused call refused."""
+    trial = attempt(_install_and_try)
+    fix = "" if trial.ok else "needs Linux 4.14 or newer with CONFIG_SECCOMP_FILTER=y, on x86_64 or aarch64"
+    return Probe("seccomp", trial.ok, trial.detail, fix)
+
+
+def _install_and_try() -> str:
+    program = guest_program()
+    kill = ctypes.c_uint32(_ACTIONS[Verdict.KILL])
+    syscall("seccomp", _GET_ACTION_AVAIL, 0, ctypes.byref(kill))
+    set_no_new_privileges()
+    install(program)
+    try:
+        syscall("unshare", 0)
+    except PermissionError:
+        return f"filter of {program.instructions} instructions"
+    raise OSError(errno.EIO, "the filter is installed, and unshare still answers")

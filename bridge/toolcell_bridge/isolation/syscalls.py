@@ -1,0 +1,187 @@
+"""System calls without a libc wrapper, and the constants they take.
+
+Calls go through libc's `syscall`, so they behave the same whatever libc is installed, and every failure is an
+`OSError` that names its call. Decides nothing: what to unshare, mount or drop is written by the callers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+from collections.abc import Callable, Mapping
+
+from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS, native_machine
+
+CLONE_NEWTIME = 0x00000080
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_NAMESPACES = 0x7E020080
+"""Every namespace flag at once. CLONE_NEWTIME shares its bit with clone()'s exit signal, and no signal uses it."""
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_NOSYMFOLLOW = 0x100
+MS_NOATIME = 0x400
+MS_NODIRATIME = 0x800
+MS_BIND = 0x1000
+MS_MOVE = 0x2000
+MS_REC = 0x4000
+MS_UNBINDABLE = 0x20000
+MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
+MS_SHARED = 0x100000
+MS_RELATIME = 0x200000
+MS_STRICTATIME = 0x1000000
+
+MNT_FORCE = 0x1
+MNT_DETACH = 0x2
+MNT_EXPIRE = 0x4
+UMOUNT_NOFOLLOW = 0x8
+
+PR_SET_PDEATHSIG = 1
+PR_GET_PDEATHSIG = 2
+PR_GET_DUMPABLE = 3
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_GET_SECUREBITS = 27
+PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_GET_NO_NEW_PRIVS = 39
+PR_CAP_AMBIENT = 47
+
+CLOSE_RANGE_UNSHARE = 0x2
+CLOSE_RANGE_CLOEXEC = 0x4
+
+_FAILED = -1
+_UINT_MAX = 0xFFFFFFFF
+
+
+@functools.cache
+def _entry(arguments: int) -> Callable[..., int]:
+    """Libc's `syscall`, typed once for this many arguments.
+
+    `c_void_p` takes integers (negative ones too), None, bytes, buffers and `byref()`, always 64 bits wide; without
+    `argtypes` ctypes would pass integers as 32-bit ints and leave the upper halves undefined.
+    """
+    function = ctypes.CDLL(None, use_errno=True)["syscall"]
+    function.argtypes = (ctypes.c_long,) + (ctypes.c_void_p,) * arguments
+    function.restype = ctypes.c_long
+    return function
+
+
+@functools.cache
+def _numbers() -> Mapping[str, int]:
+    return SYSCALL_NUMBERS[native_machine()]
+
+
+def syscall(call: str | int, *arguments: object) -> int:
+    """Make one system call, by name or number, and return its result.
+
+    Raises:
+        OSError: with the kernel's errno; the message starts with the call's name. ENOSYS when this machine's table
+            has no such name.
+    """
+    if isinstance(call, int):
+        number = call
+    else:
+        known = _numbers().get(call)
+        if known is None:
+            raise OSError(errno.ENOSYS, f"{call}: {os.strerror(errno.ENOSYS)}")
+        number = known
+    result = _entry(len(arguments))(number, *arguments)
+    if result == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{call}: {os.strerror(code)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Move this thread into new namespaces; for CLONE_NEWPID, its future children."""
+    syscall("unshare", flags)
+
+
+def setns(fd: int, flags: int = 0) -> None:
+    """Join the namespace `fd` names; `flags` is the kind expected, 0 for any."""
+    syscall("setns", fd, flags)
+
+
+def mount(source: str | None, target: str, fstype: str | None, flags: int = 0, data: str | None = None) -> None:
+    """Call mount(2). None is a null pointer."""
+    try:
+        syscall("mount", _path(source), _path(target), _path(fstype), flags, _path(data))
+    except OSError as error:
+        # A bare EPERM from a dozen mounts in a row says nothing; the target is what the reader needs.
+        raise OSError(error.errno, f"{error.strerror} (flags {flags:#x})", target) from None
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """Call umount2(2)."""
+    syscall("umount2", _path(target), flags)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root mount and move the old one to `put_old`. Both may be ".": the old one is then on top."""
+    syscall("pivot_root", _path(new_root), _path(put_old))
+
+
+def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
+    """Call prctl(2). All five arguments are always passed, because newer options insist on zeroes."""
+    return syscall("prctl", option, arg2, arg3, arg4, arg5)
+
+
+def sethostname(name: str) -> None:
+    """Set the host name of this UTS namespace."""
+    raw = os.fsencode(name)
+    syscall("sethostname", raw, len(raw))
+
+
+def close_range(first: int, last: int = _UINT_MAX, flags: int = 0) -> None:
+    """Close descriptors `first` to `last`, both included, in one call.
+
+    Raises:
+        OSError: ENOSYS before Linux 5.9.
+    """
+    syscall("close_range", first, last, flags)
+
+
+def close_all_except(keep: tuple[int, ...]) -> None:
+    """Close every descriptor of this process that is not in `keep`."""
+    first = 0
+    for fd in sorted(set(keep)):
+        if fd > first:
+            close_range(first, fd - 1)
+        first = fd + 1
+    close_range(first)
+
+
+def pidfd_open(pid: int, flags: int = 0) -> int:
+    """Return a descriptor for `pid`. Linux 5.3."""
+    return syscall("pidfd_open", pid, flags)
+
+
+def pidfd_send_signal(pidfd: int, number: int) -> None:
+    """Signal the process behind `pidfd`; never another one that took over its pid."""
+    syscall("pidfd_send_signal", pidfd, number, None, 0)
+
+
+def _path(text: str | None) -> bytes | None:
+    """Encode for a `char *`. A NUL would silently cut the path the kernel sees."""
+    if text is None:
+        return None
+    raw = os.fsencode(text)
+    if b"\0" in raw:
+        raise ValueError(f"NUL byte in {text!r}")
+    return raw

@@ -1,0 +1,203 @@
+"""The warm parent: imports everything once, then forks one isolated child per sandbox.
+
+Runs as pid 1 of its own pid namespace, inside the root the launcher built: when it dies the kernel kills every
+sandbox below it. Talks to the host over a SEQPACKET socket that no sandbox keeps. Never reads a byte that guest code
+wrote, and never runs one.
+
+Host to zygote: msgpack {"id", "outer_id", "disk_bytes", "inodes", "rlimits"} with descriptors
+[bridge, stdout, stderr, cgroup.procs...] attached.
+Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"failed": id, "why"};
+{"exited": id, "status", "cpu_s", "peak_memory_bytes"}.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgpack
+
+from toolcell_bridge import __version__
+from toolcell_bridge.connection import Connection
+from toolcell_bridge.guest import output
+from toolcell_bridge.guest.channel import Channel
+from toolcell_bridge.guest.rehearsal import rehearse
+from toolcell_bridge.guest.runner import Runner, exit_process
+from toolcell_bridge.isolation.rlimits import RlimitPlan
+from toolcell_bridge.isolation.root import DEVICES
+from toolcell_bridge.isolation.syscalls import CLONE_NEWPID, setns, unshare
+from toolcell_bridge.isolation.walls import WORKSPACE, WallPlan, Walls
+from toolcell_bridge.messages import PROTOCOL_VERSION, Hello
+
+REQUEST_BYTES = 64 * 1024
+MAX_DESCRIPTORS = 8
+BRIDGE = 3
+"""Where a sandbox keeps its bridge: the first descriptor after the standard three."""
+
+READ = ("/etc",)
+READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell")
+
+EXTRAS = ("asyncio", "json", "re", "datetime", "decimal", "collections", "itertools", "functools", "math", "random",
+          "statistics", "string", "textwrap", "typing", "dataclasses", "uuid", "csv", "difflib", "traceback")  # fmt: skip
+"""What scripts import most; loaded in the first idle moment so that a cold start does not wait for it."""
+
+
+class Zygote:
+    """Serves fork requests from `control` until it closes."""
+
+    def __init__(self, control: socket.socket, proc: int, own_ids: bool) -> None:
+        self._control = control
+        self._proc = proc
+        self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        self._children: dict[int, int] = {}
+        self._extras = list(EXTRAS)
+        existing = tuple(filter(os.path.exists, READ_EXEC))
+        self._walls = Walls(READ, existing, [f"/dev/{name}" for name in DEVICES], own_ids)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self, config: dict[str, Any]) -> None:
+        """Preload, report ready, and answer requests."""
+        problems = preload(config["preload"])
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._settle()
+        self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            events = poll.poll(5 if self._extras and self._children else None)
+            if not events:
+                self._load_extra()
+            for descriptor, _ in events:
+                if descriptor == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                    self._reap()
+                elif not self._serve_one():
+                    return
+
+    def _settle(self) -> None:
+        # Frozen objects are never visited by the collector, so a child's collection does not copy their pages.
+        gc.collect()
+        gc.freeze()
+
+    def _load_extra(self) -> None:
+        importlib.import_module(self._extras.pop(0))
+        if not self._extras:
+            self._settle()
+
+    def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self._control, [msgpack.packb(message)], descriptors)
+
+    def _serve_one(self) -> bool:
+        """Answer one request; False when the host is gone."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            return False
+        request = msgpack.unpackb(data)
+        try:
+            pid = self._fork(request, descriptors)
+        except OSError as exc:
+            self._send({"failed": request["id"], "why": str(exc)})
+        else:
+            self._children[pid] = request["id"]
+            pidfd = os.pidfd_open(pid)
+            self._send({"started": request["id"]}, (pidfd,))
+            os.close(pidfd)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        unshare(CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        except OSError:
+            setns(self._own_pid_namespace, CLONE_NEWPID)
+            raise
+        if pid == 0:
+            self._become_sandbox(request, descriptors)
+        setns(self._own_pid_namespace, CLONE_NEWPID)
+        return pid
+
+    def _become_sandbox(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        """The child's whole life. Never returns."""
+        try:
+            for cgroup in descriptors[3:]:
+                os.write(cgroup, b"0")
+            # No source can sit on a target: the zygote keeps the first four numbers occupied.
+            for descriptor, target in zip(descriptors, (BRIDGE, 1, 2), strict=False):
+                os.dup2(descriptor, target, inheritable=target != BRIDGE)
+            limits = RlimitPlan(**request["rlimits"])
+            plan = WallPlan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
+            self._walls.raise_around(plan, self._proc, BRIDGE + 1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve_guest(self._walls.layers, request["frame_bytes"])
+        except BaseException as exc:
+            os.write(2, f"{type(exc).__name__}: {exc}".encode())
+        finally:
+            exit_process(1)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            request = self._children.pop(pid, None)
+            if request is not None:
+                cpu_s = usage.ru_utime + usage.ru_stime
+                peak = usage.ru_maxrss * 1024
+                self._send({"exited": request, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak})
+
+
+def serve_guest(layers: dict[str, str], frame_bytes: int) -> None:
+    """Inside the walls: rehearse, say Hello, run scripts until the host hangs up."""
+    os.environ.clear()
+    os.environ.update(HOME=WORKSPACE, TMPDIR="/tmp", LANG="C.UTF-8", PATH="")
+    channel = Channel(socket.socket(fileno=BRIDGE), Connection.guest(max_frame_bytes=frame_bytes))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    rehearse(frame_bytes)
+    output.capture(channel)
+    channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
+    Runner(channel, WORKSPACE).serve()
+    exit_process(0)
+
+
+def preload(names: list[str]) -> dict[str, str]:
+    """Import modules by name; returns {name: why} for those that would not load."""
+    problems = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as exc:
+            problems[name] = f"{type(exc).__name__}: {exc}"
+    return problems
+
+
+def main(control_fd: int, proc: int) -> None:
+    """Entry point after exec: read the configuration and serve."""
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    os.set_inheritable(proc, False)
+    config = msgpack.unpackb(control.recv(REQUEST_BYTES))
+    sys.path[:] = config["sys_path"]
+    try:
+        while os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) <= BRIDGE:
+            pass
+        Zygote(control, proc, config["own_ids"]).serve(config)
+    except BaseException as exc:
+        control.send(msgpack.packb({"error": f"{type(exc).__name__}: {exc}"}))
+    os._exit(0)

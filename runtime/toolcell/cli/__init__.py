@@ -1,0 +1,71 @@
+"""The command line. This page is the table of commands; each one's module is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    import typer
+
+SUMMARY = "Run a model's Python in a kernel-isolated sandbox, with your tools as its only way out."
+
+COMMANDS: dict[str, str] = {
+    "run": "Run a script in a fresh sandbox and show what it left behind.",
+    "demo": "Watch a script call tools from inside a sandbox, and attacks fail.",
+    "doctor": "Say which isolation layers are live here, and how to get the rest.",
+    "tools": "List the tools of a file or module as a model would see them.",
+}
+"""Command to its line in `--help`; its module has the same name."""
+
+
+def main() -> None:
+    """Stand behind the `toolcell` script."""
+    build(sys.argv[1:])(prog_name="toolcell")
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """Make the application, with the one command that `arguments` name; the others are lines of the help."""
+    import typer
+
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        # Rendering with rich costs more than all else that the top-level help needs.
+        rich_markup_mode="rich" if called in COMMANDS else None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    version = Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
+    ]
+    _global_options.__annotations__["version"] = version
+    app.callback(help=SUMMARY)(_global_options)
+    is_completing = "_TOOLCELL_COMPLETE" in os.environ
+    for name, summary in COMMANDS.items():
+        if name == called or is_completing:
+            importlib.import_module(f"toolcell.cli.{name}").register(app, name)
+        else:
+            app.command(name, help=summary)(_not_called)
+    return app
+
+
+def _global_options(version: bool = False) -> None:
+    """Take no other option: each command has its own."""
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        import typer
+
+        from toolcell_bridge import __version__
+
+        typer.echo(f"toolcell {__version__}")
+        raise typer.Exit
+
+
+def _not_called() -> None:
+    raise AssertionError("only the command that was named is ever called")

@@ -1,0 +1,143 @@
+"""`toolcell demo`: a script such as a model writes, calling real tools from inside a sandbox; then two attacks.
+
+The tools read toolcell's own source files, which are on this machine and not in the sandbox: the script sees them only
+through its calls.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import toolcell
+import toolcell_bridge
+from toolcell.cli import exits, show
+from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
+from toolcell.config import PoolConfig
+from toolcell.results import ExecutionResult
+from toolcell.text import one_line
+from toolcell.tools import ToolRegistry
+
+SCRIPT = """\
+# Which modules of toolcell are largest, and how much of them explains itself?
+names = call_tool("list_modules")
+print(f"reading {len(names)} modules at once")
+sources = call_tools_parallel([("read_module", {"name": name}) for name in names])
+
+rows = []
+for name, text in zip(names, sources):
+    lines = text.splitlines()
+    explained = sum(line.lstrip().startswith(("#", '\"\"\"')) for line in lines)
+    rows.append({"module": name, "lines": len(lines), "explained": explained})
+
+rows.sort(key=lambda row: row["lines"], reverse=True)
+note = tools.save_note(title="largest modules", text=", ".join(row["module"] for row in rows[:3]))
+set_result({"largest": rows[:3], "total_lines": sum(row["lines"] for row in rows), "note": note})
+"""
+
+ATTACKS: dict[str, str] = {
+    "read the host's password file": "open('/etc/shadow').read()",
+    "open a connection to the network": "import socket\nsocket.create_connection(('1.1.1.1', 53), timeout=2)",
+}
+
+MODULES = 8
+"""As many calls as run at once by default."""
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name)(reporting(demo))
+
+
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Write the results as one JSON document.")] = False,
+) -> None:
+    """Watch a model's script call three tools from inside a sandbox, and two attacks fail."""
+    results = run_watched(_run_all, stderr())
+    scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
+    held = scripted.ok and not any(result.ok for result in attacks.values())
+    if as_json:
+        shown = {"script": scripted.to_dict(), "attacks": {name: each.to_dict() for name, each in attacks.items()}}
+        print_json({"ok": held, **shown})
+    else:
+        _show(scripted, attacks, stdout())
+    raise typer.Exit(exits.OK if held else exits.FAILED)
+
+
+async def _run_all(watch: Watch) -> list[ExecutionResult]:
+    from toolcell.runtime import Runtime
+
+    async with Runtime(make_tools(), pool=PoolConfig(warm=1)) as runtime:
+        watch.doing = "running"
+        return [
+            await runtime.execute_code(source, cancel=watch.cancel, on_log=lambda _, text: watch.say(text))
+            for source in (SCRIPT, *ATTACKS.values())
+        ]
+
+
+def make_tools() -> ToolRegistry:
+    """Three tools that work on this machine's files."""
+    registry = ToolRegistry()
+    roots = [Path(package.__file__ or "").parent for package in (toolcell, toolcell_bridge)]
+    modules = {f"{root.name}/{path.relative_to(root)}": path for root in roots for path in sorted(root.rglob("*.py"))}
+    notes: list[str] = []
+
+    @registry.tool
+    def list_modules() -> list[str]:
+        """List some modules of the installed toolcell package, the largest ones first."""
+        return sorted(modules, key=lambda name: modules[name].stat().st_size, reverse=True)[:MODULES]
+
+    @registry.tool
+    def read_module(name: str) -> str:
+        """Return the source of one module of the installed toolcell package."""
+        return modules[name].read_text(encoding="utf-8")
+
+    @registry.tool
+    def save_note(title: str, text: str) -> str:
+        """Keep a note for later and return where it was put."""
+        notes.append(f"{title}: {text}")
+        return f"note {len(notes)}"
+
+    return registry
+
+
+def _show(scripted: ExecutionResult, attacks: dict[str, ExecutionResult], console: Console) -> None:
+    _heading(console, "1. A script as a model writes it")
+    for number, line in enumerate(SCRIPT.splitlines(), 1):
+        console.print(Text.assemble((f"{number:>4}  ", "dim"), line))
+    _heading(console, "2. What it did, from inside a sandbox")
+    console.print(Text("tool calls", "bold"))
+    show.show_calls(scripted.calls, console)
+    console.print(Text("printed", "bold"))
+    console.print(safe(f"      {scripted.logs.text.rstrip()}"))
+    console.print(Text("result", "bold"))
+    if scripted.ok:
+        show.show_value(scripted.value, console)
+    else:
+        show.show_failure(scripted, SCRIPT, console)
+    console.print(safe(show.summary(scripted), "dim"))
+    _heading(console, "3. The walls around it")
+    for name, detail in scripted.isolation.layers.items():
+        console.print(Text.assemble(("  live  ", "green"), (f"{name:<14}", "bold"), safe(one_line(str(detail), 80))))
+    _heading(console, "4. Two attacks")
+    for name, result in attacks.items():
+        _show_attack(name, ATTACKS[name], result, console)
+
+
+def _show_attack(name: str, source: str, result: ExecutionResult, console: Console) -> None:
+    verdict = ("SUCCEEDED", "bold red") if result.ok else ("refused", "green")
+    console.print(Text.assemble(("  ", ""), verdict, f"  {name}"))
+    for line in source.splitlines():
+        console.print(safe(f"           {line}", "dim"))
+    if result.error is not None:
+        console.print(safe(f"           -> {one_line(f'{result.error.type}: {result.error.message}', 90)}", "yellow"))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, "bold cyan"))

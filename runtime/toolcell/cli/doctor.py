@@ -1,0 +1,141 @@
+"""`toolcell doctor`: every isolation layer tried for real, in one line each, with the remedy for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.text import Text
+
+from toolcell.cli import exits
+from toolcell.cli.output import print_json, reporting, safe, stdout
+from toolcell.config import Layer, Policy
+from toolcell.errors import UsageError
+
+PURPOSE: dict[str, str] = {
+    "user": "its own user ids: root inside is nobody outside",
+    "pid": "sees and signals no process but its own",
+    "mount": "a small read-only file system of its own",
+    "net": "an empty network: nothing to connect to",
+    "ipc": "no shared memory or message queue of others",
+    "uts": "a host name of its own",
+    "cgroup_ns": "does not see where in the machine's groups it runs",
+    "landlock": "file access bounded a second time, by path",
+    "seccomp": "system calls outside a list are refused",
+    "capabilities": "no privilege left, none to be had again",
+    "no_new_privs": "set-uid programs give nothing",
+    "rlimits": "memory, processes, files and CPU bounded per process",
+    "cgroup": "memory and processes bounded for the whole tree",
+}
+"""Layer to what it does for a script's sandbox."""
+
+EPILOG = f"Exit status: {exits.OK} every required layer is live, {exits.UNAVAILABLE} one is missing."
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name, epilog=EPILOG)(reporting(doctor))
+
+
+def doctor(
+    require: Annotated[
+        str | None, typer.Option(metavar="LAYER,...", help="Layers that must be live, instead of the default set.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+) -> None:
+    """Say which isolation layers are live here, why others are not, and how to get them."""
+    from toolcell_bridge.isolation.probes import probe_all
+
+    required = required_layers(require)
+    layers = [describe(probe, required) for probe in probe_all()]
+    machine = {
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
+        "docker": docker_state(),
+    }
+    missing = [layer["name"] for layer in layers if layer["required"] and not layer["live"]]
+    if as_json:
+        print_json({"ok": not missing, "missing": missing, "layers": layers, "machine": machine})
+    else:
+        _show(layers, machine, missing)
+    raise typer.Exit(exits.UNAVAILABLE if missing else exits.OK)
+
+
+def required_layers(given: str | None) -> frozenset[str]:
+    """Read `--require`; without it, what a Policy requires by default.
+
+    Raises:
+        UsageError: there is no such layer; names those there are.
+    """
+    if given is None:
+        return frozenset(Policy().require)
+    names = frozenset(filter(None, (name.strip() for name in given.split(","))))
+    if unknown := names - set(get_args(Layer)):
+        raise UsageError(f"no such layer: {', '.join(sorted(unknown))}; there are {', '.join(get_args(Layer))}")
+    return names
+
+
+def describe(probe: Any, required: frozenset[str]) -> dict[str, Any]:
+    """Put one probe's findings beside what the layer is for."""
+    return {
+        "name": probe.name,
+        "live": probe.live,
+        "required": probe.name in required,
+        "purpose": PURPOSE.get(probe.name, ""),
+        "detail": probe.detail,
+        "fix": probe.fix if not probe.live else "",
+    }
+
+
+def docker_state() -> str:
+    """Say whether a Docker daemon answers, for the Docker backend."""
+    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if not host.startswith("unix://"):
+        return f"configured at {host}, not asked"
+    try:
+        return f"daemon {_ask_daemon(host.removeprefix('unix://'))} at {host}"
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        return f"no daemon at {host} ({getattr(exc, 'strerror', None) or exc})"
+
+
+def _ask_daemon(path: str) -> str:
+    """The daemon's version, asked without its client library, which takes longer to import than all else here."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2)
+        connection.connect(path)
+        connection.sendall(b"GET /version HTTP/1.0\r\nHost: docker\r\n\r\n")
+        with connection.makefile("rb") as answer:
+            body = answer.read(1 << 20).partition(b"\r\n\r\n")[2]
+    return str(json.loads(body)["Version"])
+
+
+def _show(layers: list[dict[str, Any]], machine: dict[str, str], missing: list[str]) -> None:
+    console = stdout()
+    for name, value in machine.items():
+        console.print(Text(f"{name:<14}", "bold"), safe(value))
+    console.print()
+    for layer in layers:
+        word, style = _state(layer)
+        line = Text.assemble((f"{layer['name']:<14}", "bold"), (f"{word:<9}", style), safe(layer["purpose"]))
+        if layer["detail"]:
+            line.append_text(safe(f"  ({layer['detail']})", "dim"))
+        console.print(line)
+        if layer["fix"]:
+            console.print(safe(f"{'':<14}to get it: {layer['fix']}", "yellow"))
+    console.print()
+    if missing:
+        console.print(Text(f"missing and required: {', '.join(missing)}; no script will run", "bold red"))
+    else:
+        console.print(Text("every required layer is live", "bold green"))
+
+
+def _state(layer: dict[str, Any]) -> tuple[str, str]:
+    if layer["live"]:
+        return "live", "green"
+    return ("MISSING", "bold red") if layer["required"] else ("absent", "yellow")

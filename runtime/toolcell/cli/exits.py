@@ -1,0 +1,56 @@
+"""What the exit status of a command means. One table; `--help` and docs/cli.md quote it."""
+
+from __future__ import annotations
+
+from toolcell.errors import AuditError, PackageError, RegistrationError, SandboxUnavailable, ToolcellError, UsageError
+from toolcell.results import Outcome
+
+OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, SUSPENDED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+
+MEANINGS: dict[int, str] = {
+    OK: "the script reached its end",
+    FAILED: "the script failed: an exception, sys.exit(n), no Python, or refused by the lint profile",
+    USAGE: "the command line, an input or the tools file is wrong; nothing ran",
+    UNAVAILABLE: "no sandbox could be started: a required isolation layer or a package is missing; nothing ran",
+    LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
+    BROKEN: "the sandbox died by itself or broke the bridge protocol",
+    SUSPENDED: "a tool's answer is still pending",
+    INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
+}
+
+BY_OUTCOME: dict[Outcome, int] = {
+    Outcome.OK: OK,
+    Outcome.ERROR: FAILED,
+    Outcome.DENIED: FAILED,
+    Outcome.TIMEOUT: LIMIT,
+    Outcome.CPU_LIMIT: LIMIT,
+    Outcome.MEMORY_LIMIT: LIMIT,
+    Outcome.OUTPUT_LIMIT: LIMIT,
+    Outcome.PROCESS_LIMIT: LIMIT,
+    Outcome.CALL_LIMIT: LIMIT,
+    Outcome.KILLED: BROKEN,
+    Outcome.PROTOCOL_ERROR: BROKEN,
+    Outcome.CANCELLED: INTERRUPTED,
+    Outcome.UNAVAILABLE: UNAVAILABLE,
+    Outcome.SUSPENDED: SUSPENDED,
+}
+
+BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (
+    (RegistrationError, USAGE),
+    (UsageError, USAGE),
+    (SandboxUnavailable, UNAVAILABLE),
+    (PackageError, UNAVAILABLE),
+    (AuditError, BROKEN),
+    (ToolcellError, FAILED),
+)
+"""The first class that fits decides."""
+
+
+def status_of(error: ToolcellError) -> int:
+    """Return the exit status for an error that kept a command from doing its work."""
+    return next(status for kind, status in BY_ERROR if isinstance(error, kind))
+
+
+def table() -> str:
+    """The meanings as lines of text."""
+    return "\n".join(f"{status:>3}  {meaning}" for status, meaning in MEANINGS.items())

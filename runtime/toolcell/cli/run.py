@@ -1,0 +1,165 @@
+"""`toolcell run`: a script from a file or stdin, in a fresh sandbox, with the tools it is given."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import typer
+
+from toolcell.cli import exits, show, sources
+from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.limit_flags import with_limit_flags
+from toolcell.cli.output import print_json, reporting, stderr, stdout
+from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig
+from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult, OutputFile
+
+EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, meaning in exits.MEANINGS.items())
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name, epilog=EPILOG)(reporting(with_limit_flags(run)))
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or - for stdin.")],
+    *,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tools", "-t", metavar="FILE|MODULE", help="Tools the script may call.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="A name in the script's namespace.")
+    ] = None,
+    put_files: Annotated[
+        list[str] | None,
+        typer.Option("--file", "-f", metavar="[NAME=]PATH", help="A file to put in the script's workspace."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files a script returns.")
+    ] = None,
+    packages: Annotated[
+        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package the script may import.")
+    ] = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option("--preload", metavar="MODULE", help="A module imported before the script starts."),
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
+    lint: Annotated[
+        LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")
+    ] = "off",
+    require: Annotated[
+        str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed the script's randomness.")] = None,
+    clock: Annotated[float | None, typer.Option("--clock", help="Freeze the script's clock at this Unix time.")] = None,
+    hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
+    limits: Limits,
+) -> None:
+    """Run a script in a fresh sandbox and show what it left behind.
+
+    What the script prints goes where it was printed, its result to stdout, everything about the run to stderr.
+    --tools, --input, --file, --packages and --preload may be given several times; lists of packages and modules may
+    also be separated by commas.
+    """
+    source = sources.read_script(script)
+    registry = sources.load_registry(tools) if tools else None
+    arguments: dict[str, Any] = {
+        "inputs": sources.parse_inputs(inputs or ()),
+        "files": sources.read_files(put_files or ()),
+    }
+    options: dict[str, Any] = {
+        "backend": backend,
+        "limits": limits,
+        "packages": split(packages),
+        "preload": split(preload),
+        "pool": PoolConfig(warm=0),
+        "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
+    }
+    result = execute(source, registry, options, arguments)
+    saved = save_files(result.files, output_dir) if output_dir else []
+    if as_json:
+        print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
+    else:
+        show.show_result(result, source, stdout(), stderr())
+    raise typer.Exit(exits.BY_OUTCOME[result.outcome])
+
+
+def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
+    """Open a runtime for one script and run it."""
+    from toolcell.runtime import Runtime
+
+    async def work(watch: Watch) -> ExecutionResult:
+        async with Runtime(registry, **options) as runtime:
+            watch.doing = "running"
+            return await runtime.execute_code(
+                source,
+                **arguments,
+                cancel=watch.cancel,
+                on_log=lambda stream, text: watch.say(text),
+                on_progress=lambda value: watch.say(str(value)),
+            )
+
+    return run_watched(work, stderr())
+
+
+_SEPARATOR = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
+"""A comma that separates names: not one in `a[b,c]`, not one before a version in `a>=1,<2`."""
+
+
+def split(given: list[str] | None) -> tuple[str, ...]:
+    """Take `--packages a,b --packages c` as three."""
+    return tuple(part.strip() for text in given or () for part in _SEPARATOR.split(text) if part.strip())
+
+
+def make_policy(require: str | None, **settings: Any) -> Policy:
+    """Make the policy that the flags describe.
+
+    Raises:
+        UsageError: a layer does not exist or a value is out of range.
+    """
+    from pydantic import ValidationError
+
+    if require is not None:
+        from toolcell.cli.doctor import required_layers
+
+        layers: frozenset[Layer] = required_layers(require)  # type: ignore[assignment]  # checked by name there
+        settings["require"] = layers
+    try:
+        return Policy(**settings)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise UsageError(f"--{first['loc'][0]} {first['input']!r}: {first['msg']}".replace("_", "-", 1)) from exc
+
+
+def save_files(files: tuple[OutputFile, ...], folder: Path) -> list[Path]:
+    """Write the returned files below `folder` and say where each went.
+
+    The names are a stranger's: none may leave the folder, and no link in it is followed.
+
+    Raises:
+        UsageError: a name is not a plain relative path, or a file cannot be written.
+    """
+    return [_save(file, folder) for file in files if file.data is not None]
+
+
+def _save(file: OutputFile, folder: Path) -> Path:
+    parts = PurePosixPath(file.name).parts
+    if not parts or file.name.startswith("/") or set(parts) & {"..", ""} or "\\" in file.name or "\0" in file.name:
+        raise UsageError(f"the script returned a file named {file.name!r}, which leaves {folder}: not saved")
+    target = folder.joinpath(*parts)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(f"{target.parent} is a link that leaves {folder}: {file.name!r} not saved")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(target, flags, 0o644), "wb") as opened:
+            opened.write(file.data or b"")
+    except OSError as exc:
+        raise UsageError(f"cannot save {file.name!r} in {folder}: {exc.strerror}") from exc
+    return target

@@ -1,0 +1,147 @@
+"""A run's result as a person reads it: logs, value, failure with its source lines, calls, files, a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from toolcell.cli.output import safe, write_text
+from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
+from toolcell.text import for_terminal, one_line
+
+CONTEXT_LINES = 2
+"""Source lines shown before and after the one that failed."""
+
+
+def show_result(result: ExecutionResult, source: str, out: Console, err: Console) -> None:
+    """Write what a run left behind: its own output and value to `out`, everything about it to `err`."""
+    for entry in result.logs.entries:
+        (out if entry.stream == "stdout" else err).print(safe(entry.text), end="")
+    if result.logs.text and not result.logs.text.endswith("\n"):
+        (out if result.logs.entries[-1].stream == "stdout" else err).print()
+    if result.has_value:
+        show_value(result.value, out)
+    show_files(result.files, err)
+    if not result.ok:
+        show_failure(result, source, err)
+    elif err.is_terminal:
+        err.print(safe(summary(result), "dim"))
+
+
+def show_value(value: Any, console: Console) -> None:
+    """Write a text as it is, everything else as JSON."""
+    if isinstance(value, str):
+        write_text(console, value)
+    else:
+        write_text(console, json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def show_failure(result: ExecutionResult, source: str, console: Console) -> None:
+    """Write what the model would be told, with the source lines around it and the calls already made."""
+    error = result.error or ErrorInfo(str(result.outcome), "")
+    title = Text(str(result.outcome).replace("_", " "), "bold red")
+    if error.type not in (str(result.outcome), ""):
+        title.append(f"  {for_terminal(error.type)}", "red")
+    console.print(title)
+    if error.message:
+        write_text(console, error.message)
+    if detail := limit_detail(error):
+        console.print(safe(detail))
+    for line, column, message in places(error):
+        console.print()
+        if message:
+            console.print(safe(f"line {line}, column {column}: {message}"))
+        for text in excerpt(source, line, column):
+            console.print(text)
+    if error.traceback and error.traceback.count("\n") > 3:  # more than the one frame shown above
+        console.print()
+        write_text(console, error.traceback.rstrip("\n"))
+    if result.calls:
+        console.print()
+        console.print(Text("calls already made" if len(result.calls) > 1 else "call already made", "bold"))
+        show_calls(result.calls, console)
+    console.print(safe(summary(result), "dim"))
+
+
+def limit_detail(error: ErrorInfo) -> str:
+    """Name the limit that was hit, its value and what was used; empty when none was."""
+    if error.limit is None:
+        return ""
+    value = "" if error.limit_value is None else f" is {error.limit_value:g}"
+    used = "" if error.used is None else f", {error.used:g} was used"
+    return f"limit {error.limit}{value}{used} (--{error.limit.replace('_', '-')} changes it)"
+
+
+def places(error: ErrorInfo) -> list[tuple[int, int, str]]:
+    """(line, column, message) of everything an error points at; an exception's own message is shown already."""
+    if error.findings:
+        return [(int(f["line"]), int(f["column"]), str(f["message"])) for f in error.findings]
+    return [(error.line, error.column or 0, "")] if error.line else []
+
+
+def excerpt(source: str, line: int, column: int = 0) -> list[Text]:
+    """The lines around `line` with their numbers, the line itself marked, and a caret under `column`."""
+    lines = source.split("\n")
+    if not 1 <= line <= len(lines):
+        return []
+    first, last = max(1, line - CONTEXT_LINES), min(len(lines), line + CONTEXT_LINES)
+    width = len(str(last))
+    shown = []
+    for number in range(first, last + 1):
+        is_it = number == line
+        gutter = f"{'>' if is_it else ' '} {number:>{width}} | "
+        shown.append(Text.assemble((gutter, "bold red" if is_it else "dim"), safe(lines[number - 1].rstrip("\r"))))
+        if is_it and column:
+            before = for_terminal(lines[number - 1][: column - 1]).replace("\t", "        ")
+            shown.append(Text(f"  {'':>{width}} | {' ' * len(before)}^", "bold red"))
+    return shown
+
+
+def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
+    """One line per call: number, name, arguments, how it ended, how long it took, the line that made it."""
+    for call in calls:
+        line = Text.assemble(
+            (f"{call.id:>4}  ", "dim"),
+            safe(one_line(call.name, 40), "cyan"),
+            safe(f"({one_line(call_arguments(call.args), 80)})"),
+            (f"  {for_terminal(call.status)}", "green" if call.status == "ok" else "red"),
+            (f"  {duration(call.duration_s)}", "dim"),
+            (f"  line {call.line}" if call.line else "", "dim"),
+        )
+        console.print(line)
+        if call.status != "ok" and call.message:
+            console.print(safe(f"      {one_line(call.message)}", "red"))
+
+
+def call_arguments(args: Mapping[str, Any]) -> str:
+    """Arguments as they would be written in a call."""
+    return ", ".join(f"{name}={value!r}" for name, value in args.items())
+
+
+def show_files(files: Iterable[OutputFile], console: Console) -> None:
+    """One line per returned file."""
+    for file in files:
+        about = file.problem or f"{file.media_type}, {file.size} bytes"
+        console.print(Text.assemble(("file  ", "dim"), safe(one_line(file.name), "cyan"), safe(f"  {one_line(about)}")))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def summary(result: ExecutionResult) -> str:
+    """One line: outcome, time, calls, memory."""
+    usage = result.usage
+    parts = [str(result.outcome).replace("_", " "), duration(usage.wall_s), f"cpu {duration(usage.cpu_s)}"]
+    if usage.peak_memory_bytes:
+        parts.append(f"{usage.peak_memory_bytes / (1 << 20):.0f} MiB")
+    parts.append(f"{len(result.calls)} tool call{'' if len(result.calls) == 1 else 's'}")
+    parts.append(f"isolation {result.isolation.backend}: {len(result.isolation.layers)} layers")
+    return ", ".join(parts)

@@ -1,0 +1,322 @@
+"""`Runtime`: one `async with` that owns the sandboxes and runs scripts and plans against a registry of tools.
+
+Start reading here: `execute_code` is the path every script takes. Decides nothing about isolation, wire or policy;
+those are the backend's, the session's and the registry's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from toolcell.config import Limits, LintProfile, Policy, PoolConfig
+from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
+from toolcell.results import ExecutionResult
+from toolcell.sandbox.backend import Backend, GuestFile
+from toolcell.sandbox.pool import Pool
+from toolcell.session import Answer, Execution, Session
+from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools.result import ToolResult
+from toolcell_bridge.errors import UnsendableValue
+from toolcell_bridge.guest.tools import LIST_TOOLS
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.messages import CallTool, Run, ToolFail, ToolReturn
+
+WATCH_S = 0.02
+"""How often running sandboxes are measured. A run shorter than this is only measured at its end."""
+
+FIXED = ("disk_bytes", "inodes", "frame_bytes")
+"""Limits that are part of a sandbox's making and cannot be changed from outside afterwards."""
+
+FileInput = str | os.PathLike[str] | tuple[str, bytes | str] | GuestFile
+
+
+class Runtime:
+    """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
+
+    def __init__(
+        self,
+        registry: ToolRegistry | None = None,
+        *,
+        backend: str | Backend = "process",
+        limits: Limits | None = None,
+        packages: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        pool: PoolConfig | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.registry = registry if registry is not None else ToolRegistry()
+        self.limits = limits or Limits()
+        self.policy = policy or Policy()
+        self.pool_config = pool or PoolConfig()
+        self._packages, self._preload = tuple(packages), tuple(preload)
+        self._backend_choice = backend
+        self._backend: Backend | None = None
+        self._pool: Pool[Session] | None = None
+        self._stack: AsyncExitStack | None = None
+        self._tasks: TaskGroup | None = None
+        self._watched: set[Execution] = set()
+        self._something_runs = anyio.Event()
+        self._runs = itertools.count(1)
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Self:
+        if self._stack is not None:
+            raise UsageError("this Runtime is already open; one Runtime is one `async with`")
+        stack = AsyncExitStack()
+        try:
+            await self._open(stack)
+        except BaseException as exc:
+            if not await stack.__aexit__(type(exc), exc, exc.__traceback__):
+                raise
+        self._stack = stack
+        return self
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        self._backend = await self._make_backend()
+        await self._backend.open()
+        stack.push_async_callback(self._backend.close)
+        self._tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._tasks.cancel_scope.cancel)
+        config = self.pool_config
+        self._pool = Pool(
+            self._start_session,
+            self._end_session,
+            lambda session: session.is_usable,
+            warm=config.warm,
+            cap=config.cap,
+            idle_s=config.idle_s,
+        )
+        stack.push_async_callback(self._pool.close)
+        self._tasks.start_soon(self._watch)
+        await self._pool.open(self._tasks)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._stack is not None
+        stack, self._stack = self._stack, None
+        return await stack.__aexit__(kind, exc, trace)
+
+    async def _make_backend(self) -> Backend:
+        choice = self._backend_choice
+        if not isinstance(choice, str):
+            return choice
+        if choice == "process":
+            from toolcell.sandbox.process.backend import ProcessBackend
+
+            return ProcessBackend(policy=self.policy, packages=await self._environment(), preload=self._preload)
+        raise UsageError(f'backend must be "process" or a Backend, not {choice!r}')
+
+    async def _environment(self) -> Any:
+        if not self._packages:
+            return None
+        from toolcell.sandbox.process import packages
+        from toolcell.sandbox.process.view import interpreter_files
+
+        resolved = await anyio.to_thread.run_sync(
+            lambda: packages.resolve(self._packages, python=interpreter_files()[0])
+        )
+        return resolved.path
+
+    async def _start_session(self, limits: Limits | None = None) -> Session:
+        assert self._backend is not None
+        session = Session(await self._backend.start(limits or self.limits))
+        await session.greet()
+        return session
+
+    @staticmethod
+    async def _end_session(session: Session) -> None:
+        await session.sandbox.destroy()
+
+    # Running scripts.
+
+    async def execute_code(
+        self,
+        source: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        files: Iterable[FileInput] = (),
+        tools: ToolRegistry | None = None,
+        limits: Limits | None = None,
+        lint: LintProfile | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: Callable[[str, str], None] | None = None,
+        on_progress: Callable[[object], None] | None = None,
+    ) -> ExecutionResult:
+        """Run a script in a fresh sandbox and return everything it left behind.
+
+        `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; setting
+        `cancel` ends the run with outcome `cancelled` and keeps what it had done until then.
+
+        Raises:
+            UsageError: an argument cannot cross into a sandbox; names it.
+            SandboxUnavailable: no sandbox could be started, so nothing ran.
+
+        Cancellation: the sandbox is killed with everything in it.
+        """
+        if self._pool is None or self._stack is None:
+            raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
+        if not isinstance(source, str):
+            raise UsageError(f"source must be a str, not {type(source).__name__}")
+        wanted = limits or self.limits
+        registry = (tools if tools is not None else self.registry).snapshot()
+        message = self._run_message(source, inputs, registry, wanted, lint)
+        put = [guest_file(each) for each in files]
+        context = context or RunContext(run_id=uuid.uuid4().hex)
+        waiting = time.perf_counter()
+        is_warm = fits(wanted, self.limits)
+        session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
+        try:
+            await session.sandbox.prepare(wanted)
+            start_s = time.perf_counter() - waiting
+            report = await session.execute(
+                message,
+                wanted,
+                self._dispatcher(registry, context),
+                files=put,
+                watch=self._begin_watch,
+                cancel=cancel,
+                on_log=on_log,
+                on_progress=on_progress,
+            )
+        finally:
+            if is_warm:
+                self._pool.release(session)
+            else:
+                with anyio.CancelScope(shield=True):
+                    await self._end_session(session)
+        return ExecutionResult(
+            run_id=context.run_id,
+            outcome=report.outcome,
+            value=report.value,
+            has_value=report.has_value,
+            logs=report.logs,
+            files=report.files,
+            error=report.error,
+            calls=report.calls,
+            usage=replace(report.usage, start_s=start_s),
+            isolation=replace(report.isolation, lint=message.lint),
+        )
+
+    def _run_message(
+        self,
+        source: str,
+        inputs: Mapping[str, Any] | None,
+        registry: ToolRegistry,
+        limits: Limits,
+        lint: LintProfile | None,
+    ) -> Run:
+        try:
+            plain = to_plain(dict(inputs or {}), "inputs")
+            source.encode("utf-8")
+        except (UnsendableValue, ValueError, TypeError) as exc:
+            raise UsageError(str(exc)) from exc
+        if len(source) > limits.frame_bytes - 4096:
+            raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
+        assert isinstance(plain, dict)
+        return Run(
+            next(self._runs),
+            source,
+            plain,
+            registry.names(Origin.CODE),
+            lint or self.policy.lint,
+            limits.result_bytes,
+            limits.files,
+            limits.files_bytes,
+            self.policy.seed,
+            self.policy.clock,
+        )
+
+    def _dispatcher(self, registry: ToolRegistry, context: RunContext) -> Callable[[CallTool], Awaitable[Answer]]:
+        async def dispatch(call: CallTool) -> Answer:
+            if call.name == LIST_TOOLS:
+                return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
+            result = await registry.dispatch(
+                call.name, call.args, call_id=f"call_{call.id}", origin=Origin.CODE, context=context
+            )
+            return answer(call.id, result)
+
+        return dispatch
+
+    # Watching.
+
+    def _begin_watch(self, execution: Execution) -> Callable[[], None]:
+        self._watched.add(execution)
+        self._something_runs.set()
+        return lambda: self._watched.discard(execution)
+
+    async def _watch(self) -> None:
+        """Measure whatever has been running for a while; a run that ends sooner costs nothing here."""
+        while True:
+            if not self._watched:
+                self._something_runs = anyio.Event()
+                await self._something_runs.wait()
+            await anyio.sleep(WATCH_S)
+            for execution in tuple(self._watched):
+                execution.check()
+
+
+def answer(call_id: int, result: ToolResult) -> Answer:
+    """A tool's result as the guest may see it: data or a bare message, never an exception's text or trace."""
+    try:
+        if result.error is not None and result.is_error:
+            failure = result.error
+            details = to_plain(dict(failure.details), "details")
+            return ToolFail(call_id, str(failure.code), result.text, failure.retryable, details)
+        return ToolReturn(call_id, to_plain(result.guest_value(), "result"))
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        return ToolFail(call_id, "no_result", f"the tool's result cannot be sent: {exc}", False, None)
+
+
+def listed(tool: ToolDefinition) -> dict[str, Any]:
+    """A tool as `list_tools()` shows it."""
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+
+
+def fits(wanted: Limits, made_with: Limits) -> bool:
+    """True when a sandbox made with `made_with` can be held to `wanted` from outside."""
+    if wanted is made_with:
+        return True
+    return all(getattr(wanted, name) == getattr(made_with, name) for name in FIXED) and all(
+        getattr(wanted, name) <= getattr(made_with, name) for name in ("memory_bytes", "processes", "open_files", "cpu_s")
+    )
+
+
+def guest_file(given: FileInput) -> GuestFile:
+    """A file for the workspace from a path on the host, or from (name, content).
+
+    Raises:
+        UsageError: it cannot be read, or its name leaves the workspace.
+    """
+    if isinstance(given, GuestFile):
+        file = given
+    elif isinstance(given, tuple):
+        name, data = given
+        file = GuestFile(name, data.encode() if isinstance(data, str) else bytes(data))
+    else:
+        path = os.fspath(given)
+        try:
+            with open(path, "rb") as source:
+                file = GuestFile(os.path.basename(path), source.read())
+        except OSError as exc:
+            raise UsageError(f"input file {path!r} cannot be read: {exc.strerror}") from exc
+    parts = file.name.split("/")
+    if not file.name or file.name.startswith("/") or ".." in parts or "\0" in file.name or "\\" in file.name:
+        raise UsageError(f"input file name {file.name!r} must be a relative path inside the workspace")
+    return file
+
+
+__all__ = ["Runtime", "SandboxUnavailable", "ToolAbort", "answer", "fits", "guest_file"]

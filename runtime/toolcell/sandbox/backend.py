@@ -1,0 +1,169 @@
+"""What a backend is: two Protocols and the data that crosses them.
+
+A third party implements these two and gets pool, session, runtime, limits reporting and audit for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from toolcell.config import Limits
+from toolcell.results import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A limit the host saw being passed."""
+
+    outcome: Outcome
+    limit: str
+    """Field of `Limits`."""
+    value: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a sandbox has used so far, measured from outside."""
+
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+    processes: int = 1
+    peak_processes: int = 1
+    memory_kills: int = 0
+    """Processes the kernel killed for memory since the sandbox was handed out."""
+    refused_processes: int = 0
+    """Forks the kernel refused for the process limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a sandbox's main process ended by itself."""
+
+    signal: int | None = None
+    code: int | None = None
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+class ByteStream(Protocol):
+    """Carries the bridge protocol; nothing the script prints touches it."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    async def receive(self) -> bytes:
+        """Return the next bytes, or b"" when the other end is gone."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`; returns silently when the other end is gone, `receive` will tell."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One guest and the walls around it. Used for one run or one session, then destroyed."""
+
+    @property
+    def id(self) -> str:
+        """Names it in logs and in the audit record."""
+        ...
+
+    @property
+    def stream(self) -> ByteStream:
+        """The bridge."""
+        ...
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """Live isolation layers and their details, complete once it has said Hello."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that made it."""
+        ...
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Take the layers that the guest's Hello names; said before any foreign code runs.
+
+        Raises:
+            SandboxUnavailable: a required layer is not among them.
+        """
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What it was started with; a run may be given less, never more."""
+        ...
+
+    def is_alive(self) -> bool:
+        """False once its end is known."""
+        ...
+
+    async def prepare(self, limits: Limits) -> None:
+        """Lower its limits to those of the run it is handed to, from outside."""
+        ...
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
+        ...
+
+    def sample(self) -> Sample:
+        """Measure it now."""
+        ...
+
+    def kill(self) -> None:
+        """Kill every process inside at once. Does not wait; safe to call at any time."""
+        ...
+
+    async def ended(self) -> Exit:
+        """Wait until its main process has ended, at most a few seconds, and say how."""
+        ...
+
+    async def destroy(self) -> None:
+        """Kill every process inside and free every resource. Safe to call twice.
+
+        Cancellation: shielded. When this returns, nothing is left running.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A way to make sandboxes."""
+
+    name: ClassVar[str]
+
+    isolates: ClassVar[bool]
+    """False only for a test double, which a Runtime refuses unless told otherwise."""
+
+    async def open(self) -> None:
+        """Get ready to start sandboxes.
+
+        Raises:
+            SandboxUnavailable: this machine cannot, with the reason and what to do about it.
+        """
+        ...
+
+    async def start(self, limits: Limits) -> Sandbox:
+        """Start one sandbox, ready to say Hello.
+
+        Raises:
+            SandboxUnavailable: nothing was started and nothing needs cleaning up.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End everything it started. Safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFile:
+    """A file for the workspace, written before the run."""
+
+    name: str
+    """Relative path with forward slashes."""
+    data: bytes = field(repr=False)

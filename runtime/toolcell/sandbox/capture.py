@@ -1,0 +1,106 @@
+"""What a script printed, kept within bounds: the beginning and the end of each stream, in order.
+
+Fed with pieces as they arrive; holds at most `output_bytes` per stream however much comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+from toolcell.results import LogEntry, Logs
+
+Stream = Literal["stdout", "stderr"]
+
+
+class Capture:
+    """Head and tail of two streams."""
+
+    def __init__(self, output_bytes: int) -> None:
+        self._head_bytes = output_bytes - output_bytes // 2
+        self._tail_bytes = output_bytes // 2
+        self._heads: list[tuple[int, Stream, str]] = []
+        self._tails: dict[Stream, deque[tuple[int, str, int]]] = {"stdout": deque(), "stderr": deque()}
+        self._head_used: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._tail_used: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._total: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._order = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Written to both streams, kept or not."""
+        return self._total["stdout"] + self._total["stderr"]
+
+    def feed(self, stream: Stream, text: str) -> None:
+        """Take the next piece of one stream."""
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        self._total[stream] += size
+        self._order += 1
+        room = self._head_bytes - self._head_used[stream]
+        if room > 0:
+            head = text if size <= room else _cut(text, room)
+            taken = len(head.encode("utf-8", "replace"))
+            # A character that did not fit closes the head: what follows it must not slip in before it.
+            self._head_used[stream] = self._head_bytes if len(head) < len(text) else self._head_used[stream] + taken
+            self._heads.append((self._order, stream, head))
+            text, size = text[len(head) :], size - taken
+        if text:
+            self._keep_tail(stream, text, size)
+
+    def _keep_tail(self, stream: Stream, text: str, size: int) -> None:
+        tail = self._tails[stream]
+        tail.append((self._order, text, size))
+        used = self._tail_used[stream] + size
+        while tail and used - tail[0][2] >= self._tail_bytes:
+            used -= tail.popleft()[2]
+        self._tail_used[stream] = used
+
+    def feed_raw(self, stream: Stream, data: bytes) -> None:
+        """Take bytes a script wrote around Python; what is not UTF-8 is replaced."""
+        if data:
+            self.feed(stream, data.decode("utf-8", "replace"))
+
+    def logs(self) -> Logs:
+        """What was kept, in order, with a marker where something is missing."""
+        entries = list(self._heads)
+        truncated = False
+        for stream, tail in self._tails.items():
+            if not tail:
+                continue
+            kept, order = _last("".join(text for _, text, _ in tail), self._tail_bytes), tail[0][0]
+            kept_bytes = len(kept.encode("utf-8", "replace"))
+            head_bytes = sum(len(text.encode("utf-8", "replace")) for _, each, text in self._heads if each == stream)
+            missing = self._total[stream] - head_bytes - kept_bytes
+            if missing > 0:
+                truncated = True
+                kept = f"\n... [{missing} bytes of {stream} dropped] ...\n{kept}"
+            entries.append((order, stream, kept))
+        entries.sort(key=lambda entry: entry[0])
+        return Logs(
+            entries=tuple(_merged(entries)),
+            stdout_bytes=self._total["stdout"],
+            stderr_bytes=self._total["stderr"],
+            truncated=truncated,
+        )
+
+
+def _cut(text: str, size: int) -> str:
+    """The longest beginning of `text` within `size` bytes."""
+    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+def _last(text: str, size: int) -> str:
+    """The longest end of `text` within `size` bytes."""
+    if size <= 0:
+        return ""
+    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
+
+
+def _merged(entries: list[tuple[int, Stream, str]]) -> list[LogEntry]:
+    merged: list[LogEntry] = []
+    for _, stream, text in entries:
+        if merged and merged[-1].stream == stream:
+            merged[-1] = LogEntry(stream, merged[-1].text + text)
+        else:
+            merged.append(LogEntry(stream, text))
+    return merged

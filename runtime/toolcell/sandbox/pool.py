@@ -1,0 +1,176 @@
+"""Keeps a few items started ahead of need, hands each out once, and ends what comes back.
+
+Decides in `plan`, a pure function; the rest carries it out. Knows only how to start and end its items.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from toolcell.errors import SandboxUnavailable
+
+T = TypeVar("T")
+
+BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
+"""Pause after the n-th failed start in a row; the last one repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do next: end these many of the oldest idle items, then start so many."""
+
+    expire: int
+    start: int
+
+
+def plan(ages_s: list[float], busy: int, starting: int, warm: int, cap: int, idle_s: float, waiting: int) -> Plan:
+    """Choose how many idle items to end and how many to start.
+
+    Invariants: idle + busy + starting never passes `cap`; only items older than `idle_s` are ended; whoever waits is
+    served before spares are made.
+    """
+    expire = sum(age > idle_s for age in ages_s)
+    idle = len(ages_s) - expire
+    room = cap - busy - starting - idle
+    wanted = max(warm, waiting) - idle - starting
+    return Plan(expire, max(0, min(wanted, room)))
+
+
+class Pool(Generic[T]):
+    """Single-use items, some of them warm."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[T]],
+        end: Callable[[T], Coroutine[Any, Any, None]],
+        is_alive: Callable[[T], bool],
+        *,
+        warm: int,
+        cap: int,
+        idle_s: float,
+    ) -> None:
+        self._start, self._end, self._is_alive = start, end, is_alive
+        self._warm, self._cap, self._idle_s = warm, cap, idle_s
+        self._idle: deque[tuple[float, T]] = deque()
+        self._busy = 0
+        self._starting = 0
+        self._waiting = 0
+        self._failures = 0
+        self._problem: SandboxUnavailable | None = None
+        self._changed = anyio.Event()
+        self._tasks: TaskGroup | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
+
+    async def open(self, tasks: TaskGroup) -> None:
+        """Begin to keep items warm, in `tasks`."""
+        self._tasks = tasks
+        self._fill()
+
+    async def acquire(self) -> T:
+        """Take an item that nobody had before. Give it back with `release` exactly once.
+
+        Raises:
+            SandboxUnavailable: none could be started.
+            Cancellation: nothing is held.
+        """
+        item = self._take()
+        if item is not None:
+            return item
+        self._waiting += 1
+        self._problem = None
+        try:
+            while True:
+                self._fill()
+                await self._changed.wait()
+                item = self._take()
+                if item is not None:
+                    return item
+                if self._problem is not None:
+                    raise self._problem
+                if self._closed:
+                    raise SandboxUnavailable("the pool is closed")
+        finally:
+            self._waiting -= 1
+
+    def _take(self) -> T | None:
+        while self._idle:
+            _, item = self._idle.popleft()
+            if self._is_alive(item):
+                self._busy += 1
+                return item
+            self._spawn(self._end_quietly, item)
+        return None
+
+    def release(self, item: T) -> None:
+        """Give back an item; it is ended, never reused. Returns at once."""
+        self._spawn(self._retire, item)
+
+    async def _retire(self, item: T) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._end(item)
+            finally:
+                self._busy -= 1
+                self._fill()
+
+    async def _end_quietly(self, item: T) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._end(item)
+
+    def _spawn(self, function: Callable[[T], Coroutine[Any, Any, None]], item: T) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(function, item)
+
+    def _fill(self) -> None:
+        """Bring the pool towards its plan."""
+        if self._closed or self._tasks is None:
+            return
+        now = anyio.current_time()
+        ages = [now - since for since, _ in self._idle]
+        todo = plan(ages, self._busy, self._starting, self._warm, self._cap, self._idle_s, self._waiting)
+        for _ in range(todo.expire):
+            self._spawn(self._end_quietly, self._idle.popleft()[1])
+        for _ in range(todo.start):
+            self._starting += 1
+            self._tasks.start_soon(self._start_one)
+
+    async def _start_one(self) -> None:
+        item: T | None = None
+        try:
+            if self._failures:
+                await anyio.sleep(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1])
+            item = await self._start()
+        except SandboxUnavailable as exc:
+            self._failures += 1
+            self._problem = exc
+        finally:
+            self._starting -= 1
+        if item is not None:
+            self._failures = 0
+            if self._closed:
+                await self._end_quietly(item)
+                return
+            self._idle.append((anyio.current_time(), item))
+        self._tell()
+        if item is not None:
+            self._fill()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def close(self) -> None:
+        """End every idle item. Busy ones are ended as they are released."""
+        self._closed = True
+        self._tell()
+        while self._idle:
+            await self._end_quietly(self._idle.popleft()[1])

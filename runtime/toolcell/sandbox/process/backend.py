@@ -1,0 +1,292 @@
+"""Sandboxes as isolated processes: the backend that a Runtime uses by default on Linux.
+
+Puts together a zygote, descriptors and a cgroup per sandbox. Enforcement is the kernel's; this file says how much.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from math import ceil
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from toolcell.config import GIB, Limits, Policy
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.process.view import view
+from toolcell.sandbox.process.zygote import Child, Zygote
+from toolcell.sandbox.stream import SocketStream
+from toolcell_bridge.isolation import cgroups
+from toolcell_bridge.isolation.cgroups import Cgroup, CgroupManager, NoPlace
+from toolcell_bridge.isolation.rlimits import RlimitPlan
+
+ADDRESS_SLACK_BYTES = 2 * GIB
+"""RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use. The
+cgroup, or the watch, is what holds memory to its limit; this stops a single absurd allocation at once."""
+
+END_S = 5.0
+"""How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
+
+_slots = itertools.count(os.getpid())
+
+
+LOWERED = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_NOFILE")
+"""Ceilings of a running sandbox that follow the limits of the run it is handed to."""
+
+SPARE_PROCESSES = 4
+"""RLIMIT_NPROC above the cgroup's ceiling, so that it is the cgroup that refuses first: it counts refusals."""
+
+
+def rlimits_for(limits: Limits, has_cgroup: bool) -> RlimitPlan:
+    """Per-process ceilings that hold a sandbox to `limits` as far as rlimits can."""
+    return RlimitPlan(
+        cpu_s=ceil(limits.cpu_s) + 1,
+        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
+        processes=limits.processes + (SPARE_PROCESSES if has_cgroup else 0),
+        open_files=limits.open_files,
+        file_size_bytes=limits.disk_bytes,
+    )
+
+
+class ProcessSandbox:
+    """One forked child of the zygote."""
+
+    def __init__(
+        self, child: Child, stream: SocketStream, output: tuple[int, int], limits: Limits, ident: str, required: frozenset[str],
+        cgroup: Cgroup | None,
+        cgroup_kind: str,
+    ) -> None:
+        self._child = child
+        self._output = output
+        self._closed = False
+        self.id = ident
+        self.stream = stream
+        self.limits = limits
+        self.layers: Mapping[str, str] = {}
+        self.backend = "process"
+        self._required = required
+        self._sample = Sample()
+        self._cgroup, self._cgroup_kind = cgroup, cgroup_kind
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Take the layers named in Hello; refuse to run without a required one."""
+        live = layers.keys() | ({"cgroup"} if self._cgroup is not None else set())
+        missing = sorted(self._required - live)
+        if missing:
+            raise SandboxUnavailable(
+                f"required isolation is not live: {', '.join(missing)}; `toolcell doctor` says why and how to get it"
+            )
+        self.layers = dict(layers)
+        if self._cgroup is not None:
+            self.layers["cgroup"] = self._cgroup_kind
+
+    @functools.cached_property
+    def pid(self) -> int:
+        """Its process id as this process sees it; valid while it is not reaped, which the zygote reports."""
+        with open(f"/proc/self/fdinfo/{self._child.pidfd}", encoding="ascii") as info:
+            return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+
+    def is_alive(self) -> bool:
+        """False once its end is known."""
+        return self._child.end is None and self._child.problem is None
+
+    async def prepare(self, limits: Limits) -> None:
+        """Lower its limits to those of the run it is handed to, from outside."""
+        if limits is self.limits:
+            return
+        if self._cgroup is not None:
+            self._cgroup.set_limits(limits.memory_bytes, limits.processes)
+        for name, value in rlimits_for(limits, self._cgroup is not None).rows():
+            if name in LOWERED:
+                resource.prlimit(self.pid, getattr(resource, name), (value, value))
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
+        return _drain(self._output[0]), _drain(self._output[1])
+
+    def sample(self) -> Sample:
+        """Measure it now, from its cgroup."""
+        if self._cgroup is None:
+            return Sample()
+        try:
+            usage = self._cgroup.usage()
+        except OSError:
+            return self._sample
+        self._sample = Sample(
+            cpu_s=usage.cpu_s or 0.0,
+            peak_memory_bytes=usage.peak_memory_bytes or 0,
+            processes=usage.current_processes,
+            peak_processes=max(usage.peak_processes or usage.current_processes, self._sample.peak_processes),
+            memory_kills=usage.oom_kills,
+            refused_processes=usage.processes_refused,
+        )
+        return self._sample
+
+    def kill(self) -> None:
+        """Kill every process inside at once: the child is init of its pid namespace."""
+        if self._child.pidfd >= 0 and self.is_alive():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    async def ended(self) -> Exit:
+        """Wait until its main process has ended, at most a few seconds, and say how."""
+        with anyio.move_on_after(END_S, shield=True):
+            await self._child.wait_ended()
+        end = self._child.end
+        if end is None:
+            return Exit()
+        code = os.waitstatus_to_exitcode(end.status)
+        return Exit(-code if code < 0 else None, code if code >= 0 else None, end.cpu_s, end.peak_memory_bytes)
+
+    async def destroy(self) -> None:
+        """Kill every process inside and free every resource. Safe to call twice."""
+        self.kill()
+        self.stream.close()
+        await self.ended()
+        if not self._closed:
+            self._closed = True
+            if self._cgroup is not None:
+                self._cgroup.destroy()
+            for descriptor in (*self._output, self._child.pidfd):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+
+class ProcessBackend:
+    """Starts sandboxes by forking a zygote."""
+
+    name: ClassVar[str] = "process"
+    isolates: ClassVar[bool] = True
+
+    def __init__(self, *, policy: Policy | None = None, packages: Path | None = None, preload: Sequence[str] = ()) -> None:
+        self._policy = policy or Policy()
+        self._packages = packages
+        self._preload = tuple(preload)
+        self._zygote: Zygote | None = None
+        self._tasks: TaskGroup | None = None
+        self._count = itertools.count(1)
+        self._cgroups: CgroupManager | NoPlace | None = None
+
+    async def open(self) -> None:
+        """Start the zygote.
+
+        Raises:
+            SandboxUnavailable: not Linux, or a wall cannot be built here; says which and what to do.
+        """
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
+            )
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._cgroups = cgroups.discover()
+        try:
+            await self._start_zygote()
+        except BaseException:
+            self._close_cgroups()
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
+            self._tasks = None
+            raise
+
+    async def _start_zygote(self) -> None:
+        extras = () if self._policy.lint == "off" else ("RestrictedPython",)
+        manager = self._cgroups
+        where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
+        zygote = Zygote.spawn(view(self._packages, extras), self._preload, next(_slots), self._policy.hash_seed, where)
+        await zygote.wait_ready()
+        if zygote.problems:
+            zygote.close()
+            problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
+            raise SandboxUnavailable(f"preloading failed: {problems}")
+        assert self._tasks is not None
+        self._tasks.start_soon(zygote.listen)
+        self._zygote = zygote
+
+    async def start(self, limits: Limits) -> ProcessSandbox:
+        """Fork one sandbox.
+
+        Raises:
+            SandboxUnavailable: nothing was started and nothing needs cleaning up.
+        """
+        if self._zygote is None:
+            raise SandboxUnavailable("the process backend is not open")
+        if self._zygote.is_dead:
+            await self._start_zygote()
+        bridge, guest_bridge = socket.socketpair()
+        out, guest_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        err, guest_err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for descriptor in (guest_out, guest_err):
+            os.set_blocking(descriptor, True)
+        ident = f"p{next(self._count)}"
+        cgroup = self._make_cgroup(ident, limits)
+        kind = self._cgroups.description if isinstance(self._cgroups, CgroupManager) else ""
+        entries = [os.open(entry, os.O_WRONLY | os.O_CLOEXEC) for entry in cgroup.entries] if cgroup else []
+        request = {
+            "disk_bytes": limits.disk_bytes,
+            "inodes": limits.inodes,
+            "frame_bytes": limits.frame_bytes,
+            "rlimits": asdict(rlimits_for(limits, cgroup is not None)),
+        }
+        try:
+            child = await self._zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, *entries])
+        finally:
+            guest_bridge.close()
+            for descriptor in (guest_out, guest_err, *entries):
+                os.close(descriptor)
+        sandbox = ProcessSandbox(child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, kind)
+        try:
+            await child.wait_started()
+        except BaseException:
+            await sandbox.destroy()
+            raise
+        return sandbox
+
+    def _make_cgroup(self, name: str, limits: Limits) -> Cgroup | None:
+        if not isinstance(self._cgroups, CgroupManager):
+            return None
+        try:
+            return self._cgroups.create(name, limits.memory_bytes, limits.processes)
+        except OSError as exc:
+            raise SandboxUnavailable(f"a cgroup for the sandbox could not be made: {exc}") from exc
+
+    def _close_cgroups(self) -> None:
+        if isinstance(self._cgroups, CgroupManager):
+            self._cgroups.close()
+        self._cgroups = None
+
+    async def close(self) -> None:
+        """End the zygote and everything below it."""
+        if self._zygote is not None:
+            self._zygote.close()
+        self._close_cgroups()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
+            self._tasks = None
+
+
+def _drain(descriptor: int) -> bytes:
+    """Read what a non-blocking pipe holds, at most a megabyte at a time."""
+    pieces: list[bytes] = []
+    for _ in range(16):
+        try:
+            piece = os.read(descriptor, 65536)
+        except (BlockingIOError, OSError):
+            break
+        if not piece:
+            break
+        pieces.append(piece)
+    return b"".join(pieces)

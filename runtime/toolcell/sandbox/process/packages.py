@@ -1,0 +1,252 @@
+"""Build the read-only package environment of a sandbox once, and find it again ever after.
+
+An entry of the cache is a directory `<key>` holding `site/`, which goes on the guest's path, and `manifest.json`. It is
+built beside its place and renamed into it, so it is there whole or not at all. The key stands for what was asked and
+for what answers it: requirements, interpreter, and the versions found when installed copies are used.
+
+Installed copies are used when they satisfy every requirement, so no network is needed then; otherwise uv or pip
+installs wheels. Everything here blocks: call it from a worker thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from toolcell.errors import PackageError
+from toolcell.sandbox.process import package_sources as sources
+
+FORMAT = 1
+"""Part of every key: a change of layout makes new entries instead of misreading old ones."""
+
+_FILE_MODE, _DIR_MODE = 0o444, 0o555
+"""Readable by everybody: the sandbox runs under another user id. Writable by nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageEnvironment:
+    """A directory of importable packages that nobody may change."""
+
+    path: Path
+    """To be mounted read-only and put on the guest's `sys.path`."""
+    key: str
+    """Same key, same requirements for the same interpreter."""
+    packages: Mapping[str, str]
+    """Name to version, dependencies included."""
+    digest: str
+    """SHA-256 over the names and contents of all files."""
+    source: str
+    """Who provided the files: installed, uv or pip."""
+
+
+def default_cache_dir() -> Path:
+    """Return $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "toolcell"
+
+
+def resolve(
+    packages: Sequence[str], *, python: Path | None = None, cache_dir: Path | None = None
+) -> PackageEnvironment:
+    """Return the environment with `packages` for `python`, building it if it is not in the cache.
+
+    Safe to call from several threads and processes at once: one builds, the others wait. A build that is cut short
+    leaves a directory that nobody reads and the next build of the same key removes.
+
+    Raises:
+        UsageError: a requirement is malformed, or is an option, a URL or a path.
+        PackageError: the cache cannot be used, or an installer failed.
+    """
+    wanted = sources.parse_wanted(packages)
+    interpreter = sources.probe_interpreter(python or Path(sys.executable))
+    installed = sources.find_installed(wanted, interpreter)
+    key = _key(wanted, interpreter, installed)
+    cache = _private_directory(cache_dir or default_cache_dir())
+    if entry := _read_entry(cache / key):
+        return entry
+    with _locked(cache / f"{key}.lock"):
+        if entry := _read_entry(cache / key):
+            return entry
+        _clear(cache, key)
+        return _build(cache, key, wanted, interpreter, installed)
+
+
+def _key(wanted: Sequence[sources.Wanted], interpreter: sources.Interpreter, installed: sources.Installed | str) -> str:
+    asked = [FORMAT, interpreter.version, interpreter.tag, [item.identity for item in wanted]]
+    answer = installed.identity if isinstance(installed, sources.Installed) else None
+    return hashlib.sha256(json.dumps([asked, answer]).encode()).hexdigest()[:32]
+
+
+def _private_directory(path: Path) -> Path:
+    """Make the cache's directory, or refuse one that somebody else could plant code in."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as exc:
+        raise PackageError(f"cannot use {path} as the package cache: {exc.strerror}") from exc
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PackageError(f"cannot use {path} as the package cache: others may write to it; want mode 0700, our own")
+    return path.resolve()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file until the block ends; the kernel lets go when its holder dies."""
+    import fcntl  # not there on Windows, where this module is imported but never called
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _build(
+    cache: Path,
+    key: str,
+    wanted: Sequence[sources.Wanted],
+    interpreter: sources.Interpreter,
+    installed: sources.Installed | str,
+) -> PackageEnvironment:
+    building = Path(tempfile.mkdtemp(prefix=f".build-{key}-", dir=cache))
+    try:
+        site = building / "site"
+        site.mkdir()
+        source = _fill(site, wanted, interpreter, installed)
+        sources.compile_bytecode(interpreter, site)
+        _make_read_only(site)
+        _write_manifest(building, key, source, wanted, interpreter)
+        building.chmod(_DIR_MODE)
+        building.rename(cache / key)
+    except BaseException as exc:
+        _remove_tree(building)
+        if isinstance(exc, OSError):
+            raise PackageError(f"cannot build the package environment in {cache}: {exc}") from exc
+        raise
+    if entry := _read_entry(cache / key):
+        return entry
+    raise PackageError(f"the package environment {cache / key} changed while it was built")
+
+
+def _fill(
+    site: Path,
+    wanted: Sequence[sources.Wanted],
+    interpreter: sources.Interpreter,
+    installed: sources.Installed | str,
+) -> str:
+    if isinstance(installed, sources.Installed):
+        sources.copy_installed(installed, site)
+        return "installed"
+    try:
+        return sources.install(wanted, interpreter, site)
+    except PackageError as exc:
+        raise PackageError(f"{exc}\n(no installed copy was used: {installed})") from exc
+
+
+def _make_read_only(site: Path) -> None:
+    for directory, _, files in os.walk(site, topdown=False):
+        for name in files:
+            os.chmod(os.path.join(directory, name), _FILE_MODE, follow_symlinks=True)
+        os.chmod(directory, _DIR_MODE)
+
+
+def _write_manifest(
+    building: Path, key: str, source: str, wanted: Sequence[sources.Wanted], interpreter: sources.Interpreter
+) -> None:
+    site = building / "site"
+    files, listing = _listing(site)
+    manifest = {
+        "format": FORMAT,
+        "key": key,
+        "requirements": [item.identity for item in wanted],
+        "python": f"{interpreter.version} {interpreter.tag}",
+        "source": source,
+        "packages": {canonicalize_name(d.metadata["Name"]): d.version for d in distributions(path=[str(site)])},
+        "files": files,
+        "listing": listing,
+        "digest": _content_digest(site),
+    }
+    path = building / "manifest.json"
+    path.write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
+    path.chmod(_FILE_MODE)
+
+
+def _read_entry(entry: Path) -> PackageEnvironment | None:
+    """Return the environment at `entry` if it is whole: every file there, none added, sizes and times as built."""
+    try:
+        manifest: dict[str, Any] = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
+        if manifest["key"] != entry.name or (manifest["files"], manifest["listing"]) != _listing(entry / "site"):
+            return None
+        return PackageEnvironment(
+            entry / "site", manifest["key"], manifest["packages"], manifest["digest"], manifest["source"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def verify(environment: PackageEnvironment) -> bool:
+    """Read every file and tell whether the contents are still those that were built; slower than `resolve`'s check."""
+    return _content_digest(environment.path) == environment.digest
+
+
+def _files(site: Path) -> list[os.DirEntry[str]]:
+    found: list[os.DirEntry[str]] = []
+    pending = [str(site)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    found.append(entry)
+    return sorted(found, key=lambda entry: entry.path)
+
+
+def _listing(site: Path) -> tuple[int, str]:
+    """Count and fingerprint the files by name, size and time of change: what a look costs, not a read."""
+    if not site.is_dir():
+        raise FileNotFoundError(site)
+    files, fingerprint, base = _files(site), hashlib.sha256(), len(str(site))
+    for entry in files:
+        status = entry.stat(follow_symlinks=False)
+        fingerprint.update(
+            f"{entry.path[base:]}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+        )
+    return len(files), fingerprint.hexdigest()
+
+
+def _content_digest(site: Path) -> str:
+    whole, base = hashlib.sha256(), len(str(site))
+    for entry in _files(site):
+        with open(entry.path, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{entry.path[base:]}\0{content}\0".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()
+
+
+def _clear(cache: Path, key: str) -> None:
+    """Remove a broken entry and what dead builders of this key left; whoever calls holds the key's lock."""
+    for leftover in [cache / key, *cache.glob(f".build-{key}-*")]:
+        if leftover.exists():
+            _remove_tree(leftover)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a tree whose directories nobody may write to, ourselves included."""
+    for directory, _, _ in os.walk(path):
+        os.chmod(directory, 0o700)
+    shutil.rmtree(path, ignore_errors=True)

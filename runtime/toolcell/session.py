@@ -1,0 +1,586 @@
+"""One sandbox's conversation: bytes in and out, tool calls, the deadline.
+
+Owns the clock of a run and the verdict on how it ended; the verdict comes from what the host saw, and the guest's own
+words only say what its code raised. Knows neither registry nor audit: calls go to a function it is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable, ToolAbort
+from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, ToolCallRecord, Usage
+from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
+from toolcell.sandbox.capture import Capture, Stream
+from toolcell_bridge.connection import Connection, State
+from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.messages import (
+    CallTool,
+    CancelCall,
+    Done,
+    FilePart,
+    FileProblem,
+    Hello,
+    Log,
+    Message,
+    Progress,
+    PutFile,
+    Result,
+    Run,
+    ToolFail,
+    ToolReturn,
+)
+
+HELLO_S = 30.0
+"""From fork to Hello. Rehearsal takes milliseconds; a machine this slow has something else wrong with it."""
+
+CHUNK_BYTES = 1 << 20
+REFUSALS = 1000
+"""Calls past `tool_calls` that are answered with a refusal; a script that goes on after that is flooding."""
+
+TOOL_NAME_CHARS = 256
+
+Answer = ToolReturn | ToolFail
+Dispatch = Callable[[CallTool], Awaitable[Answer]]
+"""Answers one call. Must not raise but for cancellation and `ToolAbort`."""
+
+STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+
+
+@dataclass(slots=True)
+class Report:
+    """What one run left behind, before the runtime gives it a name."""
+
+    outcome: Outcome
+    error: ErrorInfo | None
+    value: Any
+    has_value: bool
+    logs: Logs
+    files: tuple[OutputFile, ...]
+    calls: tuple[ToolCallRecord, ...]
+    usage: Usage
+    isolation: Isolation
+
+
+@dataclass(slots=True)
+class _File:
+    name: str
+    media_type: str
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+class Session:
+    """A sandbox that has said Hello. `execute` may be called again only while `is_usable`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self._connection = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes)
+        self._runs = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """True while another run may be sent."""
+        return self._connection.state is State.IDLE and self.sandbox.is_alive()
+
+    async def greet(self) -> None:
+        """Wait for the guest's Hello.
+
+        Raises:
+            SandboxUnavailable: it died or said something else; the sandbox has been destroyed.
+        """
+        problem = f"it said nothing within {HELLO_S:g} s"
+        try:
+            with anyio.move_on_after(HELLO_S):
+                while (message := self._connection.next_message()) is None:
+                    data = await self.sandbox.stream.receive()
+                    if not data:
+                        problem = await self._last_words()
+                        break
+                    self._connection.receive_data(data)
+                if isinstance(message, Hello):
+                    self.sandbox.accept(message.layers)
+                    return
+        except RemoteProtocolError as exc:
+            problem = str(exc)
+        except BaseException:
+            await self.sandbox.destroy()
+            raise
+        await self.sandbox.destroy()
+        raise SandboxUnavailable(f"a sandbox did not come up: {problem}")
+
+    async def _last_words(self) -> str:
+        end = await self.sandbox.ended()
+        text = self.sandbox.read_output()[1].decode("utf-8", "replace").strip()
+        return text or f"it ended with signal {end.signal}, exit code {end.code}"
+
+    async def execute(
+        self,
+        run: Run,
+        limits: Limits,
+        dispatch: Dispatch,
+        *,
+        files: Iterable[GuestFile] = (),
+        watch: Callable[[Execution], Callable[[], None]] | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: Callable[[str, str], None] | None = None,
+        on_progress: Callable[[object], None] | None = None,
+    ) -> Report:
+        """Send one script, answer its calls, and report how it ended.
+
+        Cancellation: the sandbox is killed and the exception goes on; `Execution.report` still tells what happened.
+        """
+        self._runs += 1
+        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress)
+        unwatch = watch(execution) if watch is not None else None
+        try:
+            return await execution.carry_out(run, files, cancel)
+        finally:
+            if unwatch is not None:
+                unwatch()
+
+
+class Execution:
+    """One run under way."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        connection: Connection,
+        limits: Limits,
+        dispatch: Dispatch,
+        on_log: Callable[[str, str], None] | None,
+        on_progress: Callable[[object], None] | None,
+    ) -> None:
+        self.sandbox = sandbox
+        self.limits = limits
+        self._connection = connection
+        self._dispatch = dispatch
+        self._on_log = on_log
+        self._on_progress = on_progress
+        self._capture = Capture(limits.output_bytes)
+        self._started = time.perf_counter()
+        self._breach: Breach | None = None
+        self._violation: str | None = None
+        self._done: Done | None = None
+        self._value: Any = None
+        self._has_value = False
+        self._files: dict[str, OutputFile] = {}
+        self._open_file: _File | None = None
+        self._files_bytes = 0
+        self._calls: dict[int, ToolCallRecord] = {}
+        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._queue: deque[CallTool] = deque()
+        self._running = 0
+        self._refused = 0
+        self._sample = Sample()
+        self._aborted: str | None = None
+        self._sent_before = sandbox.stream.sent_bytes
+        self._received_before = sandbox.stream.received_bytes
+
+    async def carry_out(self, run: Run, files: Iterable[GuestFile], cancel: anyio.Event | None = None) -> Report:
+        """Converse until Done, death, deadline or breach, then report."""
+        async with anyio.create_task_group() as tasks:
+            if cancel is not None:
+                tasks.start_soon(self._abort_on, cancel)
+            with anyio.move_on_after(self.limits.wall_s) as deadline:
+                await self._ask(run, files)
+                await self._converse(tasks)
+            if deadline.cancelled_caught:
+                self.breach(Breach(Outcome.TIMEOUT, "wall_s", self.limits.wall_s, self._elapsed_s()))
+            if self._running or cancel is not None:
+                tasks.cancel_scope.cancel()
+        end = await self._settle()
+        return self._report(end)
+
+    def breach(self, breach: Breach) -> None:
+        """End the run because a limit was passed. The first breach is the one that counts."""
+        if self._breach is None and self._done is None:
+            self._breach = breach
+            self.sandbox.kill()
+
+    def check(self) -> None:
+        """Measure the sandbox and end the run if a limit was passed. Called a few times a second by the watch."""
+        self._take_output()
+        self._sample = sample = self.sandbox.sample()
+        limits = self.limits
+        if sample.cpu_s > limits.cpu_s:
+            self.breach(Breach(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, sample.cpu_s))
+        elif sample.memory_kills or sample.peak_memory_bytes > limits.memory_bytes:
+            self.breach(Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, sample.peak_memory_bytes))
+        elif sample.processes > limits.processes:
+            self.breach(Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes))
+
+    async def _ask(self, run: Run, files: Iterable[GuestFile]) -> None:
+        for file in files:
+            for start in range(0, max(1, len(file.data)), CHUNK_BYTES):
+                chunk = file.data[start : start + CHUNK_BYTES]
+                last = start + CHUNK_BYTES >= len(file.data)
+                await self._send(PutFile(file.name, chunk, last))
+        await self._send(run)
+
+    async def _send(self, message: Message) -> None:
+        await self.sandbox.stream.send(self._connection.send(message))
+
+    async def _converse(self, tasks: TaskGroup) -> None:
+        stream, connection = self.sandbox.stream, self._connection
+        try:
+            while self._done is None and self._breach is None:
+                message = connection.next_message()
+                if message is not None:
+                    self._take(message, tasks)
+                    continue
+                data = await stream.receive()
+                if not data:
+                    return
+                connection.receive_data(data)
+        except RemoteProtocolError as exc:
+            self._violate(str(exc))
+
+    def _violate(self, problem: str) -> None:
+        self._violation = problem
+        self.sandbox.kill()
+
+    def _take(self, message: Message, tasks: TaskGroup) -> None:
+        match message:
+            case CallTool():
+                self._take_call(message, tasks)
+            case Log(stream, text):
+                self._log(STREAMS[stream], text)
+            case Result(value):
+                self._value, self._has_value = value, True
+                self._files.clear()
+                self._files_bytes = 0
+            case Done():
+                self._done = message
+            case FilePart():
+                self._take_part(message)
+            case FileProblem(name, size, problem):
+                self._open_file = None
+                self._keep(OutputFile(name, "", size, None, None, problem))
+            case CancelCall(id):
+                if (scope := self._scopes.get(id)) is not None:
+                    scope.cancel()
+            case Progress(value):
+                if self._on_progress is not None:
+                    self._on_progress(value)
+            case _:
+                raise RemoteProtocolError(f"unexpected {type(message).__name__}")
+
+    def _log(self, stream: Stream, text: str) -> None:
+        self._capture.feed(stream, text)
+        if self._on_log is not None:
+            self._on_log(stream, text)
+        self._check_flood()
+
+    def _check_flood(self) -> None:
+        total, limit = self._capture.total_bytes, self.limits.output_flood_bytes
+        if total > limit:
+            self.breach(Breach(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))
+
+    def _take_output(self) -> None:
+        out, err = self.sandbox.read_output()
+        for stream, data in ((STREAMS[1], out), (STREAMS[2], err)):
+            if data:
+                self._capture.feed_raw(stream, data)
+                if self._on_log is not None:
+                    self._on_log(stream, data.decode("utf-8", "replace"))
+        self._check_flood()
+
+    # Tool calls.
+
+    def _take_call(self, call: CallTool, tasks: TaskGroup) -> None:
+        if len(self._calls) >= self.limits.tool_calls or len(call.name) > TOOL_NAME_CHARS:
+            self._refuse(call, tasks)
+            return
+        self._calls[call.id] = ToolCallRecord(
+            call.id, call.name, call.args, "pending", started_s=self._elapsed_s(), line=call.line
+        )
+        if self._running >= self.limits.concurrent_calls:
+            self._queue.append(call)
+            return
+        self._running += 1
+        tasks.start_soon(self._work, call)
+
+    def _refuse(self, call: CallTool, tasks: TaskGroup) -> None:
+        self._refused += 1
+        limit = self.limits.tool_calls
+        if self._refused > REFUSALS:
+            self.breach(Breach(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self._refused))
+            return
+        text = f"this run may make {limit} tool calls, and has made them; batch the work or raise the limit tool_calls"
+        if len(call.name) > TOOL_NAME_CHARS:
+            text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
+        tasks.start_soon(self._send_answer, call, ToolFail(call.id, "call_limit", text, False, None))
+
+    async def _work(self, call: CallTool) -> None:
+        """Answer this call, then whichever waits next."""
+        try:
+            while True:
+                await self._answer(call)
+                if not self._queue:
+                    return
+                call = self._queue.popleft()
+        finally:
+            self._running -= 1
+
+    async def _answer(self, call: CallTool) -> None:
+        record = self._calls[call.id]
+        began = time.perf_counter()
+        answer: Answer | None = None
+        with anyio.CancelScope() as scope:
+            self._scopes[call.id] = scope
+            try:
+                answer = await self._dispatch(call)
+            except ToolAbort as exc:
+                self.abort(str(exc))
+                return
+        self._scopes.pop(call.id, None)
+        duration_s = time.perf_counter() - began
+        if answer is None:
+            answer = ToolFail(call.id, "cancelled", "the call was cancelled by the script", False, None)
+        self._calls[call.id] = _recorded(record, answer, duration_s)
+        await self._send_answer(call, answer)
+
+    async def _send_answer(self, call: CallTool, answer: Answer) -> None:
+        if call.id not in self._connection.outstanding:
+            return
+        try:
+            await self._send(answer)
+        except (UnsendableValue, ValueTooLarge) as exc:
+            answer = ToolFail(call.id, "too_large", f"the tool's result cannot be sent: {exc}", False, None)
+            self._calls[call.id] = _recorded(self._calls[call.id], answer, self._calls[call.id].duration_s)
+            await self._send(answer)
+
+    async def _abort_on(self, cancel: anyio.Event) -> None:
+        await cancel.wait()
+        self.abort("cancelled by the caller")
+
+    def abort(self, why: str) -> None:
+        """End the run from the host's side, as a cancellation."""
+        self._aborted = why
+        self.sandbox.kill()
+
+    # Files.
+
+    def _take_part(self, part: FilePart) -> None:
+        file = self._open_file
+        if file is None:
+            file = self._open_file = _File(part.name, part.media_type)
+        file.size += len(part.data)
+        self._files_bytes += len(part.data)
+        if len(self._files) >= self.limits.files or self._files_bytes > self.limits.files_bytes:
+            # The guest's harness checks this and says it nicely; one that does not is not our harness.
+            raise RemoteProtocolError("more files than the run may return")
+        file.parts.append(part.data)
+        if part.last:
+            data = b"".join(file.parts)
+            self._open_file = None
+            self._keep(OutputFile(file.name, file.media_type, len(data), data, hashlib.sha256(data).hexdigest()))
+
+    def _keep(self, file: OutputFile) -> None:
+        if len(self._files) >= self.limits.files + REFUSALS:
+            raise RemoteProtocolError("more files than the run may return")
+        self._files[file.name] = file
+
+    # The end.
+
+    async def _settle(self) -> Exit:
+        """After Done: read what is left. After anything else: wait for the corpse."""
+        if self._done is not None and self._breach is None and self._violation is None:
+            self._sample = self.sandbox.sample()
+            self._take_output()
+            return Exit()
+        self._sample = _later(self._sample, self.sandbox.sample())
+        self.sandbox.kill()
+        end = await self.sandbox.ended()
+        self._sample = _later(self._sample, self.sandbox.sample())
+        await self._drain()
+        return end
+
+    async def _drain(self) -> None:
+        """Take what the script had sent and printed before it died: nothing it managed to say is lost."""
+        if self._violation is None:
+            try:
+                with anyio.move_on_after(1.0, shield=True):
+                    while data := await self.sandbox.stream.receive():
+                        self._connection.receive_data(data)
+                        while (message := self._connection.next_message()) is not None:
+                            self._take_late(message)
+            except RemoteProtocolError as exc:
+                self._violation = str(exc) if self._breach is None else None
+        while True:
+            before = self._capture.total_bytes
+            self._take_output()
+            if self._capture.total_bytes == before:
+                return
+
+    def _take_late(self, message: Message) -> None:
+        match message:
+            case Log(stream, text):
+                self._capture.feed(STREAMS[stream], text)
+            case Result(value):
+                self._value, self._has_value = value, True
+            case Done() if self._breach is None:
+                self._done = message
+            case _:
+                pass
+
+    def _elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _report(self, end: Exit) -> Report:
+        sample = self._sample
+        usage = Usage(
+            wall_s=self._elapsed_s(),
+            cpu_s=max(sample.cpu_s, end.cpu_s),
+            peak_memory_bytes=max(sample.peak_memory_bytes, end.peak_memory_bytes),
+            peak_processes=max(sample.peak_processes, 1),
+            calls=len(self._calls),
+            sent_bytes=self.sandbox.stream.sent_bytes - self._sent_before,
+            received_bytes=self.sandbox.stream.received_bytes - self._received_before,
+        )
+        outcome, error = self._verdict(end, usage)
+        return Report(
+            outcome,
+            error,
+            self._value,
+            self._has_value,
+            self._capture.logs(),
+            tuple(self._files.values()),
+            tuple(self._calls.values()),
+            usage,
+            Isolation(self.sandbox.backend, dict(self.sandbox.layers)),
+        )
+
+    def _verdict(self, end: Exit, usage: Usage) -> tuple[Outcome, ErrorInfo | None]:
+        """How the run ended. What the host saw comes before what the guest said."""
+        limits = self.limits
+        if self._aborted is not None:
+            return Outcome.CANCELLED, ErrorInfo("Cancelled", self._aborted)
+        if self._violation is not None:
+            message = f"the sandbox broke the bridge protocol and was killed: {self._violation}"
+            return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
+        breach = self._breach or self._seen(end, usage)
+        if breach is not None:
+            return breach.outcome, breach_error(breach)
+        if self._done is None:
+            return Outcome.KILLED, _killed(end)
+        if self._done.ok:
+            return Outcome.OK, None
+        error = error_info(self._done.error or {})
+        if self._done.error and self._done.error.get("denied") is True:
+            return Outcome.DENIED, error
+        if self._refused:
+            return Outcome.CALL_LIMIT, limited(error, "tool_calls", limits.tool_calls, usage.calls + self._refused)
+        if self._sample.refused_processes:
+            return Outcome.PROCESS_LIMIT, limited(error, "processes", limits.processes, usage.peak_processes)
+        if error.type == "MemoryError":
+            # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
+            return Outcome.MEMORY_LIMIT, limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+        return Outcome.ERROR, error
+
+    def _seen(self, end: Exit, usage: Usage) -> Breach | None:
+        """A limit that the kernel enforced before the watch could see it."""
+        limits = self.limits
+        dead = self._done is None
+        if self._sample.memory_kills and (dead or not self._done_ok()):
+            return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+        if dead and usage.cpu_s >= limits.cpu_s:
+            return Breach(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, usage.cpu_s)
+        if dead and self._sample.refused_processes:
+            return Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, usage.peak_processes)
+        return None
+
+    def _done_ok(self) -> bool:
+        return self._done is not None and self._done.ok
+
+
+BREACHES: Mapping[Outcome, tuple[str, str]] = {
+    Outcome.TIMEOUT: ("Timeout", "execution timed out after {limit:g} s"),
+    Outcome.CPU_LIMIT: ("CpuLimit", "used {used:.2f} s of CPU time, limit {limit:g} s"),
+    Outcome.MEMORY_LIMIT: ("MemoryLimit", "used {used:.0f} bytes of memory, limit {limit:.0f} bytes"),
+    Outcome.PROCESS_LIMIT: ("ProcessLimit", "tried to have more than {limit:.0f} processes and threads"),
+    Outcome.OUTPUT_LIMIT: ("OutputLimit", "printed {used:.0f} bytes, limit {limit:.0f} bytes"),
+    Outcome.CALL_LIMIT: ("CallLimit", "made {used:.0f} tool calls, limit {limit:.0f}"),
+}
+
+
+def breach_error(breach: Breach) -> ErrorInfo:
+    """A breach in words a model can act on."""
+    kind, text = BREACHES[breach.outcome]
+    message = text.format(limit=breach.value, used=breach.used)
+    return ErrorInfo(kind, message, limit=breach.limit, limit_value=breach.value, used=breach.used)
+
+
+def limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
+    """The script's own error, with the limit that caused it."""
+    return ErrorInfo(
+        error.type, error.message, error.line, error.column, error.traceback, limit, value, used, None, error.exit_code
+    )
+
+
+def _killed(end: Exit) -> ErrorInfo:
+    if end.signal is not None:
+        return ErrorInfo("Killed", f"the sandbox died of signal {end.signal}", signal=end.signal)
+    return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {end.code})", exit_code=end.code)
+
+
+def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
+    """The guest's description of its exception; every field is checked, because the guest is not trusted."""
+
+    def text(key: str, most: int) -> str:
+        value = claimed.get(key)
+        return value[:most] if isinstance(value, str) else ""
+
+    def number(key: str) -> int | None:
+        value = claimed.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    found = claimed.get("findings")
+    findings = tuple(each for each in found[:50] if isinstance(each, dict)) if isinstance(found, list) else ()
+    return ErrorInfo(
+        text("type", 200) or "Exception",
+        text("message", 16_384),
+        number("line"),
+        number("column"),
+        text("traceback", 65_536),
+        exit_code=number("exit_code"),
+        findings=findings,
+    )
+
+
+def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> ToolCallRecord:
+    failed = isinstance(answer, ToolFail)
+    return ToolCallRecord(
+        record.id,
+        record.name,
+        record.args,
+        "error" if failed else "ok",
+        answer.code if isinstance(answer, ToolFail) else None,
+        answer.message if isinstance(answer, ToolFail) else None,
+        record.started_s,
+        duration_s,
+        record.line,
+    )
+
+
+def _later(before: Sample, after: Sample) -> Sample:
+    """The larger of two measurements, field by field: a dead sandbox measures as nothing."""
+    return Sample(
+        max(before.cpu_s, after.cpu_s),
+        max(before.peak_memory_bytes, after.peak_memory_bytes),
+        max(before.processes, after.processes),
+        max(before.peak_processes, after.peak_processes),
+        max(before.memory_kills, after.memory_kills),
+        max(before.refused_processes, after.refused_processes),
+    )

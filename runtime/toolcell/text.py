@@ -1,0 +1,48 @@
+"""Text from strangers, made fit for where it goes: a person's terminal, a model's context.
+
+What a script prints and what a tool says may hold anything. Escape sequences move cursors and set clipboards, bidi
+marks and invisible characters show one thing and mean another, lone surrogates cannot be written at all.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNSAFE = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidi, U+2028
+    "\ud800-\udfff"  # lone surrogates
+    "\U000e0000-\U000e007f"  # tags: whole sentences nobody sees
+    "]"
+)
+"""Zero-width joiners stay: emoji and several scripts are spelled with them."""
+
+_TERMINAL_SEQUENCE = re.compile(
+    "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC, DCS, SOS, PM, APC with their text
+    "|\x1b[ -/]*[0-~]"
+)
+
+
+def for_terminal(text: str) -> str:
+    """Make every character of `text` visible: what a terminal would obey or hide is written as its escape."""
+    return _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def one_line(text: str, columns: int = 200) -> str:
+    """Return `text` for a terminal, on one line of at most `columns` characters."""
+    line = for_terminal(text).replace("\n", "\\n").replace("\t", " ")
+    return line if len(line) <= columns else line[: columns - 1] + "…"
+
+
+def clean(text: str) -> str:
+    """Return `text` as a model should read it: colours and cursor movements gone, the rest as for a terminal."""
+    return for_terminal(_TERMINAL_SEQUENCE.sub("", text))
+
+
+def _escape(match: re.Match[str]) -> str:
+    point = ord(match[0])
+    if point < 0x100:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"

@@ -1,0 +1,27 @@
+"""The host's tools: defining, registering, checking and calling them.
+
+Knows no sandbox, no session and no model; `runtime` and `agents` build on it.
+"""
+
+from toolcell.errors import ToolError
+from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, ToolObject
+from toolcell.tools.call import Call, ToolContext, current_context
+from toolcell.tools.context import Budget, CallObserver, RunContext, Secrets
+from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
+from toolcell.tools.events import Event, EventBus
+from toolcell.tools.hooks import Approve, Block, Hook, Modify, Override, Reject, Rewrite, Substitute, approval_hook
+from toolcell.tools.jobs import JobTable
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.registry import ToolRegistry, tool
+from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
+from toolcell.tools.table import Settings
+from toolcell.tools.traits import CODE, MODEL, PLAN, SUBAGENT, Origin, Traits
+
+__all__ = [
+    "CODE", "MODEL", "PLAN", "SUBAGENT",
+    "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver", "CallPolicy", "ErrorCode", "Event", "EventBus",
+    "File", "FunctionTool", "Hook", "Image", "JobTable", "Modify", "Origin", "Override", "Reject", "Rewrite",
+    "RunContext", "Secrets", "Settings", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "ToolContext",
+    "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject", "ToolRegistry", "ToolResult",
+    "Traits", "approval_hook", "current_context", "tool",
+]  # fmt: skip

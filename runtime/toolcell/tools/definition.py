@@ -1,0 +1,141 @@
+"""What a model is told about a tool: name, description, JSON Schema of its arguments, in each provider's shape.
+
+Knows nothing of how a tool runs. A definition never changes; every `parameters` handed out is a fresh copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn, TypedDict
+
+from toolcell.errors import RegistrationError
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every provider accepts as a function name."""
+
+MIN_DESCRIPTION_CHARS = 15
+"""Shorter descriptions make models misuse a tool; registering one warns."""
+
+
+class ToolDescriptionWarning(UserWarning):
+    """A description is too short for a model to choose well."""
+
+
+class ProviderFunction(TypedDict):
+    """The `function` half of an OpenAI tool definition."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ProviderToolDef(TypedDict):
+    """One tool as OpenAI's API takes it."""
+
+    type: Literal["function"]
+    function: ProviderFunction
+
+
+class AnthropicToolDef(TypedDict):
+    """One tool as Anthropic's API takes it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+
+class ToolDefinition:
+    """Name, description and JSON Schema of one function, exactly as given: no key added, none reordered."""
+
+    __slots__ = ("_parameters_json", "description", "name")
+
+    name: str
+    description: str
+    _parameters_json: str
+
+    def __init__(self, name: str, description: str, parameters: Mapping[str, Any] | None = None) -> None:
+        try:
+            text = json.dumps(parameters if parameters is not None else {"type": "object", "properties": {}})
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise RegistrationError(f"tool {name!r}: parameters are not JSON: {exc}") from exc
+        set_once = object.__setattr__
+        set_once(self, "name", name)
+        set_once(self, "description", description)
+        set_once(self, "_parameters_json", text)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of the arguments, as a copy that may be changed freely."""
+        schema: dict[str, Any] = json.loads(self._parameters_json)
+        return schema
+
+    def to_openai(self) -> ProviderToolDef:
+        """Shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
+        function = ProviderFunction(name=self.name, description=self.description, parameters=self.parameters)
+        return ProviderToolDef(type="function", function=function)
+
+    def to_anthropic(self) -> AnthropicToolDef:
+        """Shape: {"name", "description", "input_schema"}."""
+        return AnthropicToolDef(name=self.name, description=self.description, input_schema=self.parameters)
+
+    def to_mcp(self) -> dict[str, Any]:
+        """Shape: {"name", "description", "inputSchema"}, as in MCP's tools/list."""
+        return {"name": self.name, "description": self.description, "inputSchema": self.parameters}
+
+    def renamed(self, name: str) -> ToolDefinition:
+        """The same definition under another name."""
+        return ToolDefinition(name, self.description, self.parameters)
+
+    def __setattr__(self, key: str, value: object) -> NoReturn:
+        raise AttributeError(f"a ToolDefinition does not change; cannot set {key!r}")
+
+    def __delattr__(self, key: str) -> NoReturn:
+        raise AttributeError(f"a ToolDefinition does not change; cannot delete {key!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolDefinition):
+            return NotImplemented
+        mine = (self.name, self.description, self.parameters)
+        return mine == (other.name, other.description, other.parameters)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.description))
+
+    def __repr__(self) -> str:
+        return f"ToolDefinition({self.name!r}, {self.description!r}, {self.parameters!r})"
+
+
+def check_definition(definition: ToolDefinition) -> None:
+    """Refuse what a provider would refuse, when the tool is registered rather than when it is first called.
+
+    The schema itself is checked by `validation.compile_schema`.
+
+    Raises:
+        RegistrationError: names the tool and what is wrong with it.
+    """
+    name: object = definition.name  # typed loosely: hand-written definitions are strangers' data
+    description: object = definition.description
+    schema: object = definition.parameters
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise RegistrationError(f"tool {name!r}: a name must match ^{NAME_PATTERN.pattern}$")
+    if not isinstance(description, str) or not description.strip():
+        raise RegistrationError(f"tool {name!r}: the description is empty, so no model would know when to call it")
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise RegistrationError(f'tool {name!r}: parameters must be a JSON Schema of "type": "object"')
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if isinstance(required, list) and isinstance(properties, dict):
+        for missing in (entry for entry in required if entry not in properties):
+            raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
+
+
+def warn_about_description(definition: ToolDefinition, *, stacklevel: int = 3) -> None:
+    """Warn when a description is too short to choose a tool by."""
+    if len(definition.description.strip()) < MIN_DESCRIPTION_CHARS:
+        message = (
+            f"tool {definition.name!r}: description {definition.description!r} is shorter than "
+            f"{MIN_DESCRIPTION_CHARS} characters; say what the tool does and when to use it"
+        )
+        warnings.warn(message, ToolDescriptionWarning, stacklevel=stacklevel)

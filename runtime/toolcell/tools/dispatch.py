@@ -1,0 +1,263 @@
+"""The one path every call takes, wherever it comes from: resolve, permit, prepare, mend and validate, ask the hooks,
+execute, show the hooks the result, tell everybody.
+
+Three steps, so that a batch can overlap the middle one alone: `preflight`, `perform`, `conclude`. Permission is asked
+before anything of the tool runs, its argument preparation included.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from toolcell.errors import AuditError
+from toolcell.tools.call import Call
+from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
+from toolcell.tools.execution import ABORTED, cancelled, execute
+from toolcell.tools.hooking import run_after_hooks, run_before_hooks
+from toolcell.tools.hooks import settle
+from toolcell.tools.nearest import did_you_mean, listed
+from toolcell.tools.outcome import raised, seal
+from toolcell.tools.preparation import NotPrepared, prepare_arguments
+from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.table import Table, is_permitted
+from toolcell.tools.traits import Origin
+
+logger = logging.getLogger("toolcell.tools")
+
+RECORD_S = 2.0
+"""What an asynchronous observer may take to note the end of a call that was cancelled."""
+MAX_LOGGED_CHARS = 500
+
+_SUSPECT_ORIGINS = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
+
+
+async def run_call(table: Table, call: Call) -> ToolResult:
+    """One call from start to end. Raises only `ToolAbort`, `AuditError` and cancellations."""
+    try:
+        result = await preflight(table, call)
+        if result is None:
+            result = await perform(table, call)
+        return await conclude(table, call, result)
+    except BaseException as exc:
+        await abandon(call, exc)
+        raise
+
+
+async def preflight(table: Table, call: Call) -> ToolResult | None:
+    """Everything before the tool runs. None: it may. A result: it was refused, and this is why."""
+    run = call.run
+    call.started_at = time.time()
+    if run.events.active:
+        call.emit(TOOL_START, args=call.raw_args)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("tool %s started: %s", call.name, _for_log(call, call.raw_args))
+    refusal = _permission(table, call)
+    if refusal is None:
+        refusal = await _arguments(call)
+    if refusal is None and (table.hooks or run.hooks or call.traits.requires_approval):
+        refusal = await run_before_hooks((*run.hooks, *table.hooks), call, _recheck)
+    call.refusal = refusal
+    if run.observer is not None:
+        refusal = await _record_start(call, refusal)
+    return refusal
+
+
+async def perform(table: Table, call: Call) -> ToolResult:
+    """Run the tool."""
+    call.is_executed = True
+    call.started_s = time.perf_counter()
+    settings = table.settings
+    result = await execute(call, table.middleware, settings.timeout_s)
+    if result.status is Status.PENDING:
+        result = await _pending(call, result, settings.pending_wait_s)
+    call.duration_s = time.perf_counter() - call.started_s
+    result = seal(result, call, call.duration_s)
+    if call.run.events.active:
+        call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
+    return result
+
+
+async def conclude(table: Table, call: Call, result: ToolResult) -> ToolResult:
+    """Everything after the tool ran, or was refused."""
+    run = call.run
+    if call.is_executed:
+        if table.hooks or run.hooks:
+            result = await run_after_hooks((*run.hooks, *table.hooks), call, result)
+    else:
+        result = seal(result, call, 0.0)
+    if not run.is_shared:
+        result = _note_repetition(table, call, result)
+    _finish(call, result)
+    if call.is_started and run.observer is not None:
+        await settle(run.observer.call_ended(call))
+    return result
+
+
+def _finish(call: Call, result: ToolResult) -> None:
+    call.result = result
+    call.is_concluded = True
+    if call.run.events.active:
+        call.emit(
+            TOOL_END,
+            args=call.args if call.is_executed else call.raw_args,
+            result=result,
+            is_error=result.is_error,
+            duration_ms=result.meta.duration_ms,
+        )
+    if logger.isEnabledFor(logging.INFO):
+        _log_end(call, result)
+
+
+async def abandon(call: Call, exc: BaseException) -> None:
+    """Close the books on a call that is being cancelled from above or ended its run: it has a result all the same."""
+    if call.is_concluded or not call.started_at:
+        return
+    is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
+    _finish(call, seal(cancelled(ABORTED) if is_cancelled else raised(call.name, exc), call, call.duration_s))
+    if call.is_started and call.run.observer is not None:
+        with anyio.move_on_after(RECORD_S, shield=True):
+            await settle(call.run.observer.call_ended(call))
+
+
+# Permission
+
+
+def _permission(table: Table, call: Call) -> ToolResult | None:
+    run = call.run
+    if run.state.cancel_reason is not None:
+        return cancelled(ABORTED)
+    entry = table.entries.get(call.name)
+    if entry is None:
+        return _unknown(table, call)
+    call.entry = entry
+    if not is_permitted(entry, call.origin, (*run.policies, *table.policies)):
+        message = f'tool "{call.name}" is not permitted'
+        return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+    if not entry.traits.allows(call.origin):
+        return _wrong_origin(call)
+    if run.state.budget is not None and not run.state.budget.take_call():
+        message = f"no tool calls left: the run's budget of {run.state.budget.tool_calls} is used up"
+        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
+    return None
+
+
+def _unknown(table: Table, call: Call) -> ToolResult:
+    names = [entry.name for entry in table.visible(call.origin, call.run.policies)]
+    available = f"; available tools: {listed(names)}" if names else "; no tools are available"
+    message = f"unknown tool: {call.name}{did_you_mean(call.name, names)}{available}"
+    return ToolResult.fail(message, code=ErrorCode.UNKNOWN_TOOL, details={"available": names[:100]})
+
+
+def _wrong_origin(call: Call) -> ToolResult:
+    inside = _SUSPECT_ORIGINS.get(call.origin)
+    message = f"{call.name} cannot be called " + (f"from within {inside}" if inside else "by a model directly")
+    return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+
+
+# Arguments
+
+
+async def _arguments(call: Call) -> ToolResult | None:
+    """Fill `call.args`, or say what is wrong with what was received."""
+    try:
+        received = call.raw_args
+        if isinstance(received, str) or call.entry.shape.prepare is not None:  # type: ignore[union-attr]
+            received = await prepare_arguments(call)
+        accept_arguments(call, received)
+    except NotPrepared as exc:
+        return ToolResult.fail(str(exc), code=exc.code, exc=exc.__cause__, details=exc.details)
+    return None
+
+
+def accept_arguments(call: Call, received: Any) -> None:
+    """Mend, validate and decode; on success `call` holds what the tool will get.
+
+    Raises:
+        NotPrepared: the arguments do not fit, and why.
+    """
+    entry = call.entry
+    assert entry is not None
+    checked = entry.check(received)
+    call.args = checked.args
+    if checked.changes or checked.warnings:
+        call.changes = (*call.changes, *checked.changes)
+        call.warnings = (*call.warnings, *checked.warnings)
+    if entry.shape.decode is not None:
+        call.decoded = entry.decode(checked.args)
+
+
+def _recheck(call: Call, args: Mapping[str, Any]) -> ToolResult | None:
+    """Arguments a hook put in place of the model's are validated like any."""
+    try:
+        accept_arguments(call, args)
+    except NotPrepared as exc:
+        return ToolResult.fail(str(exc), code=exc.code, details=exc.details)
+    return None
+
+
+# Records
+
+
+async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
+    """No record, no effect: a call that cannot be recorded is not made."""
+    observer = call.run.observer
+    assert observer is not None
+    try:
+        await settle(observer.call_started(call))
+        call.is_started = True
+    except AuditError:
+        raise
+    except Exception as exc:
+        logger.exception("call of %s could not be recorded", call.name)
+        failure = ToolResult.fail("the call could not be recorded, so it was not made", code=ErrorCode.UNAVAILABLE)
+        call.refusal = refusal = failure.with_error(exc)
+    return refusal
+
+
+async def _pending(call: Call, result: ToolResult, wait_s: float) -> ToolResult:
+    """Background work: a model goes on without it, plans and code wait a while for its result."""
+    jobs = call.run.state.jobs
+    job_id = result.job_id or (call.completion.job_id if call.completion is not None else None)
+    job = jobs.get(job_id) if jobs is not None and job_id is not None else None
+    if job is None or call.origin not in _SUSPECT_ORIGINS:
+        return result
+    with anyio.move_on_after(wait_s):
+        return await job.wait()
+    return result
+
+
+def _note_repetition(table: Table, call: Call, result: ToolResult) -> ToolResult:
+    """Tell a model that goes round in circles."""
+    failures = call.run.state.failures
+    if not (failures or result.is_error):
+        return result
+    key = f"{call.name} {_for_log(call, call.raw_args)}"
+    if not result.is_error:
+        failures.pop(key, None)
+        return result
+    failures[key] = count = failures.get(key, 0) + 1
+    if count < table.settings.repeat_hint or result.error is None:
+        return result
+    hint = f"this exact call has now failed {count} times; change its arguments or do something else"
+    return result.with_message(f"{result.error.message}\n({hint})")
+
+
+def _for_log(call: Call, args: Any) -> str:
+    text = args if isinstance(args, str) else json.dumps(args, default=repr, ensure_ascii=False)
+    return call.run.secrets.redact(text)[:MAX_LOGGED_CHARS]
+
+
+def _log_end(call: Call, result: ToolResult) -> None:
+    duration_ms = result.meta.duration_ms
+    if result.is_error:
+        logger.warning("tool %s failed after %.1f ms: %s", call.name, duration_ms, result.message[:MAX_LOGGED_CHARS])
+    elif result.status is Status.PENDING:
+        logger.info("tool %s started (async) after %.1f ms", call.name, duration_ms)
+    else:
+        logger.info("tool %s completed in %.1f ms, %d characters", call.name, duration_ms, len(result.output))

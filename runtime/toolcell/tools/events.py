@@ -1,0 +1,252 @@
+"""What happens to calls, as a numbered stream of plain events that form a tree through `parent_call_id`.
+
+Knows no tool and no hook. Listeners are guests here: one that raises is noted and ignored, one that is slow reads
+from its own bounded queue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import anyio
+
+from toolcell.tools.result import ToolResult
+
+logger = logging.getLogger("toolcell.tools")
+
+TOOL_START = "tool_execution_start"
+TOOL_UPDATE = "tool_execution_update"
+TOOL_FINISHED = "tool_execution_finished"
+"""The tool itself is done; hooks and its place in the batch are still to come. In completion order."""
+TOOL_END = "tool_execution_end"
+MESSAGE_START, MESSAGE_END = "message_start", "message_end"
+TURN_START, TURN_END = "turn_start", "turn_end"
+AGENT_START, AGENT_END = "agent_start", "agent_end"
+JOB_END = "job_end"
+ERROR = "error"
+
+DROPPABLE = frozenset({TOOL_UPDATE})
+"""A full queue loses the oldest of these first, and never anything else."""
+
+QUEUE_EVENTS = 1024
+
+_GENERIC = ("type", "seq", "at", "run_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened. Fields that do not apply are None."""
+
+    type: str
+    seq: int = 0
+    """Counts up within one stream, without gaps."""
+    at: float = 0.0
+    """Seconds since the epoch."""
+    run_id: str = ""
+    origin: str | None = None
+    """model, plan[i], code or subagent."""
+    call_id: str | None = None
+    parent_call_id: str | None = None
+    tool: str | None = None
+    args: Any = None
+    """Raw at the start of a call, validated in its updates and end."""
+    update: Any = None
+    result: ToolResult | None = None
+    is_error: bool | None = None
+    duration_ms: float | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What only this type has: an agent's name, a message, a stop reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON or msgpack, without what does not apply."""
+        plain = {name: getattr(self, name) for name in _FIELD_NAMES}
+        plain["result"] = self.result.to_dict() if self.result is not None else None
+        plain["data"] = dict(self.data) or None
+        return {key: value for key, value in plain.items() if value is not None or key in _GENERIC}
+
+    def to_json(self) -> str:
+        """One line of JSON; values JSON does not have are written as their `str`."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, default=str)
+
+
+_FIELD_NAMES = tuple(entry.name for entry in fields(Event))
+
+Listener = Callable[[Event], object]
+
+
+class _Backlog:
+    """Queued events; full, it forgets the oldest update, never a start or an end."""
+
+    def __init__(self, max_events: int) -> None:
+        self._events: deque[Event] = deque()
+        self._max_events = max_events
+        self.dropped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= self._max_events:
+            self._make_room()
+        self._events.append(event)
+
+    def take(self) -> Event:
+        return self._events.popleft()
+
+    def _make_room(self) -> None:
+        for index, queued in enumerate(self._events):
+            if queued.type in DROPPABLE:
+                del self._events[index]
+                self.dropped += 1
+                return
+
+
+class EventStream:
+    """A listener's own queue: iterate it, as slowly as need be."""
+
+    def __init__(self, bus: EventBus, max_events: int) -> None:
+        self._backlog = _Backlog(max_events)
+        self._wake = anyio.Event()
+        self._unsubscribe = bus.subscribe(self._put)
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """Updates lost because the queue was full."""
+        return self._backlog.dropped
+
+    def _put(self, event: Event) -> None:
+        self._backlog.put(event)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream; what is queued can still be read."""
+        self._closed = True
+        self._unsubscribe()
+        self._wake.set()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            while self._backlog:
+                yield self._backlog.take()
+            if self._closed:
+                return
+            self._wake = anyio.Event()
+            await self._wake.wait()
+
+
+class EventBus:
+    """Numbers events and hands them to listeners, in order."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._seq = 0
+        self.listener_errors = 0
+
+    @property
+    def active(self) -> bool:
+        """True when anybody listens; without a listener no event is made."""
+        return bool(self._listeners)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with every event as it happens, in the emitting task; returns what unsubscribes it.
+
+        For quick functions. One that may take its time belongs on `stream()` or `subscribe_thread()`.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            self._listeners = tuple(known for known in self._listeners if known is not listener)
+
+        return unsubscribe
+
+    def stream(self, max_events: int = QUEUE_EVENTS) -> EventStream:
+        """A bounded queue of everything from now on, to be read with `async for`."""
+        return EventStream(self, max_events)
+
+    def subscribe_thread(self, listener: Listener, max_events: int = QUEUE_EVENTS) -> Callable[[], None]:
+        """Call `listener` on a thread of its own, fed by a bounded queue: however slow, it holds nothing up.
+
+        Returns what unsubscribes it, after it has seen what was queued.
+        """
+        pump = _ThreadPump(listener, max_events, self._note_error)
+        unsubscribe = self.subscribe(pump.put)
+
+        def stop() -> None:
+            unsubscribe()
+            pump.stop()
+
+        return stop
+
+    def emit(self, **fields: Any) -> None:
+        """Number one event and hand it out. Does nothing when nobody listens."""
+        if not self._listeners:
+            return
+        self._seq += 1
+        event = Event(seq=self._seq, at=time.time(), **fields)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as exc:
+                self._note_error(exc)
+
+    def _note_error(self, exc: Exception) -> None:
+        self.listener_errors += 1
+        logger.warning("event listener failed: %r", exc)
+
+
+class _ThreadPump:
+    """Carries events to a listener on a daemon thread."""
+
+    def __init__(self, listener: Listener, max_events: int, note_error: Callable[[Exception], None]) -> None:
+        self._listener = listener
+        self._note_error = note_error
+        self._ready = threading.Condition()
+        self._backlog = _Backlog(max_events)
+        self._stopping = False
+        threading.Thread(target=self._run, name="toolcell-events", daemon=True).start()
+
+    def put(self, event: Event) -> None:
+        with self._ready:
+            self._backlog.put(event)
+            self._ready.notify()
+
+    def stop(self) -> None:
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+
+    def _next(self) -> Event | None:
+        with self._ready:
+            while not self._backlog and not self._stopping:
+                self._ready.wait()
+            return self._backlog.take() if self._backlog else None
+
+    def _run(self) -> None:
+        while (event := self._next()) is not None:
+            try:
+                self._listener(event)
+            except Exception as exc:
+                self._note_error(exc)
+
+
+def as_tree(events: Iterable[Event]) -> dict[str | None, list[str]]:
+    """Shape: parent call id -> ids of the calls it made, in the order they started; None holds the roots."""
+    tree: dict[str | None, list[str]] = {}
+    for event in events:
+        if event.type == TOOL_START and event.call_id is not None:
+            tree.setdefault(event.parent_call_id, []).append(event.call_id)
+    return tree

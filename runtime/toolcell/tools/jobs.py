@@ -1,0 +1,273 @@
+"""Background work of tools: started now, finished later, completed exactly once.
+
+A tool that goes on after its call has returned either calls a completion handle it was given with the call, or hands
+its work to the run's `JobTable`, which owns the tasks: when the table is closed nothing is left running.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from toolcell.errors import UsageError
+from toolcell.tools.events import JOB_END
+from toolcell.tools.result import ErrorCode, Status, ToolResult
+
+if TYPE_CHECKING:
+    from toolcell.tools.call import Call
+    from toolcell.tools.context import RunContext
+
+logger = logging.getLogger("toolcell.tools")
+
+JOB_TIMEOUT_S = 3600.0
+"""Unless the tool says otherwise."""
+
+Work = Callable[[], Awaitable[ToolResult]]
+
+
+class _Settled:
+    """Awaitable with nothing left to wait for."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+SETTLED = _Settled()
+
+
+class Job:
+    """One piece of background work."""
+
+    def __init__(self, job_id: str, call: Call, timeout_s: float) -> None:
+        self.id = job_id
+        self.tool = call.name
+        self.call_id = call.call_id
+        self.timeout_s = timeout_s
+        self.result: ToolResult | None = None
+        self.scope = anyio.CancelScope()
+        self._call = call
+        self._done = anyio.Event()
+
+    @property
+    def is_done(self) -> bool:
+        """True once there is a final result."""
+        return self.result is not None
+
+    def complete(self, result: ToolResult) -> bool:
+        """Set the final result; False when there already is one, which then stays."""
+        if self.result is not None:
+            logger.warning("job %s of %s completed again; ignored", self.id, self.tool)
+            return False
+        self.result = result
+        self._done.set()
+        self._call.emit(JOB_END, result=result, is_error=result.is_error, data={"job_id": self.id})
+        return True
+
+    async def wait(self) -> ToolResult:
+        """The final result, when it is there."""
+        await self._done.wait()
+        assert self.result is not None
+        return self.result
+
+
+class JobTable:
+    """The background work of one run: `async with JobTable() as jobs`. Closing it cancels what still runs."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._numbers = itertools.count(1)
+        self._group: TaskGroup | None = None
+        self._finished: deque[Job] = deque()
+        self._changed = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        assert self._group is not None
+        group, self._group = self._group, None
+        for job in self.list():
+            if not job.is_done:
+                self.cancel(job.id)
+        group.cancel_scope.cancel()
+        return await group.__aexit__(*exc_info)
+
+    def list(self) -> tuple[Job, ...]:
+        """Every job, oldest first."""
+        return tuple(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        """One job, or None."""
+        return self._jobs.get(job_id)
+
+    async def await_(self, job_id: str, timeout_s: float | None = None) -> ToolResult:
+        """Wait for a job's final result.
+
+        Raises:
+            UsageError: there is no such job.
+            TimeoutError: it is not done after `timeout_s`; it goes on.
+        """
+        if (job := self.get(job_id)) is None:
+            raise UsageError(f"there is no job {job_id!r}")
+        with anyio.fail_after(timeout_s):
+            return await job.wait()
+
+    def cancel(self, job_id: str, reason: str = "job cancelled") -> bool:
+        """Stop a job; its final result says it was cancelled. False when it was done, or never was."""
+        job = self.get(job_id)
+        if job is None or job.is_done:
+            return False
+        self._complete(job, ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED))
+        job.scope.cancel()
+        return True
+
+    def start(self, call: Call, work: Work, timeout_s: float | None = None) -> Job:
+        """Run `work` in the background; what it returns is the job's final result."""
+        job = self.open(call, timeout_s)
+        assert self._group is not None
+        self._group.start_soon(self._run, job, work, name=f"toolcell job {job.id}")
+        return job
+
+    def open(self, call: Call, timeout_s: float | None = None) -> Job:
+        """A job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
+        if self._group is None:
+            raise UsageError("the job table is not open; use `async with JobTable()`")
+        job = Job(f"job_{next(self._numbers)}", call, JOB_TIMEOUT_S if timeout_s is None else timeout_s)
+        self._jobs[job.id] = job
+        return job
+
+    def watch(self, job: Job) -> None:
+        """Bound a job whose work runs elsewhere."""
+        assert self._group is not None
+        self._group.start_soon(self._run, job, None, name=f"toolcell job {job.id}")
+
+    async def _run(self, job: Job, work: Work | None) -> None:
+        result: ToolResult | None = None
+        with job.scope:
+            with anyio.move_on_after(job.timeout_s) as timeout:
+                result = await (contained(work) if work is not None else job.wait())
+            if timeout.cancelled_caught:
+                message = f"job of {job.tool} timed out after {job.timeout_s:g} s"
+                result = ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
+        if result is not None and not job.is_done:
+            self._complete(job, result)
+
+    def finish(self, job: Job, result: ToolResult) -> bool:
+        """Complete a job from its handle; False when it already was."""
+        return self._complete(job, result)
+
+    def _complete(self, job: Job, result: ToolResult) -> bool:
+        if not job.complete(result):
+            return False
+        self._finished.append(job)
+        self._changed.set()
+        callback = job._call.run.on_complete
+        if callback is not None:
+            self._deliver(callback, job, result)
+        return True
+
+    def _deliver(self, callback: Callable[[RunContext, ToolResult], Any], job: Job, result: ToolResult) -> None:
+        try:
+            outcome = callback(job._call.run, result)
+        except Exception:
+            logger.exception("completion callback for job %s failed", job.id)
+            return
+        if inspect.isawaitable(outcome) and self._group is not None:
+            self._group.start_soon(_await_logged, outcome, job.id)
+
+    def discard(self, job: Job) -> None:
+        """Forget a job whose tool answered at once after all."""
+        job.scope.cancel()
+        self._jobs.pop(job.id, None)
+
+    def take_finished(self) -> tuple[Job, ...]:
+        """Jobs that finished since the last time, for a follow-up message to the model."""
+        finished = tuple(self._finished)
+        self._finished.clear()
+        return finished
+
+    async def wait_finished(self) -> None:
+        """Wait until `take_finished` has something to give. Returns at once when nothing is running."""
+        while not self._finished and any(not job.is_done for job in self._jobs.values()):
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
+
+async def _await_logged(outcome: Awaitable[Any], job_id: str) -> None:
+    try:
+        await outcome
+    except Exception:
+        logger.exception("completion callback for job %s failed", job_id)
+
+
+async def contained(work: Work) -> ToolResult:
+    """Run background work; whatever it raises or forgets becomes its result."""
+    try:
+        result: object = await work()
+    except Exception as exc:
+        message = f"background work failed: {type(exc).__name__}: {exc}"
+        return ToolResult.fail(message, code=ErrorCode.EXCEPTION, exc=exc)
+    if isinstance(result, ToolResult):
+        return result
+    return ToolResult.fail("background work ended without a result", code=ErrorCode.NO_RESULT)
+
+
+class Completion:
+    """Given to a tool with its call: `await callback(result)`, or `callback(ctx, result)`. Only the first counts."""
+
+    def __init__(self, call: Call, job: Job | None) -> None:
+        self._call = call
+        self._job = job
+        self._used = False
+        self._thread = threading.get_ident()
+        self._token = anyio.lowlevel.current_token()
+
+    @property
+    def job_id(self) -> str | None:
+        """Of the job the run keeps for this work."""
+        return self._job.id if self._job is not None else None
+
+    def __call__(self, *args: Any) -> Awaitable[Any]:
+        result = args[-1] if args else None
+        if not isinstance(result, ToolResult):
+            result = ToolResult.fail("async tool completed without a result", code=ErrorCode.NO_RESULT)
+        if threading.get_ident() != self._thread:
+            anyio.from_thread.run_sync(self._complete, result, token=self._token)
+            return SETTLED
+        return self._complete(result)
+
+    def _complete(self, result: ToolResult) -> Awaitable[Any]:
+        run = self._call.run
+        if self._used or run.state.cancel_reason is not None:
+            logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
+            return SETTLED
+        self._used = True
+        if self._job is not None and run.state.jobs is not None:
+            run.state.jobs.finish(self._job, result)
+            return SETTLED
+        outcome = run.on_complete(run, result) if run.on_complete is not None else None
+        return outcome if outcome is not None else SETTLED
+
+
+def completion_for(call: Call) -> Completion | None:
+    """The handle for one call; None when nobody would hear of the completion."""
+    jobs = call.run.state.jobs
+    if jobs is None and call.run.on_complete is None:
+        return None
+    if call.completion is None:
+        job = jobs.open(call) if jobs is not None else None
+        if jobs is not None and job is not None:
+            jobs.watch(job)
+        call.completion = Completion(call, job)
+    return call.completion

@@ -1,0 +1,164 @@
+"""What a tool returned or raised, as a result: bounded, redacted, and stamped with its call.
+
+Decides; it never runs anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from toolcell.errors import ToolError
+from toolcell.tools.call import Call
+from toolcell.tools.result import (
+    ErrorCode,
+    File,
+    Image,
+    Part,
+    ResultMeta,
+    Status,
+    Text,
+    ToolFailure,
+    ToolResult,
+    to_json,
+)
+from toolcell.tools.values import plain_value
+
+CUT_MARK = "\n[... {cut} characters cut ...]\n"
+FRESH = ResultMeta()
+"""Marks results made here, which no tool holds a reference to: they may still be stamped in place."""
+
+
+def as_result(value: Any, requires_result: bool = False) -> ToolResult:
+    """A tool's return value as a result; what cannot be one is a failure, never a crash."""
+    kind = type(value)
+    if kind is ToolResult:
+        result: ToolResult = value
+        return result
+    if value is None:
+        return _no_result() if requires_result else ToolResult(meta=FRESH)
+    if kind is str:
+        return ToolResult(parts=(Text(value),), meta=FRESH)
+    if kind is dict or kind is list or kind is int or kind is float or kind is bool:
+        return _structured(value)
+    return _odd_result(value)
+
+
+def _odd_result(value: Any) -> ToolResult:
+    if hasattr(value, "to_tool_result"):
+        return as_result(value.to_tool_result(), requires_result=True)
+    match value:
+        case ToolResult():
+            return value
+        case str():
+            return ToolResult(parts=(Text(str(value)),))
+        case bytes() | bytearray():
+            return ToolResult(files=(File("result.bin", bytes(value)),), parts=(Text(f"({len(value)} bytes)"),))
+        case File(name, data, _):
+            return ToolResult(files=(value,), parts=(Text(f"({name}, {len(data)} bytes)"),))
+        case Text() | Image():
+            return ToolResult(parts=(value,))
+        case Mapping() | list() | tuple() | int() | float() | BaseModel():
+            return _structured(value)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _structured(value)
+    message = f"tool returned {type(value).__name__}, which is not a result: return text, JSON data or a ToolResult"
+    return ToolResult.fail(message, code=ErrorCode.NO_RESULT)
+
+
+def _structured(value: Any) -> ToolResult:
+    if isinstance(value, tuple) and value and all(isinstance(part, Text | Image | File) for part in value):
+        return ToolResult(parts=value)
+    try:
+        return ToolResult(value=plain_value(value), has_value=True, meta=FRESH)
+    except ValueError as exc:
+        return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
+
+
+def _no_result() -> ToolResult:
+    return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
+
+
+def raised(name: str, exc: BaseException) -> ToolResult:
+    """An exception of a tool as a failure: class and message for the model, the traceback only in `exc`."""
+    if isinstance(exc, ToolError):
+        return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, details=exc.details, exc=exc)
+    said = _message_of(exc)
+    message = f'tool "{name}" panicked: {type(exc).__name__}{f": {said}" if said else ""}'
+    return ToolResult.fail(message, code=ErrorCode.EXCEPTION, exc=exc)
+
+
+def _message_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # an exception whose __str__ fails must not take the batch with it
+        return ""
+
+
+def seal(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
+    """The result as everybody else gets it: bounded, without secrets, with its call's ids on it."""
+    limit = call.traits.max_result_bytes
+    truncated = result.meta.truncated
+    if limit is not None and not result.is_error:
+        result, truncated = _bounded(result, limit)
+    if call.run.secrets:
+        result = _redacted(result, call)
+    if result.status is Status.PENDING and result.job_id is None and call.completion is not None:
+        result = dataclasses.replace(result, job_id=call.completion.job_id)
+    meta = ResultMeta(call.call_id, call.name, round(duration_s * 1000, 3), truncated)
+    return stamped(result, meta)
+
+
+def stamped(result: ToolResult, meta: ResultMeta) -> ToolResult:
+    """The result with `meta`: in place when nobody has seen it yet, else a copy."""
+    if result.meta is FRESH:
+        object.__setattr__(result, "meta", meta)
+        return result
+    return dataclasses.replace(result, meta=meta)
+
+
+def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
+    if result.has_value and (size := len(to_json(result.value).encode("utf-8", "replace"))) > limit:
+        failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)
+        return failure, False
+    parts, cut = _cut_parts(result.parts, limit)
+    return (dataclasses.replace(result, parts=parts), True) if cut else (result, False)
+
+
+def _cut_parts(parts: tuple[Part, ...], limit: int) -> tuple[tuple[Part, ...], bool]:
+    room, was_cut = limit, False
+    kept: list[Part] = []
+    for part in parts:
+        if isinstance(part, Text):
+            text, cut = cut_text(part.text, room)
+            room = max(0, room - len(text))
+            was_cut = was_cut or cut
+            kept.append(Text(text))
+        else:
+            kept.append(part)
+    return tuple(kept), was_cut
+
+
+def cut_text(text: str, max_chars: int) -> tuple[str, bool]:
+    """Keep the beginning and the end; tell whether anything was cut. Counts characters, so no character is split."""
+    if len(text) <= max_chars:
+        return text, False
+    head = max_chars - max_chars // 3
+    tail = max_chars - head
+    middle = CUT_MARK.format(cut=len(text) - max_chars)
+    return text[:head] + middle + (text[-tail:] if tail else ""), True
+
+
+def _redacted(result: ToolResult, call: Call) -> ToolResult:
+    secrets = call.run.secrets
+    parts = tuple(Text(secrets.redact(part.text)) if isinstance(part, Text) else part for part in result.parts)
+    error = result.error
+    if error is not None:
+        details = secrets.redact_value(dict(error.details))
+        error = ToolFailure(error.code, secrets.redact(error.message), error.retryable, details)
+    value = secrets.redact_value(result.value) if result.has_value else None
+    for_user = secrets.redact(result.for_user) if result.for_user else result.for_user
+    return dataclasses.replace(result, parts=parts, error=error, value=value, for_user=for_user)

@@ -1,0 +1,85 @@
+"""May this tool be called from there? Black-lists and allow-lists of globs, per origin.
+
+Rules only: who asks, and what happens to a refused call, is `dispatch`'s business. A change counts from the next
+call on, in every registry and snapshot that shares the policy.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toolcell.tools.traits import EVERY_ORIGIN, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A glob over tool names, and the origins it speaks of."""
+
+    pattern: str
+    origins: frozenset[Origin] = EVERY_ORIGIN
+
+    def matches(self, name: str, origin: Origin) -> bool:
+        """True when this rule speaks of such a call."""
+        return origin in self.origins and fnmatch.fnmatchcase(name, self.pattern)
+
+    def speaks_of(self, origin: Origin) -> bool:
+        """True when the rule limits calls from `origin` at all."""
+        return origin in self.origins
+
+
+def _rules(patterns: Iterable[str], origins: Iterable[Origin] | None) -> tuple[Rule, ...]:
+    chosen = EVERY_ORIGIN if origins is None else frozenset(Origin(origin) for origin in origins)
+    return tuple(Rule(pattern, chosen) for pattern in patterns)
+
+
+class CallPolicy:
+    """Which names may be called from where. Everything may, until a rule says otherwise."""
+
+    def __init__(self, *, advertise_blocked: bool = False) -> None:
+        self.advertise_blocked = advertise_blocked
+        """Show refused tools to the model all the same."""
+        self._lock = threading.Lock()
+        self._blocked: tuple[Rule, ...] = ()
+        self._allowed: tuple[Rule, ...] = ()
+        self._verdicts: dict[tuple[str, Origin], bool] = {}
+
+    def blacklist(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
+        """Refuse names that match, from `origins` or from anywhere."""
+        with self._lock:
+            self._blocked = (*self._blocked, *_rules(patterns, origins))
+            self._verdicts = {}
+
+    def unblacklist(self, *patterns: str) -> None:
+        """Take back rules made with exactly these patterns."""
+        with self._lock:
+            self._blocked = tuple(rule for rule in self._blocked if rule.pattern not in patterns)
+            self._verdicts = {}
+
+    def allow_only(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
+        """Refuse every name that matches none of these; more calls allow more names."""
+        with self._lock:
+            self._allowed = (*self._allowed, *_rules(patterns, origins))
+            self._verdicts = {}
+
+    def permits(self, name: str, origin: Origin) -> bool:
+        """The verdict on one call."""
+        verdicts = self._verdicts
+        verdict = verdicts.get((name, origin))
+        if verdict is None:
+            verdict = self._decide(name, origin)
+            if len(verdicts) < 10_000:  # a model inventing names must not grow this for ever
+                verdicts[name, origin] = verdict
+        return verdict
+
+    def blocks(self, name: str, origin: Origin) -> bool:
+        """True when a black-list names it; an allow-list that does not mention a name is no such rule."""
+        return any(rule.matches(name, origin) for rule in self._blocked)
+
+    def _decide(self, name: str, origin: Origin) -> bool:
+        if self.blocks(name, origin):
+            return False
+        limiting = [rule for rule in self._allowed if rule.speaks_of(origin)]
+        return not limiting or any(rule.matches(name, origin) for rule in limiting)

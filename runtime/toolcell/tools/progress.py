@@ -1,0 +1,115 @@
+"""Partial results while a tool runs: rate-limited, from any thread, and only until the tool is done.
+
+An update is text and details for people watching; it can neither end a run nor mark an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio.from_thread
+import anyio.lowlevel
+
+from toolcell.tools.events import TOOL_UPDATE
+from toolcell.tools.result import ToolResult
+
+if TYPE_CHECKING:
+    from toolcell.tools.call import Call
+
+UPDATES_PER_S = 20.0
+BURST = 20
+"""Updates let through at once before the rate applies; later ones replace each other until there is room."""
+MAX_UPDATE_CHARS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One partial result."""
+
+    text: str = ""
+    details: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without what is empty."""
+        return {key: value for key, value in {"text": self.text, "details": self.details}.items() if value}
+
+
+class Progress:
+    """The updates of one call. Call it: `progress("half way")`, `progress(details={"rows": 3})`."""
+
+    __slots__ = ("_call", "_closed", "_room", "_since", "_thread", "_token", "_waiting", "ignored")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._closed = False
+        self._room = float(BURST)
+        self._since = time.monotonic()
+        self._thread = threading.get_ident()
+        self._token = anyio.lowlevel.current_token()
+        self._waiting: Update | None = None
+        self.ignored = 0
+        """Updates that came after the tool was done."""
+
+    def __call__(self, partial: object = None, *, details: Any = None) -> None:
+        update = _as_update(partial, details)
+        if self._closed or threading.get_ident() == self._thread:
+            self._accept(update)
+            return
+        try:
+            anyio.from_thread.run_sync(self._accept, update, token=self._token)
+        except RuntimeError:  # the event loop is gone, and with it whoever was watching
+            self.ignored += 1
+
+    def _accept(self, update: Update) -> None:
+        if self._closed:
+            self.ignored += 1
+        elif self._has_room():
+            self._waiting = None
+            self._emit(update)
+        else:
+            self._waiting = update
+
+    def _has_room(self) -> bool:
+        now = time.monotonic()
+        self._room = min(BURST, self._room + (now - self._since) * UPDATES_PER_S)
+        self._since = now
+        if self._room < 1:
+            return False
+        self._room -= 1
+        return True
+
+    def _emit(self, update: Update) -> None:
+        call = self._call
+        secrets = call.run.secrets
+        plain = update.to_dict()
+        call.emit(TOOL_UPDATE, args=call.args, update=secrets.redact_value(plain) if secrets else plain)
+
+    def close(self) -> None:
+        """Let the last update that waited for room through, and no other after it."""
+        if self._waiting is not None:
+            self._emit(self._waiting)
+            self._waiting = None
+        self._closed = True
+
+
+def _as_update(partial: object, details: Any) -> Update:
+    match partial:
+        case ToolResult():
+            text, details = partial.output, partial.details if details is None else details
+        case None:
+            text = ""
+        case str():
+            text = partial
+        case Mapping():
+            text, details = "", partial if details is None else details
+        case _:
+            text = str(partial)
+    if isinstance(details, str):
+        details = details[:MAX_UPDATE_CHARS]
+    elif len(repr(details)) > MAX_UPDATE_CHARS:
+        details = f"({type(details).__name__} too large to show)"
+    return Update(text[:MAX_UPDATE_CHARS], details)

@@ -1,0 +1,280 @@
+"""The table of tools a program offers, and the door to the one path calls take.
+
+Reading never locks: every change makes a new table and swaps it in. Snapshots, subsets and namespaces are registries
+too, over the same entries.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar, overload
+
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.tools.adapters import FunctionTool, function_shape, positional_shape, shapes_of, with_traits
+from toolcell.tools.context import RunContext
+from toolcell.tools.definition import ToolDefinition, warn_about_description
+from toolcell.tools.entry import Entry, Middleware, Prepare, Shape, make_entry
+from toolcell.tools.events import EventBus
+from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.table import Settings, Table
+from toolcell.tools.traits import Origin, Traits
+from toolcell.tools.view import RegistryView
+
+logger = logging.getLogger("toolcell.tools")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ToolRegistry(RegistryView):
+    """Tools by name. Safe to read, change and call from several threads at once."""
+
+    def __init__(self, tools: Iterable[Any] = (), *, settings: Settings | None = None, **changes: Any) -> None:
+        self.policy = CallPolicy()
+        """Rules about who may call what; they count from the next call on, in snapshots too."""
+        base = settings or Settings()
+        table = Table(policies=(self.policy,), settings=replace(base, **changes) if changes else base)
+        events = EventBus()
+        super().__init__(table, events, RunContext(run_id="direct", events=events, is_shared=True))
+        self._lock = threading.RLock()
+        self._frozen = False
+        for tool in tools:
+            self.add(tool)
+
+    # Registering
+
+    def add(self, tool: Any, *, replace: bool = False, **traits: Any) -> None:
+        """Register every function of a tool, written in any of the known ways; all of them or none.
+
+        Raises:
+            RegistrationError: a definition is wrong, or a name is taken and `replace` is False.
+        """
+        self._add(shapes_of(tool, traits), replace)
+
+    @overload
+    def register(self, tool: Any, /, *, replace: bool = ..., **traits: Any) -> None: ...
+    @overload
+    def register(
+        self, name: str, description: str, schema: Mapping[str, Any], function: Callable[..., Any] | None, /,
+        *, replace: bool = ..., **traits: Any,
+    ) -> None: ...  # fmt: skip
+
+    def register(
+        self,
+        tool: Any,
+        description: str | None = None,
+        schema: Mapping[str, Any] | None = None,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        replace: bool = False,
+        **traits: Any,
+    ) -> None:
+        """`register(tool)`, or `register(name, description, schema, function)` with a function of one dict."""
+        if description is None:
+            self.add(tool, replace=replace, **traits)
+            return
+        definition = ToolDefinition(tool, description, schema)
+        shape = positional_shape(definition, function, with_traits(Traits(), traits))
+        self._add([shape], replace)
+
+    def register_or_replace(self, *tool: Any, **traits: Any) -> None:
+        """The same, and a tool of the same name gives way."""
+        self.register(*tool, replace=True, **traits)
+
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(
+        self, /, *, name: str | None = ..., description: str | None = ..., prepare: Prepare | None = ...,
+        replace: bool = ..., **traits: Any,
+    ) -> Callable[[F], F]: ...  # fmt: skip
+
+    def tool(
+        self,
+        function: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        prepare: Prepare | None = None,
+        replace: bool = False,
+        **traits: Any,
+    ) -> Any:
+        """Decorate a function to register it: name, docstring and signature are its definition."""
+
+        def register(function: F) -> F:
+            known = with_traits(Traits(), traits)
+            shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
+            self._add([shape], replace)
+            return function
+
+        return register if function is None else register(function)
+
+    def alias(self, name: str, target: str) -> None:
+        """Offer `target` under another name as well; rules about either name hold for both.
+
+        Raises:
+            RegistrationError: there is no `target`, or `name` is taken or wrong.
+        """
+        with self._lock:
+            entry = self._table.entries.get(target)
+            if entry is None:
+                raise RegistrationError(f"there is no tool {target!r} to give another name")
+            self._put([entry.renamed(name)], replace=False)
+
+    def _add(self, shapes: Sequence[Shape], replace: bool) -> None:
+        settings = self._table.settings
+        entries = [make_entry(shape, coercion=settings.coercion, extras=settings.extras) for shape in shapes]
+        self._put(entries, replace)
+        for entry in entries:
+            warn_about_description(entry.definition, stacklevel=4)
+
+    def _put(self, new: Sequence[Entry], replace: bool) -> None:
+        with self._lock:
+            self._check_open()
+            entries = dict(self._table.entries)
+            if len({entry.name for entry in new}) != len(new):
+                raise RegistrationError(f"a tool offers one name twice: {[entry.name for entry in new]}")
+            for entry in new:
+                if entry.name in entries and not replace:
+                    raise RegistrationError(f"tool {entry.name!r} is already registered; replace=True replaces it")
+                if entry.name in entries:
+                    logger.info("tool %s replaced", entry.name)
+                entries[entry.name] = entry
+            self._change(entries=entries)
+
+    def unregister(self, name: str) -> bool:
+        """Take a tool away; False when there was none."""
+        with self._lock:
+            self._check_open()
+            entries = dict(self._table.entries)
+            found = entries.pop(name, None) is not None
+            self._change(entries=entries)
+            return found
+
+    def freeze(self) -> Self:
+        """Refuse every later change to tools, hooks and middleware; rules may still change."""
+        self._frozen = True
+        return self
+
+    def _check_open(self) -> None:
+        if self._frozen:
+            raise UsageError("this registry is frozen")
+
+    def _change(self, **changes: Any) -> None:
+        self._table = replace(self._table, **changes)
+
+    # Hooks and rules
+
+    def add_hook(self, hook: Hook | None = None, /, **fields: Any) -> None:
+        """Add a hook around every call: `add_hook(before=..., after=..., timeout_s=...)`. First added is outermost."""
+        with self._lock:
+            self._check_open()
+            self._change(hooks=(*self._table.hooks, hook or Hook(**fields)))
+
+    def before_call(self, function: BeforeHook) -> BeforeHook:
+        """Decorate a function to see every call before it runs."""
+        self.add_hook(before=function)
+        return function
+
+    def after_call(self, function: AfterHook) -> AfterHook:
+        """Decorate a function to see every result."""
+        self.add_hook(after=function)
+        return function
+
+    def add_middleware(self, *middleware: Middleware) -> None:
+        """Wrap the execution of every call; first added is outermost."""
+        with self._lock:
+            self._check_open()
+            self._change(middleware=(*self._table.middleware, *middleware))
+
+    def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
+        """Refuse tools by name or glob, from `origins` or from anywhere. They stay registered."""
+        self.policy.blacklist(*names, origins=origins)
+
+    def unblacklist(self, *names: str) -> None:
+        """Take that back."""
+        self.policy.unblacklist(*names)
+
+    def allow_only(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
+        """Refuse every tool no name or glob mentions."""
+        self.policy.allow_only(*names, origins=origins)
+
+    # Other registries over the same tools
+
+    def snapshot(self) -> ToolRegistry:
+        """This registry as it is now, frozen: what a run works with."""
+        return self if self._frozen else self._derived(self._table.entries).freeze()
+
+    def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:
+        """Some of the tools, by name or by predicate. Rules and hooks of this registry hold there too.
+
+        Raises:
+            UsageError: a name is not registered.
+        """
+        entries = self._table.entries
+        if callable(select):
+            return self._derived({name: entry for name, entry in entries.items() if select(entry.definition)})
+        wanted = set(select)
+        if missing := sorted(wanted - entries.keys()):
+            raise UsageError(f"no such tools: {', '.join(missing)}")
+        return self._derived({name: entry for name, entry in entries.items() if name in wanted})
+
+    def namespaced(self, prefix: str, separator: str = "_") -> ToolRegistry:
+        """The same tools as `prefix_name`; rules about the old names hold for the new ones."""
+        renamed = [entry.renamed(f"{prefix}{separator}{name}") for name, entry in self._table.entries.items()]
+        return self._derived({entry.name: entry for entry in renamed})
+
+    def merged(self, *others: ToolRegistry) -> ToolRegistry:
+        """These tools and those of `others`, under the rules and hooks of this registry and the rules of all.
+
+        Raises:
+            RegistrationError: two of them use one name for different tools.
+        """
+        entries = dict(self._table.entries)
+        policies = list(self._table.policies)
+        for other in others:
+            for name, entry in other._table.entries.items():
+                if entries.setdefault(name, entry).gate is not entry.gate:
+                    raise RegistrationError(f"two registries offer a tool {name!r}")
+            policies += [policy for policy in other._table.policies if policy not in policies]
+        merged = self._derived(entries)
+        merged._change(policies=(*policies, merged.policy))
+        return merged
+
+    def _derived(self, entries: Mapping[str, Entry]) -> ToolRegistry:
+        derived = ToolRegistry(settings=self._table.settings)
+        derived._table = replace(self._table, entries=dict(entries), policies=(*self._table.policies, derived.policy))
+        derived.events = self.events
+        derived._shared_run = self._shared_run
+        return derived
+
+    def list(self) -> list[str]:
+        """Every registered name, refused ones included."""
+        return [*self._table.entries]
+
+    def __repr__(self) -> str:
+        frozen = ", frozen" if self._frozen else ""
+        return f"<ToolRegistry of {len(self)} tools{frozen}: {', '.join([*self][:8])}>"
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    prepare: Prepare | None = None,
+    **traits: Any,
+) -> Any:
+    """Decorate a function to make it a tool without registering it; calling it still calls the function."""
+    if function is None:
+        return functools.partial(tool, name=name, description=description, prepare=prepare, **traits)
+    known = with_traits(Traits(), traits)
+    shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
+    return functools.update_wrapper(FunctionTool(function, shape), function)

@@ -1,0 +1,300 @@
+"""What a tool call comes back with: text for the model, data for code, notes for people, and a status of its own.
+
+Whether a call failed is its `status`, never something read out of its text. Frozen: whoever wants another result
+makes a new one. Knows no provider; `projections` turns it into each seed system's shape.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+
+class Status(enum.StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The tool ran and failed, or could not be run as asked."""
+    BLOCKED = "blocked"
+    """Policy or a hook refused it; the tool did not run."""
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    PENDING = "pending"
+    """Started; the final result arrives later under `job_id`."""
+
+
+class ErrorCode(enum.StrEnum):
+    """Stable codes a program can branch on. Tools may use their own besides these."""
+
+    TOOL_ERROR = "tool_error"
+    """An expected failure the tool reported itself."""
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    PREPARE_FAILED = "prepare_failed"
+    BLOCKED = "blocked"
+    NOT_PERMITTED = "not_permitted"
+    HOOK_ERROR = "hook_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    EXCEPTION = "exception"
+    NO_RESULT = "no_result"
+    TOO_LARGE = "too_large"
+    UNAVAILABLE = "unavailable"
+    """What the tool needs is not there now: no tools, no budget, no record, no sandbox."""
+
+
+RETRYABLE_CODES = frozenset({ErrorCode.TIMEOUT, ErrorCode.UNAVAILABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text the model reads."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture for models that can see."""
+
+    data: bytes
+    media_type: str = "image/png"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file a call produced."""
+
+    name: str
+    data: bytes
+    media_type: str = "application/octet-stream"
+
+
+Part = Text | Image | File
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFailure:
+    """Why a call failed, for a program (`code`) and for a model (`message`)."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Facts behind the message: `fields` of invalid arguments, `available` tools, `exit_code`, ..."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "code": str(self.code),
+            "message": self.message,
+            "retryable": self.retryable,
+            "details": dict(self.details),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ResultMeta:
+    """Which call a result belongs to, filled in by dispatch."""
+
+    call_id: str = ""
+    tool: str = ""
+    duration_ms: float = 0.0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens models used, summed upwards through plans and sub-agents."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both directions."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens)
+
+
+NO_USAGE = TokenUsage()
+NO_META = ResultMeta()
+NOT_FAILED = frozenset({Status.OK, Status.PENDING})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The outcome of one tool call."""
+
+    parts: tuple[Part, ...] = ()
+    """What the model reads. Empty with a `value`: the model reads the value as JSON."""
+    status: Status = Status.OK
+    error: ToolFailure | None = None
+    value: Any = None
+    """Structured data for plans, sandboxed code and programs."""
+    has_value: bool = False
+    """Tells a value of None from no value."""
+    details: Any = None
+    """For logs and user interfaces; never sent to a model."""
+    for_user: str | None = None
+    """Shown to the user as it is, unless `silent`."""
+    silent: bool = False
+    terminate: bool = False
+    """A hint to stop the run; it counts only when every result of the batch gives it."""
+    files: tuple[File, ...] = ()
+    job_id: str | None = None
+    """Of a pending result."""
+    usage: TokenUsage = NO_USAGE
+    meta: ResultMeta = NO_META
+    exc: BaseException | None = field(default=None, compare=False, repr=False)
+    """The exception behind a failure, traceback and all; never serialised."""
+
+    @classmethod
+    def ok(cls, text: str = "", *, value: Any = None, **fields: Any) -> Self:
+        """Success: `text` for the model, `value` for code."""
+        parts = (Text(text),) if text else ()
+        return cls(parts=parts, value=value, has_value=value is not None, **fields)
+
+    @classmethod
+    def of(cls, value: Any, **fields: Any) -> Self:
+        """Success with structured data; the model reads it as JSON."""
+        return cls(value=value, has_value=True, **fields)
+
+    @classmethod
+    def fail(
+        cls,
+        message: str,
+        *,
+        code: str = ErrorCode.TOOL_ERROR,
+        retryable: bool | None = None,
+        output: str = "",
+        status: Status = Status.ERROR,
+        details: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Failure: `message` says what to do about it; `output` is what was captured until then."""
+        again = code in RETRYABLE_CODES if retryable is None else retryable
+        failure = ToolFailure(code, message, again, details or {})
+        fields.setdefault("parts", (Text(output),) if output else ())
+        return cls(status=status, error=failure, **fields)
+
+    @classmethod
+    def silenced(cls, text: str) -> Self:
+        """For the model only: nothing is shown to the user."""
+        return cls(parts=(Text(text),), silent=True)
+
+    @classmethod
+    def user(cls, text: str) -> Self:
+        """The same text for the model and the user."""
+        return cls(parts=(Text(text),), for_user=text)
+
+    @classmethod
+    def async_(cls, text: str, *, job_id: str | None = None) -> Self:
+        """Started in the background; the final result follows."""
+        return cls(parts=(Text(text),), status=Status.PENDING, job_id=job_id)
+
+    def with_error(self, exc: BaseException) -> Self:
+        """The same result with `exc` attached for logs."""
+        return replace(self, exc=exc)
+
+    def with_message(self, message: str) -> Self:
+        """The same failure, said differently."""
+        return replace(self, error=replace(self.error, message=message)) if self.error is not None else self
+
+    def with_meta_of(self, other: ToolResult) -> Self:
+        """The same result in the place of `other`."""
+        return replace(self, meta=other.meta)
+
+    @property
+    def is_error(self) -> bool:
+        """True unless the call succeeded or is pending."""
+        return self.status not in NOT_FAILED
+
+    @property
+    def output(self) -> str:
+        """Text of the parts, or the value as JSON; without the error."""
+        if self.parts:
+            return "".join(part.text for part in self.parts if isinstance(part, Text))
+        return to_json(self.value) if self.has_value else ""
+
+    @property
+    def text(self) -> str:
+        """What the model reads: the error first, then what was captured."""
+        if self.error is None:
+            if not self.parts and not self.has_value and self.exc is not None:
+                return str(self.exc)
+            return self.output
+        message = self.error.message or (str(self.exc) if self.exc else str(self.error.code))
+        output = self.output
+        return f"{message}\n{output}" if output else message
+
+    @property
+    def message(self) -> str:
+        """The bare error message, empty on success."""
+        return self.error.message if self.error else ""
+
+    @property
+    def user_text(self) -> str | None:
+        """What to show the user, or None."""
+        return None if self.silent or not self.for_user else self.for_user
+
+    def guest_value(self) -> Any:
+        """What sandboxed code receives: structured data where there is any, else the text."""
+        if self.has_value:
+            return self.value
+        if self.status is Status.PENDING and self.job_id is not None:
+            return {"job_id": self.job_id, "status": "pending", "text": self.output}
+        return self.output
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; bytes become sizes, `exc` is left out."""
+        plain: dict[str, Any] = {"status": str(self.status), "parts": [_plain_part(part) for part in self.parts]}
+        if self.error is not None:
+            plain["error"] = self.error.to_dict()
+        if self.has_value:
+            plain["value"] = self.value
+        optional = {"details": self.details, "for_user": self.for_user, "job_id": self.job_id}
+        plain |= {key: value for key, value in optional.items() if value is not None}
+        plain |= {key: True for key, flag in {"silent": self.silent, "terminate": self.terminate}.items() if flag}
+        if self.files:
+            plain["files"] = [_plain_part(file) for file in self.files]
+        meta = self.meta
+        plain["meta"] = {"call_id": meta.call_id, "tool": meta.tool, "duration_ms": meta.duration_ms}
+        if meta.truncated:
+            plain["meta"]["truncated"] = True
+        return plain
+
+
+def _plain_part(part: Part) -> dict[str, Any]:
+    match part:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Image(data, media_type):
+            return {"type": "image", "media_type": media_type, "bytes": len(data)}
+        case File(name, data, media_type):
+            return {"type": "file", "name": name, "media_type": media_type, "bytes": len(data)}
+
+
+def to_json(value: Any) -> str:
+    """JSON text of a value for a model: compact enough, not escaped, never failing on odd leaves."""
+    return json.dumps(value, ensure_ascii=False, default=_odd_leaf)
+
+
+def _odd_leaf(value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(bytes(value)).decode("ascii")
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
+
+
+def total_usage(results: Iterable[ToolResult]) -> TokenUsage:
+    """Tokens of several results together."""
+    return sum((result.usage for result in results), NO_USAGE)

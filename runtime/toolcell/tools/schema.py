@@ -1,0 +1,258 @@
+"""JSON Schemas out of Python types and signatures: inline, without titles, references or null branches.
+
+Knows no tool and no registry. pydantic describes each type; what it adds for itself is taken away again, because
+models follow small plain schemas best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, is_typeddict
+
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from toolcell.errors import RegistrationError
+
+Schema = dict[str, Any]
+
+_PLAIN_TYPES = (str, int, float, bool, object, type(None))
+_BASE64 = {"type": "string", "contentEncoding": "base64"}
+
+
+def clean_schema(schema: Mapping[str, Any]) -> Schema:
+    """Inline references, drop titles, close objects, and drop the null branch of optional properties.
+
+    Raises:
+        RegistrationError: a type contains itself, so no inline schema can describe it.
+    """
+    definitions = schema.get("$defs", {})
+    cleaned = _clean({key: value for key, value in schema.items() if key != "$defs"}, definitions, ())
+    if not isinstance(cleaned, dict):
+        raise RegistrationError(f"{schema!r} describes no value")
+    return cleaned
+
+
+_SCHEMA_KEYS = frozenset({"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"})
+_SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SCHEMA_MAPS = frozenset({"properties", "patternProperties"})
+
+
+def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    if (reference := schema.get("$ref")) is not None:
+        return _inline(reference, schema, definitions, inside)
+    cleaned: Schema = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAPS:
+            cleaned[key] = {name: _clean(part, definitions, inside) for name, part in value.items()}
+        elif key in _SCHEMA_LISTS:
+            cleaned[key] = [_clean(part, definitions, inside) for part in value]
+        elif key in _SCHEMA_KEYS:
+            cleaned[key] = _clean(value, definitions, inside)
+        elif key not in {"title", "discriminator"}:
+            cleaned[key] = value
+    return _close_object(cleaned)
+
+
+def _inline(reference: str, schema: Schema, definitions: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
+    name = reference.removeprefix("#/$defs/")
+    if name in inside:
+        cycle = " -> ".join((*inside[inside.index(name) :], name))
+        raise RegistrationError(f"type contains itself ({cycle}), so it has no inline JSON Schema")
+    target = definitions.get(name)
+    if target is None:
+        raise RegistrationError(f"schema refers to {reference!r}, which is not there")
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    return _clean({**target, **beside}, definitions, (*inside, name))
+
+
+def _close_object(schema: Schema) -> Schema:
+    properties = schema.get("properties")
+    if schema.get("type") != "object" or properties is None:
+        return schema
+    required = set(schema.get("required", ()))
+    schema["properties"] = {
+        name: part if name in required else optional_schema(part) for name, part in properties.items()
+    }
+    schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def optional_schema(schema: Any) -> Any:
+    """The schema of a property that may be absent: a null branch and a default of null say nothing more."""
+    if not isinstance(schema, dict):
+        return schema
+    trimmed = {key: value for key, value in schema.items() if not (key == "default" and value is None)}
+    branches = trimmed.get("anyOf")
+    if not isinstance(branches, list) or {"type": "null"} not in branches:
+        return trimmed
+    rest = [branch for branch in branches if branch != {"type": "null"}]
+    others = {key: value for key, value in trimmed.items() if key != "anyOf"}
+    return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
+
+
+def type_schema(annotation: Any) -> Schema:
+    """The clean JSON Schema of one Python type.
+
+    Raises:
+        RegistrationError: the type has none.
+    """
+    if annotation is bytes:
+        return dict(_BASE64)
+    try:
+        return clean_schema(TypeAdapter(annotation).json_schema())
+    except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as exc:
+        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {exc}") from exc
+
+
+def record_schema(record: Any) -> Schema:
+    """The schema of a pydantic model, dataclass or TypedDict as a tool's parameters.
+
+    Raises:
+        RegistrationError: it is not a record, or cannot be described inline.
+    """
+    is_record = isinstance(record, type) and (
+        issubclass(record, BaseModel) or dataclasses.is_dataclass(record) or is_typeddict(record)
+    )
+    if not is_record:
+        raise RegistrationError(f"{record!r} is not a record: a tool takes a pydantic model, dataclass or TypedDict")
+    schema = type_schema(record)
+    schema.pop("description", None)
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function's signature says about calling it with JSON arguments."""
+
+    parameters: Schema
+    converters: Mapping[str, Callable[[Any], Any]]
+    """Parameters whose type is more than JSON, with what makes it out of the validated JSON value."""
+    context_parameter: str | None
+    returns: Schema | None
+    wants_result: bool
+    """The function is declared to return a ToolResult, so None from it is an error."""
+
+
+def read_signature(
+    function: Callable[..., Any], context_type: type, result_type: type, descriptions: Mapping[str, str]
+) -> Signature:
+    """Derive a tool's parameters from a function.
+
+    Raises:
+        RegistrationError: a parameter cannot be passed by name or has no JSON Schema.
+    """
+    hints = _hints(function)
+    properties: dict[str, Schema] = {}
+    required: list[str] = []
+    converters: dict[str, Callable[[Any], Any]] = {}
+    context_parameter, extra = None, False
+    for parameter in _parameters(function):
+        name, hint = parameter.name, hints.get(parameter.name, Any)
+        if hint is context_type:
+            context_parameter = name
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = True
+            continue
+        hint, default = _default(parameter, hint)
+        properties[name] = _property(function, name, hint, default, descriptions.get(name))
+        if default is PydanticUndefined:
+            required.append(name)
+        if not _is_plain_type(hint):
+            converters[name] = _converter(hint)
+    schema: Schema = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    schema["additionalProperties"] = extra
+    returns = hints.get("return", Any)
+    wants_result = returns is result_type
+    return Signature(schema, converters, context_parameter, _return_schema(returns, result_type), wants_result)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+            raise RegistrationError(
+                f"{_name(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
+            )
+    return parameters
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(inspect.unwrap(target), include_extras=True)
+    except (NameError, TypeError) as exc:
+        raise RegistrationError(f"{_name(function)}: annotations cannot be resolved: {exc}") from exc
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _default(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
+    """Unpack `= Field(...)` defaults, pydantic's way of writing constraints."""
+    default = parameter.default
+    if isinstance(default, FieldInfo):
+        return Annotated[hint, default], default.get_default(call_default_factory=True, validated_data={})
+    return hint, PydanticUndefined if default is parameter.empty else default
+
+
+def _property(function: Callable[..., Any], name: str, hint: Any, default: Any, description: str | None) -> Schema:
+    try:
+        schema = type_schema(hint)
+    except RegistrationError as exc:
+        raise RegistrationError(f"{_name(function)}: parameter {name!r}: {exc}") from exc
+    schema.pop("default", None)
+    if default is not PydanticUndefined:
+        schema = optional_schema(schema)
+        if default is not None:
+            schema["default"] = to_jsonable_python(default, fallback=str)
+    if description and "description" not in schema:
+        schema["description"] = description
+    return schema
+
+
+def _return_schema(annotation: Any, result_type: type) -> Schema | None:
+    if annotation in (Any, None, result_type, inspect.Signature.empty):
+        return None
+    try:
+        return type_schema(annotation)
+    except RegistrationError:
+        return None  # a return type without a schema is no obstacle: it only documents
+
+
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    if hint is bytes:
+        return TypeAdapter(bytes, config={"val_json_bytes": "base64"}).validate_strings
+    return TypeAdapter(hint).validate_python
+
+
+def _is_plain_type(hint: Any) -> bool:
+    """True when a validated JSON value is already what the annotation promises."""
+    if hint in _PLAIN_TYPES or hint is Any:
+        return True
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _is_plain_type(args[0]) and not any(_transforms(extra) for extra in args[1:])
+    if origin in (Union, types.UnionType) or origin in (list, dict):
+        return all(_is_plain_type(arg) for arg in args)
+    return origin is Literal or hint in (list, dict)
+
+
+def _transforms(metadata: Any) -> bool:
+    """True for pydantic validators, which may change a value; constraints only check it."""
+    if isinstance(metadata, FieldInfo):
+        return any(_transforms(inner) for inner in metadata.metadata)
+    return hasattr(metadata, "__get_pydantic_core_schema__") or hasattr(metadata, "func")

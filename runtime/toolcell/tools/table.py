@@ -1,0 +1,70 @@
+"""What a registry knows at one moment, as frozen data: entries, hooks, rules, settings. And what follows from it.
+
+A run keeps the table it started with; changing a registry makes a new one. Rules are the exception: a policy is
+shared, so that forbidding a tool counts at once and everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from toolcell.tools.entry import Entry, Middleware
+from toolcell.tools.execution import DEFAULT_TIMEOUT_S
+from toolcell.tools.hooks import Hook
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.traits import Coercion, Extras, Origin
+
+MAX_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a registry's calls behave unless a tool says otherwise."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    max_workers: int = 10
+    """Calls of one batch, plan or run being executed at once."""
+    sequential: bool = False
+    """Batches run one call at a time."""
+    max_batch: int = MAX_BATCH
+    """Calls one model response may ask for; each further one gets an error result."""
+    coercion: Coercion = "safe"
+    extras: Extras = "drop"
+    pending_wait_s: float = 30.0
+    """How long a plan step or sandboxed code waits for background work before it gets the job's id instead."""
+    repeat_hint: int = 3
+    """The same call failing this often in a row makes its error say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One moment of a registry."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    hooks: tuple[Hook, ...] = ()
+    middleware: tuple[Middleware, ...] = ()
+    policies: tuple[CallPolicy, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+
+    def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterator[Entry]:
+        """What a caller from `origin` is told about, in order of registration."""
+        every = (*policies, *self.policies)
+        advertised = all(policy.advertise_blocked for policy in every)
+        for entry in self.entries.values():
+            if entry.traits.allows(origin) and (advertised or is_permitted(entry, origin, every)):
+                yield entry
+
+
+def is_permitted(entry: Entry, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:
+    """True when no rule forbids the tool under any of its names."""
+    return all(_permits(policy, entry, origin) for policy in policies)
+
+
+def _permits(policy: CallPolicy, entry: Entry, origin: Origin) -> bool:
+    aliases = entry.aliases
+    if len(aliases) == 1:
+        return policy.permits(aliases[0], origin)
+    if any(policy.blocks(alias, origin) for alias in aliases):
+        return False
+    return any(policy.permits(alias, origin) for alias in aliases)

@@ -1,0 +1,166 @@
+"""Reading a registry and calling its tools; nothing here changes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolcell.tools.call import Call, current
+from toolcell.tools.context import CompletionCallback, RunContext
+from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
+from toolcell.tools.dispatch import run_call
+from toolcell.tools.entry import Entry
+from toolcell.tools.events import EventBus
+from toolcell.tools.formats import mcp_tool
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.result import ToolResult
+from toolcell.tools.table import Settings, Table
+from toolcell.tools.traits import Origin
+
+
+class RegistryView:
+    """What may be known of a registry, and the door to the one path calls take."""
+
+    def __init__(self, table: Table, events: EventBus, shared_run: RunContext) -> None:
+        self._table = table
+        self.events = events
+        """Of calls made without a run of their own."""
+        self._shared_run = shared_run
+
+    @property
+    def table(self) -> Table:
+        """Everything this registry knows at this moment."""
+        return self._table
+
+    @property
+    def settings(self) -> Settings:
+        """How calls behave unless a tool says otherwise."""
+        return self._table.settings
+
+    def definitions(
+        self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
+    ) -> list[ToolDefinition]:
+        """What a caller from `origin` is told, in order of registration; refused tools are left out."""
+        return [entry.definition for entry in self._table.visible(origin, policies)]
+
+    def all_definitions(self) -> list[ToolDefinition]:
+        """The definitions a model is told."""
+        return self.definitions()
+
+    def names(self, origin: Origin = Origin.MODEL) -> list[str]:
+        """The names a caller from `origin` may use."""
+        return [entry.name for entry in self._table.visible(origin)]
+
+    def get(self, name: str) -> tuple[Any, bool]:
+        """Shape: (the tool as it was registered, True), or (None, False)."""
+        entry = self._table.entries.get(name)
+        return (entry.shape.source, True) if entry is not None else (None, False)
+
+    def entry(self, name: str) -> Entry | None:
+        """A tool as the registry keeps it."""
+        return self._table.entries.get(name)
+
+    def has(self, name: str) -> bool:
+        """True when a tool of that name is registered, refused or not."""
+        return name in self._table.entries
+
+    def count(self) -> int:
+        """How many names are registered."""
+        return len(self._table.entries)
+
+    def is_empty(self) -> bool:
+        """True when there are none."""
+        return not self._table.entries
+
+    def get_summaries(self) -> list[str]:
+        """Shape: "- `name` - description", one for each tool."""
+        return [f"- `{entry.name}` - {entry.definition.description}" for entry in self._table.entries.values()]
+
+    def to_provider_defs(self, origin: Origin = Origin.MODEL) -> list[ProviderToolDef]:
+        """Definitions as OpenAI takes them."""
+        return [definition.to_openai() for definition in self.definitions(origin)]
+
+    def get_definitions(self) -> list[dict[str, Any]]:
+        """The same as plain dicts."""
+        return [dict(definition) for definition in self.to_provider_defs()]
+
+    def schemas(self, origin: Origin = Origin.MODEL) -> list[AnthropicToolDef]:
+        """Definitions as Anthropic takes them."""
+        return [definition.to_anthropic() for definition in self.definitions(origin)]
+
+    def to_mcp(self, origin: Origin = Origin.MODEL) -> list[dict[str, Any]]:
+        """Definitions as MCP's tools/list gives them, traits as annotations."""
+        return [mcp_tool(entry.definition, entry.traits) for entry in self._table.visible(origin)]
+
+    def __len__(self) -> int:
+        return len(self._table.entries)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.entries)
+
+    # Calling
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Make one call, in the caller's task.
+
+        `args` may be JSON text. Without a `context` the call belongs to the tool call it is made in, if any. Without
+        an `origin` it has that call's, else `MODEL`.
+
+        Raises:
+            ToolAbort: the tool, or a hook, ended the run.
+            AuditError: the call could not be recorded; unless it had started, it was not made.
+
+        Cancellation: passes through; the tool was cancelled, and its end was recorded.
+        """
+        return await run_call(self._table, self.new_call(name, args, call_id=call_id, origin=origin, context=context))
+
+    def new_call(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+        step: int | None = None,
+        message: Any = None,
+    ) -> Call:
+        """The record of a call about to be made."""
+        parent = current.get()
+        if context is None:
+            context = self._shared_run if parent is None else parent.nested_run()
+        elif parent is not None and parent.run.state is not context.state:
+            parent = None
+        if origin is None:
+            origin = Origin.MODEL if parent is None else parent.origin
+        return Call(self, name, args, call_id, origin, context, parent, step, message)
+
+    async def execute(self, name: str, args: Mapping[str, Any] | str | None = None) -> ToolResult:
+        """Make one call with nothing but its arguments."""
+        return await self.dispatch(name, args if args is not None else {})
+
+    async def execute_with_context(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        channel: str = "",
+        chat_id: str = "",
+        callback: CompletionCallback | None = None,
+    ) -> ToolResult:
+        """Make one call for a chat; `callback` receives the final result of work that goes on after the call."""
+        context = RunContext(channel=channel, chat_id=chat_id, on_complete=callback, events=self.events)
+        return await self.dispatch(name, args, context=context)

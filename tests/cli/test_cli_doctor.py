@@ -1,0 +1,84 @@
+"""`toolcell doctor`: one line per layer, the remedy where one is missing, and an exit status a script can use."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from toolcell.cli import build, doctor, exits
+from toolcell_bridge.isolation import Probe, probes
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(["doctor"]), ["doctor", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Layers by name; a test makes some of them missing."""
+    live = dict.fromkeys(probes.NAMES, True)
+
+    def probe_all() -> tuple[Probe, ...]:
+        return tuple(
+            Probe(name, is_live, "\x1b[31mdetail", "" if is_live else "turn it on") for name, is_live in live.items()
+        )
+
+    monkeypatch.setattr(probes, "probe_all", probe_all)
+    monkeypatch.setattr(doctor, "docker_state", lambda: "no daemon answers")
+    return live
+
+
+def test_a_machine_with_every_layer_passes(machine: dict[str, bool]) -> None:
+    status, text, _ = invoke()
+    assert status == exits.OK
+    assert "every required layer is live" in text
+    assert all(f"\n{name:<14}live" in text for name in probes.NAMES)
+    assert "\x1b" not in text
+
+
+def test_a_missing_required_layer_fails_and_says_how_to_get_it(machine: dict[str, bool]) -> None:
+    machine["landlock"] = False
+    status, text, _ = invoke()
+    assert status == exits.UNAVAILABLE
+    assert "landlock      MISSING" in text
+    assert "to get it: turn it on" in text
+    assert "missing and required: landlock" in text
+
+
+def test_a_missing_layer_that_nobody_requires_is_only_mentioned(machine: dict[str, bool]) -> None:
+    machine["cgroup"] = False
+    status, text, _ = invoke()
+    assert status == exits.OK
+    assert "cgroup        absent" in text
+    assert "to get it: turn it on" in text
+
+
+def test_what_is_required_can_be_chosen(machine: dict[str, bool]) -> None:
+    machine["user"] = machine["cgroup"] = False
+    assert invoke("--require", "landlock,seccomp")[0] == exits.OK
+    assert invoke("--require", "cgroup")[0] == exits.UNAVAILABLE
+    status, _, err = invoke("--require", "moat")
+    assert status == exits.USAGE
+    assert "no such layer: moat; there are user, pid" in err
+
+
+def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
+    machine["pid"] = False
+    status, text, _ = invoke("--json")
+    told: dict[str, Any] = json.loads(text)
+    assert status == exits.UNAVAILABLE
+    assert (told["ok"], told["missing"]) == (False, ["pid"])
+    assert set(told["machine"]) == {"kernel", "python", "user", "docker"}
+    assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
+
+
+def test_every_layer_has_its_purpose() -> None:
+    assert set(doctor.PURPOSE) == set(probes.NAMES)
+
+
+@pytest.mark.isolation
+def test_the_real_machine_is_described_layer_by_layer() -> None:
+    _, text, _ = invoke("--json")
+    assert [layer["name"] for layer in json.loads(text)["layers"]] == list(probes.NAMES)

@@ -1,0 +1,194 @@
+"""What the commands are made of: flags from the model, sources, exit status, errors, saved files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from toolcell.cli import COMMANDS, build, exits, limit_flags, output, run, sources
+from toolcell.config import Limits
+from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
+from toolcell.results import Outcome, OutputFile
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def invoke(*arguments: str, input: str | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(arguments), list(arguments), input=input)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_lists_every_command_in_one_line_each() -> None:
+    status, text, _ = invoke("--help")
+    assert status == 0
+    assert all(f"  {name:<8}{summary}\n" in text for name, summary in COMMANDS.items())
+
+
+def test_help_and_version_load_neither_models_nor_docker_nor_rich() -> None:
+    probe = (
+        "import sys\nfrom toolcell.cli import build\n"
+        "try:\n    build(sys.argv[1:])()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('pydantic', 'docker', 'rich', 'anyio', 'toolcell.runtime') if name in sys.modules])"
+    )
+    for flag in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", probe, flag], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_command_explains_itself() -> None:
+    for name in COMMANDS:
+        status, text, _ = invoke(name, "--help")
+        assert status == 0
+        assert "Usage:" in text
+        assert "--json" in text
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert invoke("nonsense")[0] == exits.USAGE
+
+
+def test_every_field_of_limits_is_a_flag_with_its_own_words_and_default() -> None:
+    by_name = {each.name: each for each in typer.main.get_command(build(["run"])).commands["run"].params}  # type: ignore[attr-defined]
+    for name, field in Limits.model_fields.items():
+        flag = by_name[name]
+        assert flag.opts == [limit_flags.flag_name(name)]
+        assert " ".join(str(field.description).split()).replace("`", "")[:40] in flag.help
+        assert "Default " in flag.help
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("65536", 65536), ("64k", 65536), ("1.5GiB", 1610612736), ("2MB", 2097152), (" 3 m ", 3145728)]
+)
+def test_sizes_may_be_written_with_units(text: str, size: int) -> None:
+    assert limit_flags.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5x", "1e6", "0x10", "1,000"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="no size"):
+        limit_flags.parse_size(text)
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("wall_s = 5.0\ntool_calls = 7\n")
+    limits = limit_flags.make_limits(file, {"wall_s": 2.0, "cpu_s": None})
+    assert (limits.wall_s, limits.tool_calls, limits.cpu_s) == (2.0, 7, Limits().cpu_s)
+
+
+def test_a_limit_out_of_range_names_flag_value_and_bound(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--memory-bytes 5: .*greater than or equal to 33554432"):
+        limit_flags.make_limits(None, {"memory_bytes": 5})
+    (tmp_path / "bad.toml").write_text("nonsense = 1")
+    with pytest.raises(UsageError, match="nonsense"):
+        limit_flags.make_limits(tmp_path / "bad.toml", {})
+
+
+def test_inputs_are_json_under_names_a_script_can_use() -> None:
+    assert sources.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
+
+
+@pytest.mark.parametrize("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={"])
+def test_an_input_that_is_no_name_and_json_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--input"):
+        sources.parse_inputs([text])
+
+
+def test_files_are_put_under_their_own_or_a_given_name(tmp_path: Path) -> None:
+    plain, odd = tmp_path / "data.csv", tmp_path / "a=b.txt"
+    plain.write_bytes(b"1")
+    odd.write_bytes(b"2")
+    given = [str(plain), f"in/x.csv={plain}", str(odd)]
+    assert sources.read_files(given) == [("data.csv", b"1"), ("in/x.csv", b"1"), ("a=b.txt", b"2")]
+    with pytest.raises(UsageError, match="No such file"):
+        sources.read_files(["nothing.csv"])
+
+
+def test_a_script_must_be_a_readable_utf8_file(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_bytes(b"\xef\xbb\xbfx = 1")
+    (tmp_path / "bad.py").write_bytes(b"x = '\xff'")
+    assert sources.read_script(str(tmp_path / "s.py")) == "x = 1"
+    with pytest.raises(UsageError, match="not UTF-8: byte 0xff at 5"):
+        sources.read_script(str(tmp_path / "bad.py"))
+    with pytest.raises(UsageError, match="No such file"):
+        sources.read_script(str(tmp_path / "none.py"))
+
+
+def test_lists_of_packages_may_use_commas_and_still_hold_versions_and_extras() -> None:
+    assert run.split(["numpy,pandas>=2,<4", " a[b,c] ", "x==1, y"]) == ("numpy", "pandas>=2,<4", "a[b,c]", "x==1", "y")
+
+
+def test_every_outcome_has_an_exit_status_with_a_meaning_in_the_documentation() -> None:
+    assert set(exits.BY_OUTCOME) == set(Outcome)
+    documented = DOCS.read_text(encoding="utf-8")
+    assert all(f"| {status} | {meaning} |" in documented for status, meaning in exits.MEANINGS.items())
+    assert set(exits.BY_OUTCOME.values()) <= set(exits.MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("x"), 2), (SandboxUnavailable("x"), 3), (PackageError("x"), 3), (ToolcellError("x"), 1)],
+)
+def test_an_error_of_ours_becomes_its_message_and_its_status(
+    error: ToolcellError, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(as_json: bool = False) -> None:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [error])
+
+    with pytest.raises(typer.Exit) as caught:
+        output.reporting(fail)(as_json=True)
+    assert caught.value.exit_code == status
+    assert json.loads(capsys.readouterr().out)["error"] == {"code": error.code, "message": "x"}
+
+    with pytest.raises(typer.Exit):
+        output.reporting(fail)()
+    assert capsys.readouterr().err == f"{error.code.replace('_', ' ')}: x\n"
+
+
+def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        output.reporting(fail)()
+
+
+def test_json_output_is_ascii_whatever_a_script_said(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"text": "\u202e\x1b[2J\u2028é\ud800"})
+    shown = capsys.readouterr().out
+    assert shown.isascii()
+    assert "\x1b" not in shown
+    assert json.loads(shown)["text"] == "\u202e\x1b[2J\u2028é\ud800"
+
+
+def returned(name: str, data: bytes = b"data") -> tuple[OutputFile, ...]:
+    return (OutputFile(name, "text/plain", len(data), data),)
+
+
+def test_returned_files_are_saved_below_the_folder_that_was_named(tmp_path: Path) -> None:
+    (path,) = run.save_files(returned("charts/a.png"), tmp_path / "out")
+    assert path == tmp_path / "out" / "charts" / "a.png"
+    assert path.read_bytes() == b"data"
+    assert run.save_files((OutputFile("gone", "", 0, None, problem="missing"),), tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "", "a\\..\\x", "a\0b"])
+def test_a_returned_file_cannot_leave_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not saved"):
+        run.save_files(returned(name), tmp_path / "out")
+
+
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    (out / "dir").symlink_to(elsewhere)
+    (out / "file").symlink_to(elsewhere / "target")
+    for name in ("dir/x", "file"):
+        with pytest.raises(UsageError):
+            run.save_files(returned(name), out)
+    assert list(elsewhere.iterdir()) == []

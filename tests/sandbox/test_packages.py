@@ -1,0 +1,363 @@
+"""Package environments: what may be asked for, what is built, and that it is built once and whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from toolcell.errors import PackageError, UsageError
+from toolcell.sandbox.process import package_sources, packages
+from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    path = tmp_path / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site-packages directory of our own, which the running interpreter looks into first."""
+    path = tmp_path / "site-packages"
+    path.mkdir()
+    monkeypatch.syspath_prepend(str(path))
+    return path
+
+
+def install(site: Path, name: str, version: str = "1.0", requires: tuple[str, ...] = (), code: str = "") -> Path:
+    """Lay a distribution into `site` as an installer would."""
+    module, info = site / f"{name}.py", site / f"{name}-{version}.dist-info"
+    module.write_text(code or f"VERSION = {version!r}\n")
+    info.mkdir()
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+    (info / "INSTALLER").write_text("pip\n")
+    (info / "RECORD").write_text(
+        f"{module.name},,\n{info.name}/METADATA,,\n{info.name}/INSTALLER,,\n../../bin/tool,,\n"
+    )
+    return module
+
+
+def make_wheel(directory: Path, name: str = "tinywheel", version: str = "2.0") -> Path:
+    path, info = directory / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        f"{name}/__init__.py": "def answer():\n    return 42\n",
+        f"{name}/tests/test_it.py": "def test(): pass\n",
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:answer\n",
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file, text)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]))
+    return path
+
+
+def run_with(environment: PackageEnvironment, code: str) -> str:
+    """What a guest would see: the standard library and the environment, nothing else."""
+    program = f"import sys; sys.path.append({str(environment.path)!r})\n{code}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--index-url=https://evil.example",
+        "-r requirements.txt",
+        "-e .",
+        ".",
+        "../numpy",
+        "/etc",
+        "git+https://example.org/x.git",
+        "https://example.org/x.tar.gz",
+        "x @ https://example.org/x-1-py3-none-any.whl",
+        "x @ file:///tmp/x.whl",
+        "numpy\n--pre",
+        "numpy pandas",
+        "",
+        "numpy;",
+        "no-such-file.whl",
+    ],
+)
+def test_only_requirements_and_wheel_files_are_taken(text: str, cache: Path) -> None:
+    with pytest.raises(UsageError):
+        resolve([text], cache_dir=cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_one_text_instead_of_a_list_is_a_usage_error(cache: Path) -> None:
+    with pytest.raises(UsageError, match="must be a list"):
+        resolve("numpy", cache_dir=cache)
+    with pytest.raises(UsageError, match="named by text"):
+        resolve([1], cache_dir=cache)  # type: ignore[list-item]
+
+
+def test_an_installed_package_is_copied_with_its_dependencies_and_extras(site: Path, cache: Path) -> None:
+    install(site, "tinyapp", requires=("tinylib>=1,<2", 'tinyold; python_version < "3"', 'tinyfast; extra == "speed"'))
+    install(site, "tinylib", "1.5", code="import tinydeep\n", requires=("tinydeep", "tinyapp"))
+    install(site, "tinydeep")
+    install(site, "tinyfast", "3.1")
+
+    plain = resolve(["TinyApp>=1"], cache_dir=cache)
+    fast = resolve(["tinyapp[speed]"], cache_dir=cache)
+
+    assert plain.packages == {"tinyapp": "1.0", "tinylib": "1.5", "tinydeep": "1.0"}
+    assert fast.packages == {**plain.packages, "tinyfast": "3.1"}
+    assert plain.source == "installed"
+    assert run_with(plain, "import tinyapp, tinylib; print(tinyapp.VERSION)") == "1.0"
+
+
+def test_nothing_in_an_environment_names_a_place_on_this_machine(site: Path, cache: Path) -> None:
+    info = install(site, "tinyapp", code="def f():\n    return 1\n").parent / "tinyapp-1.0.dist-info"
+    (info / "direct_url.json").write_text(json.dumps({"url": f"file://{site}", "archive_info": {}}))
+    (info / "RECORD").write_text((info / "RECORD").read_text() + f"{info.name}/direct_url.json,,\n")
+
+    environment = resolve(["tinyapp"], cache_dir=cache)
+
+    files = [path for path in environment.path.rglob("*") if path.is_file()]
+    assert {"tinyapp.py", "METADATA"} <= {path.name for path in files}
+    assert not [path for path in files if str(site.parent).encode() in path.read_bytes()]
+
+
+def test_an_editable_install_is_not_an_installed_copy(site: Path, cache: Path) -> None:
+    info = install(site, "tinyapp").parent / "tinyapp-1.0.dist-info"
+    (info / "direct_url.json").write_text(json.dumps({"url": "file:///src", "dir_info": {"editable": True}}))
+    wanted = package_sources.parse_wanted(["tinyapp"])
+    interpreter = package_sources.probe_interpreter(Path(sys.executable))
+    assert "source tree" in str(package_sources.find_installed(wanted, interpreter))
+
+
+def test_an_upgrade_of_the_installed_copy_makes_a_new_environment(site: Path, cache: Path) -> None:
+    module = install(site, "tinyapp")
+    old = resolve(["tinyapp"], cache_dir=cache)
+    module.unlink()
+    for file in (site / "tinyapp-1.0.dist-info").iterdir():
+        file.unlink()
+    (site / "tinyapp-1.0.dist-info").rmdir()
+    install(site, "tinyapp", "1.1")
+    new = resolve(["tinyapp"], cache_dir=cache)
+
+    assert (old.packages, new.packages) == ({"tinyapp": "1.0"}, {"tinyapp": "1.1"})
+    assert old.key != new.key
+
+
+def test_the_order_and_spelling_of_requirements_do_not_matter(site: Path, cache: Path) -> None:
+    install(site, "tinyapp")
+    install(site, "tinylib")
+    first = resolve(["tinyapp", "tinylib >= 1.0"], cache_dir=cache)
+    assert resolve(["TinyLib>=1.0", "tinyapp", "tinyapp"], cache_dir=cache) == first
+
+
+def test_an_environment_can_be_read_by_everybody_and_written_by_nobody(site: Path, cache: Path) -> None:
+    install(site, "tinyapp")
+    environment = resolve(["tinyapp"], cache_dir=cache)
+
+    for path in [environment.path, *environment.path.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o555 if path.is_dir() else 0o444)
+
+
+def test_bytecode_is_ready_and_does_not_depend_on_times_or_places(site: Path, cache: Path, tmp_path: Path) -> None:
+    install(site, "tinyapp", code="KINDS = {'a', 'b', 'c'}\ndef f(x):\n    return x in {'p', 'q', 'r', 's'}\n")
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    first, second = resolve(["tinyapp"], cache_dir=cache), resolve(["tinyapp"], cache_dir=other)
+
+    (compiled,) = (first.path / "__pycache__").iterdir()
+    assert compiled.read_bytes()[4:8] == b"\1\0\0\0"  # PEP 552: hash-based, unchecked
+    assert first.digest == second.digest
+    assert verify(first)
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "added", "manifest", "truncated manifest", "no site"])
+def test_a_damaged_entry_is_noticed_and_built_again(damage: str, site: Path, cache: Path) -> None:
+    install(site, "tinyapp")
+    environment = resolve(["tinyapp"], cache_dir=cache)
+    entry, module = environment.path.parent, environment.path / "tinyapp.py"
+    for path in [entry, environment.path, *environment.path.rglob("*"), entry / "manifest.json"]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    match damage:
+        case "changed":
+            module.write_text("VERSION = 'evil'\n")
+        case "missing":
+            module.unlink()
+        case "added":
+            (environment.path / "json.py").write_text("evil = 1\n")
+        case "manifest":
+            (entry / "manifest.json").write_text('{"key": 1}')
+        case "truncated manifest":
+            (entry / "manifest.json").write_text((entry / "manifest.json").read_text()[:40])
+        case "no site":
+            environment.path.rename(entry / "elsewhere")
+
+    assert packages._read_entry(entry) is None
+    rebuilt = resolve(["tinyapp"], cache_dir=cache)
+    assert rebuilt == environment
+    assert run_with(rebuilt, "import tinyapp; print(tinyapp.VERSION)") == "1.0"
+
+
+def test_a_whole_entry_is_not_built_again(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "tinyapp")
+    first = resolve(["tinyapp"], cache_dir=cache)
+    monkeypatch.setattr(packages, "_build", lambda *_: pytest.fail("built twice"))
+    assert resolve(["tinyapp"], cache_dir=cache) == first
+
+
+RACER = """
+import sys
+from pathlib import Path
+from toolcell.sandbox.process import package_sources, packages
+compile_bytecode = package_sources.compile_bytecode
+def counted(*args):
+    with open(sys.argv[2], "a") as log:
+        log.write("built\\n")
+    compile_bytecode(*args)
+package_sources.compile_bytecode = counted
+print("ready", flush=True)
+sys.stdin.readline()
+print(packages.resolve(["tinyapp"], cache_dir=Path(sys.argv[1])).key)
+"""
+
+
+def test_processes_that_want_the_same_at_once_build_it_once(site: Path, cache: Path, tmp_path: Path) -> None:
+    install(site, "tinyapp")
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", RACER, str(cache), str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    keys = {racer.communicate("go\n", timeout=60)[0].strip() for racer in racers}
+
+    assert len(keys) == 1
+    assert log.read_text() == "built\n"
+    assert [racer.returncode for racer in racers] == [0, 0, 0]
+
+
+DOOMED = textwrap.dedent("""
+    import os, signal, sys
+    from pathlib import Path
+    from toolcell.sandbox.process import package_sources, packages
+    package_sources.compile_bytecode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    packages.resolve(["tinyapp"], cache_dir=Path(sys.argv[1]))
+""")
+
+
+def test_a_builder_killed_half_way_leaves_nothing_that_is_ever_used(site: Path, cache: Path) -> None:
+    install(site, "tinyapp")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", DOOMED, str(cache)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [path for path in cache.iterdir() if path.name.startswith(".build-")]
+
+    built = resolve(["tinyapp"], cache_dir=cache)
+
+    assert built.packages == {"tinyapp": "1.0"}
+    assert sorted(path.name for path in cache.iterdir()) == [built.key, f"{built.key}.lock"]
+
+
+def test_a_build_that_fails_leaves_only_its_lock_file(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "tinyapp")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(package_sources, "compile_bytecode", fail)
+    with pytest.raises(PackageError, match="No space left"):
+        resolve(["tinyapp"], cache_dir=cache)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_cache_that_others_may_write_to_is_refused(site: Path, cache: Path) -> None:
+    install(site, "tinyapp")
+    cache.chmod(0o777)
+    with pytest.raises(PackageError, match="others may write"):
+        resolve(["tinyapp"], cache_dir=cache)
+
+
+def test_a_cache_that_cannot_be_made_is_a_package_error(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PackageError, match="cannot use"):
+        resolve([], cache_dir=tmp_path / "file" / "cache")
+
+
+def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert packages.default_cache_dir() == tmp_path / "xdg" / "toolcell"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert packages.default_cache_dir() == tmp_path / ".cache" / "toolcell"
+
+
+def test_a_wheel_file_is_installed_without_scripts_or_traces_of_its_origin(cache: Path, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    environment = resolve([str(wheel)], cache_dir=cache)
+
+    assert environment.packages == {"tinywheel": "2.0"}
+    assert environment.source in {"pip", "uv"}
+    assert not (environment.path / "bin").exists()
+    assert not list(environment.path.glob("*.dist-info/direct_url.json"))
+    assert run_with(environment, "import tinywheel; print(tinywheel.answer())") == "42"
+    assert (environment.path / "tinywheel" / "__pycache__").is_dir()
+    assert not (environment.path / "tinywheel" / "tests" / "__pycache__").exists()
+
+
+def test_the_installers_last_words_are_in_the_error(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "broken-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"no zip file")
+    with pytest.raises(PackageError) as caught:
+        resolve([str(wheel)], cache_dir=cache)
+    assert "could not install" in str(caught.value)
+    assert "broken" in str(caught.value)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_without_an_installer_the_error_says_what_to_get(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(package_sources, "_has_pip", lambda: False)
+    with pytest.raises(PackageError, match="install uv"):
+        resolve([str(make_wheel(tmp_path))], cache_dir=cache)
+
+
+def test_another_interpreter_is_asked_what_it_takes(tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    other = package_sources.probe_interpreter(link)
+    ours = package_sources.probe_interpreter(Path(sys.executable))
+    assert (other.version, other.tag) == (ours.version, ours.tag)
+
+    with pytest.raises(PackageError, match="cannot ask"):
+        package_sources.probe_interpreter(tmp_path / "nothing")
+
+
+def test_numpy_as_installed_here_works_in_an_environment_of_its_own(cache: Path) -> None:
+    pytest.importorskip("numpy", reason="copies the numpy of this interpreter")
+    environment = resolve(["numpy"], cache_dir=cache)
+
+    assert set(environment.packages) == {"numpy"}
+    assert environment.source == "installed"
+    code = "import numpy; print(int(numpy.arange(4).sum()), numpy.__file__)"
+    assert run_with(environment, code) == f"6 {environment.path}/numpy/__init__.py"

@@ -1,0 +1,197 @@
+"""Both ends of the bridge: every legal move, and every illegal one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell_bridge.codec import encode
+from toolcell_bridge.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES, Connection, State
+from toolcell_bridge.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.messages import (
+    TAGS,
+    CallTool,
+    CancelCall,
+    Done,
+    FilePart,
+    FileProblem,
+    Hello,
+    Interrupt,
+    Log,
+    Message,
+    Progress,
+    PutFile,
+    Result,
+    ToolFail,
+    ToolReturn,
+)
+from wire.wire_strategies import HELLO, RUN, deliver, idle_pair, running_pair
+
+SAMPLES: dict[type[Message], Message] = {
+    type(message): message
+    for message in (
+        *(HELLO, RUN, PutFile("a", b"", True), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
+        *(Interrupt("r"), CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
+        *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Done(True, None)),
+    )
+}
+
+call = CallTool(1, "search", {"q": "x"}, 3)
+
+
+def ends_in(state: State) -> tuple[Connection, Connection]:
+    """Host and guest in `state`, with call 1 outstanding where there can be one."""
+    match state:
+        case State.NEW:
+            return Connection.host(), Connection.guest()
+        case State.IDLE:
+            return idle_pair()
+        case State.RUNNING:
+            host, guest = running_pair()
+            deliver(guest, call, host)
+            return host, guest
+    host, guest = Connection.host(), Connection.guest()
+    for end in host, guest:
+        end.receive_data(b"\0\0\0\0")
+        with pytest.raises(RemoteProtocolError):
+            end.next_message()
+    return host, guest
+
+
+def test_the_samples_hold_every_message() -> None:
+    assert set(SAMPLES) == set(TAGS.values())
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("state", State)
+def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[Message]) -> None:
+    for end, moves in zip(ends_in(state), (HOST_MOVES, GUEST_MOVES), strict=True):
+        if (state, kind) in moves:
+            assert end.send(SAMPLES[kind]) == encode(SAMPLES[kind])
+            assert end.state is moves[state, kind]
+        else:
+            with pytest.raises(LocalProtocolError):
+                end.send(SAMPLES[kind])
+            assert end.state is state
+
+
+@pytest.mark.conforms("T7")
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("state", [State.NEW, State.IDLE, State.RUNNING])
+def test_each_end_receives_exactly_what_the_others_table_allows(state: State, kind: type[Message]) -> None:
+    for end, moves in zip(ends_in(state), (GUEST_MOVES, HOST_MOVES), strict=True):
+        end.receive_data(encode(SAMPLES[kind]))
+        if (state, kind) in moves:
+            assert end.next_message() == SAMPLES[kind]
+            assert end.state is moves[state, kind]
+        elif moves is HOST_MOVES and (state, kind) == (State.IDLE, Interrupt):
+            assert end.next_message() is None
+            assert end.state is State.IDLE
+        else:
+            with pytest.raises(RemoteProtocolError):
+                end.next_message()
+            assert end.state is State.DEAD
+
+
+def test_late_moves_change_no_state_and_add_to_no_other_table() -> None:
+    assert all(before is after for (before, _), after in LATE_MOVES.items())
+    assert not LATE_MOVES.keys() & HOST_MOVES.keys()
+
+
+@given(st.binary())
+def test_garbage_from_a_guest_is_a_remote_protocol_error_and_nothing_else(garbage: bytes) -> None:
+    host = Connection.host()
+    host.receive_data(garbage)
+    try:
+        list(iter(host.next_message, None))
+    except RemoteProtocolError:
+        assert host.state is State.DEAD
+
+
+def test_a_dead_connection_stays_dead_and_says_why() -> None:
+    host, _ = running_pair()
+    host.receive_data(encode(RUN) + encode(Log(1, "believe me")))
+    with pytest.raises(RemoteProtocolError, match="Run is illegal in state running"):
+        host.next_message()
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="dead: Run is illegal"):
+            host.next_message()
+        with pytest.raises(RemoteProtocolError, match="dead: Run is illegal"):
+            host.receive_data(b"")
+        with pytest.raises(LocalProtocolError, match="dead: Run is illegal"):
+            host.send(Interrupt("stop"))
+    assert not host.outstanding
+
+
+def test_messages_before_the_illegal_one_are_still_delivered() -> None:
+    host, guest = running_pair()
+    host.receive_data(guest.send(Log(1, "a")) + encode(HELLO))
+    assert host.next_message() == Log(1, "a")
+    with pytest.raises(RemoteProtocolError):
+        host.next_message()
+
+
+@pytest.mark.conforms("T-b1")
+def test_another_protocol_version_is_refused_at_hello() -> None:
+    host = Connection.host()
+    host.receive_data(encode(Hello(2, "9.9", "3.14", {})))
+    with pytest.raises(RemoteProtocolError, match="protocol version 2, 1 is spoken here"):
+        host.next_message()
+    with pytest.raises(LocalProtocolError):
+        Connection.guest().send(Hello(0, "", "", {}))
+
+
+def test_a_failed_send_changes_nothing() -> None:
+    host, guest = running_pair(max_frame_bytes=1000)
+    for bad, error in (
+        (CallTool(1, "f", {"x": 2**64}, None), UnsendableValue),
+        (CallTool(1, "f", {"x": "x" * 1000}, None), ValueTooLarge),
+        (CallTool(0, "f", {}, None), LocalProtocolError),
+    ):
+        with pytest.raises(error):
+            guest.send(bad)
+        assert not guest.outstanding
+    assert deliver(guest, call, host) == call
+
+
+def test_messages_sent_together_are_all_sent_or_none() -> None:
+    host, guest = running_pair(max_outstanding=2)
+    deliver(guest, call, host)
+    second, third = CallTool(2, "f", {}, None), CallTool(3, "f", {}, None)
+    for last, error in ((third, LocalProtocolError), (Progress(2**64), UnsendableValue), (HELLO, LocalProtocolError)):
+        with pytest.raises(error):
+            guest.send(Log(1, "x"), CancelCall(1), second, FilePart("a", "", b"", False), last)
+        assert list(guest.outstanding) == [1]
+        assert not guest.is_cancelled(1)
+
+    host.receive_data(guest.send(second, Log(1, "x"), Done(True, None)))
+    assert list(iter(host.next_message, None)) == [second, Log(1, "x"), Done(True, None)]
+    assert guest.send() == b""
+
+
+@pytest.mark.conforms("T7", "Q-b5")
+def test_a_frame_over_the_limit_kills_the_connection() -> None:
+    host, _ = running_pair(max_frame_bytes=1000)
+    host.receive_data((1001).to_bytes(4, "big"))
+    with pytest.raises(RemoteProtocolError, match="1001 bytes"):
+        host.next_message()
+
+
+@pytest.mark.conforms("T-b1")
+@given(st.lists(st.sampled_from(list(SAMPLES.values())), max_size=12), st.booleans())
+def test_any_order_of_wellformed_messages_is_followed_or_ends_the_connection(
+    order: list[Message], at_host: bool
+) -> None:
+    end = running_pair()[0 if at_host else 1]
+    end.receive_data(b"".join(map(encode, order)))
+    for _ in itertools.count():
+        try:
+            if end.next_message() is None:
+                break
+        except RemoteProtocolError:
+            assert end.state is State.DEAD
+            break
+    assert len(end.outstanding) <= len(order)

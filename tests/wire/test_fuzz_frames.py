@@ -1,0 +1,33 @@
+"""The fuzz target, for a moment; and proof that it would notice."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolcell_bridge import connection
+from toolcell_bridge.messages import TAGS
+from wire.fuzz_frames import fuzz
+
+
+@pytest.mark.conforms("T7", "T-b1")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mutated_frames_are_followed_or_end_the_connection(seed: int) -> None:
+    tally = fuzz(10_000, seed)
+    assert tally.refused > 1000
+    assert set(tally.delivered) == {kind.__name__ for kind in TAGS.values()}
+
+
+@pytest.mark.parametrize("escaping", [KeyError, ValueError, MemoryError, RecursionError, UnicodeDecodeError])
+def test_the_fuzzer_reports_whatever_else_escapes(escaping: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(body: bytes) -> None:
+        raise escaping.__new__(escaping)
+
+    monkeypatch.setattr(connection, "decode", broken)
+    with pytest.raises(AssertionError, match=f"{escaping.__name__} from [0-9a-f]+"):
+        fuzz(100, 1)
+
+
+def test_the_fuzzer_reports_a_connection_that_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection.Connection, "_die", lambda self, reason: None)
+    with pytest.raises(AssertionError):
+        fuzz(100, 1)

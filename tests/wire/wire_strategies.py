@@ -1,0 +1,91 @@
+"""Hypothesis strategies for plain values and messages, and two ends to play them on."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+from hypothesis import strategies as st
+
+from toolcell_bridge.connection import Connection
+from toolcell_bridge.messages import (
+    PROTOCOL_VERSION,
+    CallTool,
+    CancelCall,
+    Done,
+    FilePart,
+    FileProblem,
+    Hello,
+    Interrupt,
+    Log,
+    Message,
+    Progress,
+    PutFile,
+    Result,
+    Run,
+    ToolFail,
+    ToolReturn,
+)
+
+HELLO = Hello(PROTOCOL_VERSION, "0.1.0", "3.11.0", {"landlock": "ABI 7"})
+RUN = Run(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ints = st.integers(-(2**63), 2**64 - 1)
+scalars = st.none() | st.booleans() | ints | st.floats(allow_nan=False) | texts | st.binary(max_size=20)
+plain: st.SearchStrategy[Any] = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
+)
+plain_dicts = st.dictionaries(texts, plain, max_size=3)
+names = st.text(string.ascii_lowercase, min_size=1, max_size=6)
+
+messages: st.SearchStrategy[Message] = st.one_of(
+    st.builds(
+        Run,
+        ints,
+        texts,
+        plain_dicts,
+        st.lists(names),
+        texts,
+        ints,
+        ints,
+        ints,
+        st.none() | ints,
+        st.none() | st.just(0.5),
+    ),
+    st.builds(PutFile, texts, st.binary(max_size=600), st.booleans()),
+    st.builds(ToolReturn, ints, plain),
+    st.builds(ToolFail, ints, texts, texts, st.booleans(), plain),
+    st.builds(Interrupt, texts),
+    st.builds(Hello, ints, texts, texts, st.dictionaries(texts, texts, max_size=3)),
+    st.builds(CallTool, ints, texts, plain_dicts, st.none() | ints),
+    st.builds(CancelCall, ints),
+    st.builds(Log, st.sampled_from([1, 2]), texts),
+    st.builds(Progress, plain),
+    st.builds(Result, plain, st.lists(texts, max_size=3)),
+    st.builds(FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
+    st.builds(FileProblem, texts, ints, texts),
+    st.builds(Done, st.booleans(), st.none() | plain_dicts),
+)
+
+
+def deliver(sender: Connection, message: Message, receiver: Connection) -> Message | None:
+    """Send one message and return what the other end makes of it; None when it was dropped."""
+    receiver.receive_data(sender.send(message))
+    received = receiver.next_message()
+    assert receiver.next_message() is None
+    return received
+
+
+def idle_pair(**limits: int) -> tuple[Connection, Connection]:
+    """Host and guest, after Hello."""
+    host, guest = Connection.host(**limits), Connection.guest(**limits)
+    deliver(guest, HELLO, host)
+    return host, guest
+
+
+def running_pair(**limits: int) -> tuple[Connection, Connection]:
+    """Host and guest, after Run."""
+    host, guest = idle_pair(**limits)
+    deliver(host, RUN, guest)
+    return host, guest
