@@ -117,7 +117,7 @@ class Connection:
 
     @property
     def outstanding(self) -> KeysView[int]:
-        """A view of the ids of calls without an answer, oldest first. Empty after `Done`: those answers are not to be sent."""
+        """Ids of calls without an answer, oldest first. Empty after `Done`: those answers are not to be sent."""
         return self._calls.keys()
 
     def is_cancelled(self, call_id: int) -> bool:

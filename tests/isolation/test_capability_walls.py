@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.isolation
-Child = Callable[..., object]
+Child = Callable[..., Any]
 
 # An ordinary user has capabilities to lose only inside a user namespace of its own.
 ENTER = """
@@ -30,7 +31,9 @@ FIELDS = "('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs')"
 
 
 def test_dropping_everything_empties_all_five_sets(child: Child) -> None:
-    script = ENTER + f"print(capabilities.held_capabilities() != 0)\ncapabilities.drop_all()\nprint(*map(status, {FIELDS}))"
+    script = (
+        ENTER + f"print(capabilities.held_capabilities() != 0)\ncapabilities.drop_all()\nprint(*map(status, {FIELDS}))"
+    )
     none = "0" * 16
     assert child(script).lines == ["True", f"{none} {none} {none} {none} {none} 1"]
 
@@ -48,7 +51,9 @@ def test_securebits_are_locked_so_uid_0_means_nothing(child: Child) -> None:
 
 
 def test_an_undumpable_process_cannot_be_read_by_its_equal(child: Child) -> None:
-    script = ENTER + """
+    script = (
+        ENTER
+        + """
 reader, writer = os.pipe()
 ready, told = os.pipe()
 capabilities.drop_capabilities()
@@ -63,13 +68,16 @@ os.read(ready, 1)
 print(outcome(os.open, f"/proc/{pid}/mem", os.O_RDONLY))
 os.write(writer, b"x")
 """
+    )
     assert child(script, "keep").lines == ["ok"]
     assert child(script, "drop").lines[0] in ("EACCES", "EPERM")
 
 
 def test_a_new_user_namespace_fills_the_bounding_set_again(child: Child) -> None:
     """Why a sandbox with a user namespace of its own drops the set itself, though its parent has."""
-    script = ENTER + """
+    script = (
+        ENTER
+        + """
 capabilities.drop_bounding()
 pid = os.fork()
 if pid == 0:
@@ -79,6 +87,7 @@ if pid == 0:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 """
+    )
     assert child(script).lines == ["0 True"]
 
 

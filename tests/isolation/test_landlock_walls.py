@@ -8,13 +8,14 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolcell_bridge.isolation import landlock
 
 pytestmark = pytest.mark.isolation
-Child = Callable[..., object]
+Child = Callable[..., Any]
 
 RESTRICT = """
 import json, pathlib
@@ -84,7 +85,7 @@ def test_only_a_path_listed_for_execution_can_be_executed(child: Child, places: 
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
     everything = '{"read_exec": ["/"]}'
-    marker = script.replace('os._exit(0 if', 'os._exit(7 if')
+    marker = script.replace("os._exit(0 if", "os._exit(7 if")
     assert child(RESTRICT + _plain(marker), '{"read": ["/"]}', str(program)).lines == ["7"]
     assert child(RESTRICT + _plain(marker), everything, str(program)).lines == ["0"]
 
@@ -133,9 +134,7 @@ def test_signals_and_abstract_sockets_stay_inside(child: Child) -> None:
         assert child(RESTRICT + _plain(script), '{"read": ["/"]}', name).lines == ["EPERM", "EPERM", "ok"]
 
 
-def test_a_ruleset_prepared_by_a_parent_binds_each_child_that_takes_it(
-    child: Child, places: tuple[Path, Path]
-) -> None:
+def test_a_ruleset_prepared_by_a_parent_binds_each_child_that_takes_it(child: Child, places: tuple[Path, Path]) -> None:
     script = """
         from toolcell_bridge.isolation import capabilities, landlock
         at, other = sys.argv[1:]

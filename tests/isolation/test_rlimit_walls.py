@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from toolcell_bridge.isolation.rlimits import RlimitPlan, apply
 
 pytestmark = pytest.mark.isolation
-Child = Callable[..., object]
+Child = Callable[..., Any]
 
 PLAN = RlimitPlan(cpu_s=5, address_space_bytes=1 << 30, processes=16, open_files=32, file_size_bytes=1 << 16)
 APPLY = f"from toolcell_bridge.isolation.rlimits import RlimitPlan, apply\napply({PLAN!r})\n"
@@ -19,7 +20,10 @@ APPLY = f"from toolcell_bridge.isolation.rlimits import RlimitPlan, apply\napply
 @pytest.mark.conforms("Q-b1")
 def test_every_limit_holds_soft_and_hard_and_cannot_be_raised(child: Child) -> None:
     drop = "from toolcell_bridge.isolation.syscalls import *\nunshare(CLONE_NEWUSER)\n"
-    script = drop + APPLY + f"""
+    script = (
+        drop
+        + APPLY
+        + f"""
 import resource
 for name, value in {PLAN.rows()!r}:
     kind = getattr(resource, name)
@@ -30,6 +34,7 @@ for name, value in {PLAN.rows()!r}:
         raised = "held"
     print(name, resource.getrlimit(kind) == (value, value), raised)
 """
+    )
     assert child(script).lines == [f"{name} True held" for name, _ in PLAN.rows()]
 
 

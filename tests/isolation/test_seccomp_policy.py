@@ -11,16 +11,86 @@ MACHINES = sorted(SYSCALL_NUMBERS)
 EVERY_CALL = frozenset().union(*SYSCALL_NUMBERS.values())
 ROWS = [call for group in (*ALLOWED, *REFUSED, *MISSING) for call in group.calls] + [rule.call for rule in RULES]
 
-NEVER = """
-io_uring_setup io_uring_enter io_uring_register userfaultfd bpf perf_event_open ptrace process_vm_readv
-process_vm_writev process_madvise kcmp pidfd_getfd pidfd_open pidfd_send_signal keyctl add_key request_key unshare setns
-mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr memfd_create
-memfd_secret execve execveat open_by_handle_at name_to_handle_at init_module finit_module delete_module kexec_load
-kexec_file_load reboot swapon swapoff acct quotactl syslog personality modify_ldt vmsplice fanotify_init fanotify_mark
-inotify_init1 inotify_add_watch lookup_dcookie sched_setscheduler sched_setattr sched_setparam sched_setaffinity
-setpriority socket connect bind listen accept accept4 setuid setgid setresuid setresgid setgroups seccomp capset
-landlock_create_ruleset landlock_restrict_self setrlimit flock splice
-""".split()
+NEVER = [
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "userfaultfd",
+    "bpf",
+    "perf_event_open",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "process_madvise",
+    "kcmp",
+    "pidfd_getfd",
+    "pidfd_open",
+    "pidfd_send_signal",
+    "keyctl",
+    "add_key",
+    "request_key",
+    "unshare",
+    "setns",
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "open_tree",
+    "move_mount",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "mount_setattr",
+    "memfd_create",
+    "memfd_secret",
+    "execve",
+    "execveat",
+    "open_by_handle_at",
+    "name_to_handle_at",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "kexec_load",
+    "kexec_file_load",
+    "reboot",
+    "swapon",
+    "swapoff",
+    "acct",
+    "quotactl",
+    "syslog",
+    "personality",
+    "modify_ldt",
+    "vmsplice",
+    "fanotify_init",
+    "fanotify_mark",
+    "inotify_init1",
+    "inotify_add_watch",
+    "lookup_dcookie",
+    "sched_setscheduler",
+    "sched_setattr",
+    "sched_setparam",
+    "sched_setaffinity",
+    "setpriority",
+    "socket",
+    "connect",
+    "bind",
+    "listen",
+    "accept",
+    "accept4",
+    "setuid",
+    "setgid",
+    "setresuid",
+    "setresgid",
+    "setgroups",
+    "seccomp",
+    "capset",
+    "landlock_create_ruleset",
+    "landlock_restrict_self",
+    "setrlimit",
+    "flock",
+    "splice",
+]
 
 
 def numbered(machine: str, call: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from toolcell_bridge.isolation.seccomp_policy import REFUSED
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 pytestmark = pytest.mark.isolation
-Child = Callable[..., object]
+Child = Callable[..., Any]
 
 BAD = "2**64 - 1"
 # Bad pointers on purpose: without the filter the kernel gets far enough to complain about them.

@@ -95,11 +95,15 @@ class Tally:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        names = ", ".join(f"{name} {count}" for name, count in sorted(self.delivered.items()))
+        delivered, reasons = (
+            ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            for counts in (self.delivered, self.reasons)
+        )
         return (
             f"{self.frames} frames in {self.seconds:.1f} s, {self.frames / self.seconds:.0f}/s; "
-            f"{self.refused} connections refused for {len(self.reasons)} beginnings of a reason; "
-            f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB\ndelivered: {names}"
+            f"{self.refused} connections refused; "
+            f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB\n"
+            f"refused for: {reasons}\ndelivered: {delivered}"
         )
 
 
@@ -167,7 +171,7 @@ def feed(connection: Connection, data: bytes, tally: Tally) -> bool:
             tally.delivered[type(message).__name__] += 1
     except RemoteProtocolError as error:
         tally.refused += 1
-        tally.reasons[str(error)[:16]] += 1
+        tally.reasons[type(error.__cause__ or error).__name__] += 1
         assert connection.state is State.DEAD
         return False
     assert connection.state is not State.DEAD

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
+import re
 import struct
 import tracemalloc
 from typing import Any
@@ -383,3 +385,12 @@ def test_a_failing_parser_is_the_senders_doing(failure: Exception, monkeypatch: 
     with pytest.raises(RemoteProtocolError) as caught:
         decode(b"\x92\x12\x01")
     assert caught.value.__cause__ is failure
+
+
+def test_the_page_about_the_wire_lists_every_message_with_its_tag_and_fields() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([\w, ]+) \|", page, re.MULTILINE)
+    assert rows == [
+        (str(tag), kind.__name__, ", ".join(field.name for field in dataclasses.fields(kind)))
+        for tag, kind in TAGS.items()
+    ]

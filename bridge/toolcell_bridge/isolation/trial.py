@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _REPORT_BYTES = 4096
+_SILENCE = f"{errno.EIO} ended without a word".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,13 @@ def attempt(action: Callable[[], str]) -> Trial:
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
         return Trial(False, f"killed by {name}")
-    code, _, detail = raw.decode(errors="replace").partition(" ")
+    code, _, detail = (raw or _SILENCE).decode(errors="replace").partition(" ")
     return Trial(code == "0", detail, int(code) if code.isdigit() else errno.EIO)
 
 
 def _report(writer: int, action: Callable[[], str]) -> None:
     """Child side: never returns, whatever `action` does."""
-    text = f"{errno.EIO} the attempt ended without a word"
+    text = _SILENCE.decode()
     try:
         text = f"0 {action()}"
     except OSError as error:

@@ -93,12 +93,12 @@ def make_tools() -> ToolRegistry:
         return sorted(modules, key=lambda name: modules[name].stat().st_size, reverse=True)[:MODULES]
 
     @registry.tool
-    def read_module(name: str) -> str:
+    async def read_module(name: str) -> str:
         """Return the source of one module of the installed toolcell package."""
         return modules[name].read_text(encoding="utf-8")
 
     @registry.tool
-    def save_note(title: str, text: str) -> str:
+    async def save_note(title: str, text: str) -> str:
         """Keep a note for later and return where it was put."""
         notes.append(f"{title}: {text}")
         return f"note {len(notes)}"

@@ -10,6 +10,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 from rich.console import Console
+from rich.text import Text
 
 from toolcell.text import one_line
 
@@ -35,9 +36,9 @@ class Watch:
         lines = text.strip().splitlines()
         self._said = lines[-1] if lines else self._said
 
-    def line(self, elapsed_s: float) -> str:
-        """The progress line."""
-        return one_line(f"{self.doing} {elapsed_s:.0f} s  {self._said}".rstrip(), 100)
+    def line(self, elapsed_s: float) -> Text:
+        """The progress line; never a str, which rich would read as markup."""
+        return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._said}".rstrip(), 100))
 
 
 def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console) -> T:

@@ -47,7 +47,7 @@ def show_failure(result: ExecutionResult, source: str, console: Console) -> None
     if error.type not in (str(result.outcome), ""):
         title.append(f"  {for_terminal(error.type)}", "red")
     console.print(title)
-    if error.message:
+    if error.message and not any(error.message == finding["message"] for finding in error.findings):
         write_text(console, error.message)
     if detail := limit_detail(error):
         console.print(safe(detail))
@@ -71,9 +71,26 @@ def limit_detail(error: ErrorInfo) -> str:
     """Name the limit that was hit, its value and what was used; empty when none was."""
     if error.limit is None:
         return ""
-    value = "" if error.limit_value is None else f" is {error.limit_value:g}"
-    used = "" if error.used is None else f", {error.used:g} was used"
+    value = "" if error.limit_value is None else f" is {_amount(error.limit, error.limit_value)}"
+    used = "" if error.used is None else f", {_amount(error.limit, error.used)} was used"
     return f"limit {error.limit}{value}{used} (--{error.limit.replace('_', '-')} changes it)"
+
+
+def _amount(limit: str, value: float) -> str:
+    """A value with the unit that its field's name ends in."""
+    if limit.endswith("_bytes"):
+        return size(int(value))
+    return f"{value:.3g} s" if limit.endswith("_s") else f"{value:g}"
+
+
+def size(bytes_count: int) -> str:
+    """A number of bytes as a person reads it."""
+    amount = float(bytes_count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if unit != "bytes" else f"{bytes_count} bytes"
+        amount /= 1024
+    return f"{amount:.3g} GiB"
 
 
 def places(error: ErrorInfo) -> list[tuple[int, int, str]]:
@@ -85,7 +102,7 @@ def places(error: ErrorInfo) -> list[tuple[int, int, str]]:
 
 def excerpt(source: str, line: int, column: int = 0) -> list[Text]:
     """The lines around `line` with their numbers, the line itself marked, and a caret under `column`."""
-    lines = source.split("\n")
+    lines = source.rstrip("\n").split("\n")
     if not 1 <= line <= len(lines):
         return []
     first, last = max(1, line - CONTEXT_LINES), min(len(lines), line + CONTEXT_LINES)
@@ -125,7 +142,7 @@ def call_arguments(args: Mapping[str, Any]) -> str:
 def show_files(files: Iterable[OutputFile], console: Console) -> None:
     """One line per returned file."""
     for file in files:
-        about = file.problem or f"{file.media_type}, {file.size} bytes"
+        about = file.problem or f"{file.media_type}, {size(file.size)}"
         console.print(Text.assemble(("file  ", "dim"), safe(one_line(file.name), "cyan"), safe(f"  {one_line(about)}")))
 
 
@@ -141,7 +158,7 @@ def summary(result: ExecutionResult) -> str:
     usage = result.usage
     parts = [str(result.outcome).replace("_", " "), duration(usage.wall_s), f"cpu {duration(usage.cpu_s)}"]
     if usage.peak_memory_bytes:
-        parts.append(f"{usage.peak_memory_bytes / (1 << 20):.0f} MiB")
+        parts.append(size(usage.peak_memory_bytes))
     parts.append(f"{len(result.calls)} tool call{'' if len(result.calls) == 1 else 's'}")
     parts.append(f"isolation {result.isolation.backend}: {len(result.isolation.layers)} layers")
     return ", ".join(parts)

@@ -51,21 +51,29 @@ async def run_call(table: Table, call: Call) -> ToolResult:
 
 async def preflight(table: Table, call: Call) -> ToolResult | None:
     """Everything before the tool runs. None: it may. A result: it was refused, and this is why."""
-    run = call.run
-    call.started_at = time.time()
-    if run.events.active:
-        call.emit(TOOL_START, args=call.raw_args)
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("tool %s started: %s", call.name, _for_log(call, call.raw_args))
+    _start(call)
     refusal = _permission(table, call)
     if refusal is None:
         refusal = await _arguments(call)
-    if refusal is None and (table.hooks or run.hooks or call.traits.requires_approval):
-        refusal = await run_before_hooks((*run.hooks, *table.hooks), call, _recheck)
-    call.refusal = refusal
-    if run.observer is not None:
-        refusal = await _record_start(call, refusal)
-    return refusal
+    hooks = (*call.run.hooks, *table.hooks) if call.run.hooks else table.hooks
+    if refusal is None and (hooks or call.traits.requires_approval):
+        refusal = await run_before_hooks(hooks, call, _recheck)
+    return await _record_start(call, refusal)
+
+
+async def refuse(table: Table, call: Call, refusal: ToolResult) -> ToolResult:
+    """The whole life of a call that is not even looked at."""
+    _start(call)
+    await _record_start(call, refusal)
+    return await conclude(table, call, refusal)
+
+
+def _start(call: Call) -> None:
+    call.started_at = time.time()
+    if call.run.events.active:
+        call.emit(TOOL_START, args=call.raw_args)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("tool %s started: %s", call.name, _for_log(call, call.raw_args))
 
 
 async def perform(table: Table, call: Call) -> ToolResult:
@@ -77,7 +85,7 @@ async def perform(table: Table, call: Call) -> ToolResult:
     if result.status is Status.PENDING:
         result = await _pending(call, result, settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    result = seal(result, call, call.duration_s)
+    call.result = result = seal(result, call, call.duration_s)
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
     return result
@@ -116,10 +124,15 @@ def _finish(call: Call, result: ToolResult) -> None:
 
 async def abandon(call: Call, exc: BaseException) -> None:
     """Close the books on a call that is being cancelled from above or ended its run: it has a result all the same."""
-    if call.is_concluded or not call.started_at:
+    if call.is_concluded:
         return
-    is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
-    _finish(call, seal(cancelled(ABORTED) if is_cancelled else raised(call.name, exc), call, call.duration_s))
+    if not call.started_at:
+        _start(call)
+    if call.result is None:  # else the tool was done, and only what comes after it was cut off
+        is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
+        ended = cancelled(ABORTED) if is_cancelled or not call.is_executed else raised(call.name, exc)
+        call.result = seal(ended, call, 0.0)
+    _finish(call, call.result)
     if call.is_started and call.run.observer is not None:
         with anyio.move_on_after(RECORD_S, shield=True):
             await settle(call.run.observer.call_ended(call))
@@ -206,8 +219,10 @@ def _recheck(call: Call, args: Mapping[str, Any]) -> ToolResult | None:
 
 async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
     """No record, no effect: a call that cannot be recorded is not made."""
+    call.refusal = refusal
     observer = call.run.observer
-    assert observer is not None
+    if observer is None:
+        return refusal
     try:
         await settle(observer.call_started(call))
         call.is_started = True

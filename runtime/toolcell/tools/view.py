@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, current
-from toolcell.tools.context import CompletionCallback, RunContext
+from toolcell.tools.context import CompletionCallback, RunContext, RunState
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
 from toolcell.tools.dispatch import run_call
 from toolcell.tools.entry import Entry
@@ -15,6 +16,7 @@ from toolcell.tools.formats import mcp_tool
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import ToolResult
 from toolcell.tools.table import Settings, Table
+from toolcell.tools.toolcalls import ToolCall, unique_ids
 from toolcell.tools.traits import Origin
 
 
@@ -148,6 +150,41 @@ class RegistryView:
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
         return Call(self, name, args, call_id, origin, context, parent, step, message)
+
+    async def execute_batch(
+        self,
+        calls: Iterable[Any],
+        *,
+        context: RunContext | None = None,
+        origin: Origin | None = None,
+        sequential: bool | None = None,
+        message: Any = None,
+        on_result: OnResult | None = None,
+    ) -> list[ToolResult]:
+        """Make the calls of one model response, concurrently unless a tool or a setting says otherwise.
+
+        Result i belongs to call i. A call is a ToolCall, a (name, arguments) pair, or a provider's dict.
+
+        Raises:
+            ToolAbort, AuditError: as from `dispatch`.
+        """
+        run = self.new_run() if context is None else context
+        made = [
+            self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=run, message=message)
+            for call in unique_ids(map(ToolCall.read, calls))
+        ]
+        in_turn = self.settings.sequential if sequential is None else sequential
+        return await run_batch(self._table, made, sequential=in_turn, on_result=on_result)
+
+    def new_run(self, **fields: Any) -> RunContext:
+        """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
+        parent = current.get()
+        if parent is not None and not parent.run.is_shared:
+            return parent.nested_run().child(**fields)
+        fields.setdefault("state", RunState(self.settings.max_workers))
+        fields.setdefault("events", self.events)
+        fields.setdefault("parent_call_id", parent.call_id if parent is not None else None)
+        return RunContext(**fields)
 
     async def execute(self, name: str, args: Mapping[str, Any] | str | None = None) -> ToolResult:
         """Make one call with nothing but its arguments."""

@@ -1,0 +1,115 @@
+"""Several calls of one model response: tools overlap, everything around them happens in the order they were asked.
+
+Every call gets exactly one result, at its own place, whatever becomes of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import anyio
+
+from toolcell.errors import AuditError, ToolAbort
+from toolcell.tools.call import Call
+from toolcell.tools.dispatch import abandon, conclude, perform, preflight, refuse, run_call
+from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.table import Table
+
+OnResult = Callable[[Call, ToolResult], Awaitable[None]]
+"""Told of each result in source order, right after the end of its call."""
+
+ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
+
+
+async def run_batch(
+    table: Table, calls: Sequence[Call], *, sequential: bool = False, on_result: OnResult | None = None
+) -> list[ToolResult]:
+    """Run calls; result i belongs to call i.
+
+    Raises:
+        ToolAbort: a tool or hook ended the run; every call has its `result` all the same.
+
+    Cancellation: from above it passes through, with every call's end emitted and `result` set. `RunContext.cancel`
+    makes calls in flight and those to come return cancelled results.
+    """
+    allowed, surplus = calls[: table.settings.max_batch], calls[table.settings.max_batch :]
+    try:
+        if len(allowed) == 1 or sequential or _any_sequential(table, allowed):
+            results = [await _one(table, call, on_result) for call in allowed]
+        else:
+            results = await _overlapping(table, allowed, on_result)
+        return results + [await _refused(table, call, len(calls), on_result) for call in surplus]
+    except BaseException as exc:
+        for call in calls:
+            await abandon(call, exc)
+        raise
+
+
+def _any_sequential(table: Table, calls: Sequence[Call]) -> bool:
+    entries = (table.entries.get(call.name) for call in calls)
+    return any(entry is not None and entry.traits.mode == "sequential" for entry in entries)
+
+
+async def _one(table: Table, call: Call, on_result: OnResult | None) -> ToolResult:
+    result = await run_call(table, call)
+    if on_result is not None:
+        await on_result(call, result)
+    return result
+
+
+async def _overlapping(table: Table, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+    refusals = [await preflight(table, call) for call in calls]
+    results = dict(enumerate(refusals))
+
+    async def perform_one(index: int) -> None:
+        results[index] = await perform(table, calls[index])
+
+    admitted = [index for index, refusal in enumerate(refusals) if refusal is None]
+    if len(admitted) == 1:
+        await perform_one(admitted[0])
+    else:
+        await _together(perform_one, admitted)
+    concluded = []
+    for index, call in enumerate(calls):
+        result = results[index]
+        assert result is not None
+        concluded.append(await conclude(table, call, result))
+        if on_result is not None:
+            await on_result(call, concluded[index])
+    return concluded
+
+
+async def _together(perform_one: Callable[[int], Coroutine[Any, Any, None]], indices: Sequence[int]) -> None:
+    try:
+        async with anyio.create_task_group() as group:
+            for index in indices:
+                group.start_soon(perform_one, index)
+    except BaseExceptionGroup as group_error:
+        raise first_that_ends_run(group_error) from None
+
+
+def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception of a group its caller is promised, or the group itself when there is none."""
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            inner = first_that_ends_run(exc)
+            if isinstance(inner, ENDS_RUN):
+                return inner
+        elif isinstance(exc, ENDS_RUN):
+            return exc
+    return group
+
+
+async def _refused(table: Table, call: Call, asked: int, on_result: OnResult | None) -> ToolResult:
+    message = f"not run: at most {table.settings.max_batch} tool calls per response, got {asked}; ask for it again"
+    refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
+    result = await refuse(table, call, refusal)
+    if on_result is not None:
+        await on_result(call, result)
+    return result
+
+
+def ends_run(results: Sequence[ToolResult]) -> bool:
+    """True when every result of a batch asks to stop the run; an empty batch never does."""
+    return bool(results) and all(result.terminate for result in results)

@@ -1,0 +1,454 @@
+"""`toolcell run`: what reaches the runtime, what a person sees of a result, and the exit status."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import pytest
+from typer.testing import CliRunner
+
+import toolcell.runtime
+from toolcell.cli import build, demo, exits
+from toolcell.config import Limits, Policy
+from toolcell.errors import SandboxUnavailable
+from toolcell.results import (
+    ErrorInfo,
+    ExecutionResult,
+    Isolation,
+    LogEntry,
+    Logs,
+    Outcome,
+    OutputFile,
+    ToolCallRecord,
+    Usage,
+)
+
+TOOLS = '''
+def search(query: str, limit: int = 10) -> list[str]:
+    """Search the web for current information.
+
+    Args:
+        query: what to look for
+    """
+    return [query] * limit
+
+
+async def echo(q: int) -> int:
+    """Return the very same number that was given."""
+    return q
+
+
+def _private() -> None:
+    """Not a tool, because its name says so."""
+'''
+
+
+class FakeRuntime:
+    """Stands where the runtime is and answers with the result it was given."""
+
+    result = ExecutionResult("r1", Outcome.OK)
+    error: BaseException | None = None
+    seen: dict[str, Any]
+
+    def __init__(self, registry: Any = None, **options: Any) -> None:
+        type(self).seen = {"registry": registry, **options}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def execute_code(self, source: str, **arguments: Any) -> ExecutionResult:
+        self.seen.update(arguments, source=source)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeRuntime]:
+    class OneTest(FakeRuntime):
+        pass
+
+    monkeypatch.setattr(toolcell.runtime, "Runtime", OneTest)
+    return OneTest
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_cli_tools.py").write_text(TOOLS)
+    (tmp_path / "script.py").write_text("x = 1\ny = 2\nz = x / 0\nw = 4\nv = 5\nu = 6\n")
+    return tmp_path
+
+
+def invoke(*arguments: str, input: str | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(arguments), list(arguments), input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRuntime], folder: Path) -> None:
+    (folder / "data.csv").write_text("a,b")
+    flags = ["--wall-s", "2.5", "--memory-bytes", "64MiB", "--tool-calls", "3", "--lint", "strict", "--seed", "7"]
+    status, _, _ = invoke(
+        "run", "script.py", *flags, "-t", "my_cli_tools.py", "-i", "rows=[1]", "-f", "data.csv",
+        "-p", "numpy,pandas>=2,<4", "--preload", "numpy", "--require", "landlock,seccomp", "--hash-seed", "1",
+    )  # fmt: skip
+
+    seen = fake.seen
+    assert status == exits.OK
+    assert seen["source"].startswith("x = 1\n")
+    assert seen["limits"] == Limits(wall_s=2.5, memory_bytes=64 * 1024 * 1024, tool_calls=3)
+    assert seen["policy"] == Policy(require=frozenset({"landlock", "seccomp"}), lint="strict", seed=7, hash_seed=1)
+    assert seen["packages"] == ("numpy", "pandas>=2,<4")
+    assert (seen["preload"], seen["backend"]) == (("numpy",), "process")
+    assert seen["inputs"] == {"rows": [1]}
+    assert seen["files"] == [("data.csv", b"a,b")]
+    assert sorted(seen["registry"].list()) == ["echo", "search"]
+
+
+def test_a_script_may_come_from_stdin(fake: type[FakeRuntime], folder: Path) -> None:
+    invoke("run", "-", input="set_result('é')")
+    assert fake.seen["source"] == "set_result('é')"
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_ends_with_its_documented_status(outcome: Outcome, fake: type[FakeRuntime], folder: Path) -> None:
+    fake.result = ExecutionResult("r1", outcome)
+    assert invoke("run", "script.py")[0] == exits.BY_OUTCOME[outcome]
+    assert invoke("run", "script.py", "--json")[0] == exits.BY_OUTCOME[outcome]
+
+
+def test_output_and_value_go_to_stdout_and_the_rest_to_stderr(fake: type[FakeRuntime], folder: Path) -> None:
+    logs = Logs((LogEntry("stdout", "one\ntwo"), LogEntry("stderr", "careful\n"), LogEntry("stdout", "three")))
+    files = (OutputFile("a.png", "image/png", 3, b"png"), OutputFile("b", "", 0, None, problem="missing"))
+    fake.result = ExecutionResult("r1", Outcome.OK, {"n": [1]}, True, logs, files)
+    _, out, err = invoke("run", "script.py")
+    assert out == 'one\ntwothree\n{\n  "n": [\n    1\n  ]\n}\n'
+    assert err == "careful\nfile  a.png  image/png, 3 bytes\nfile  b  missing\n"
+
+
+def test_a_result_of_none_is_shown_and_no_result_is_not(fake: type[FakeRuntime], folder: Path) -> None:
+    fake.result = ExecutionResult("r1", Outcome.OK, None, True)
+    assert invoke("run", "script.py")[1] == "null\n"
+    fake.result = ExecutionResult("r1", Outcome.OK)
+    assert invoke("run", "script.py")[1] == ""
+
+
+FAILED = ExecutionResult(
+    "r1",
+    Outcome.ERROR,
+    error=ErrorInfo("ZeroDivisionError", "division by zero", 3, 5, 'File "<code>", line 3\n', exit_code=1),
+    calls=(
+        ToolCallRecord(1, "search", {"query": "x"}, "ok", duration_s=0.0123, line=1),
+        ToolCallRecord(2, "echo", {"q": "a"}, "error", "invalid_args", "q: not a number", duration_s=0.0001, line=2),
+    ),
+    usage=Usage(wall_s=0.25),
+    isolation=Isolation("process", {"pid": "", "net": ""}),
+)
+
+
+@pytest.mark.conforms("Q-b8", "Q-b9")
+def test_a_failing_script_shows_type_message_source_and_the_calls_already_made(
+    fake: type[FakeRuntime], folder: Path
+) -> None:
+    fake.result = FAILED
+    status, out, err = invoke("run", "script.py")
+    assert (status, out) == (exits.FAILED, "")
+    assert err == (
+        "error  ZeroDivisionError\n"
+        "division by zero\n"
+        "\n"
+        "  1 | x = 1\n"
+        "  2 | y = 2\n"
+        "> 3 | z = x / 0\n"
+        "    |     ^\n"
+        "  4 | w = 4\n"
+        "  5 | v = 5\n"
+        "\n"
+        "calls already made\n"
+        "   1  search(query='x')  ok  12.3 ms  line 1\n"
+        "   2  echo(q='a')  error  100 us  line 2\n"
+        "      q: not a number\n"
+        "error, 250.0 ms, cpu 0 us, 2 tool calls, isolation process: 2 layers\n"
+    )
+
+
+@pytest.mark.conforms("Q26")
+def test_each_finding_of_the_lint_profile_is_shown_with_its_line(fake: type[FakeRuntime], folder: Path) -> None:
+    findings = (
+        {"line": 1, "column": 1, "rule": "process", "message": "subprocess is blocked: use call_tool() instead"},
+        {"line": 3, "column": 9, "rule": "x", "message": "nor this"},
+    )
+    fake.result = ExecutionResult("r1", Outcome.DENIED, error=ErrorInfo("Blocked", "2 findings", 1, findings=findings))
+    _, _, err = invoke("run", "script.py", "--lint", "standard")
+    assert "denied  Blocked\n2 findings\n" in err
+    assert "line 1, column 1: subprocess is blocked: use call_tool() instead\n> 1 | x = 1\n    | ^\n" in err
+    assert "line 3, column 9: nor this\n" in err
+
+
+def test_a_limit_is_named_with_its_value_what_was_used_and_its_flag(fake: type[FakeRuntime], folder: Path) -> None:
+    error = ErrorInfo("Timeout", "execution timed out after 2 s", limit="wall_s", limit_value=2.0, used=2.01)
+    fake.result = ExecutionResult("r1", Outcome.TIMEOUT, error=error)
+    status, _, err = invoke("run", "script.py")
+    assert status == exits.LIMIT
+    assert "limit wall_s is 2 s, 2.01 s was used (--wall-s changes it)" in err
+
+
+HOSTILE = "\x1b[2J\x1b]52;c;AAAA\x07\u202e\u2028\x9b31m[red]"
+
+
+def test_nothing_a_script_says_reaches_the_terminal_raw(fake: type[FakeRuntime], folder: Path) -> None:
+    (folder / "script.py").write_text(f"# {HOSTILE}\n1/0\n")
+    fake.result = ExecutionResult(
+        "r1", Outcome.ERROR, HOSTILE, True,
+        Logs((LogEntry("stdout", HOSTILE), LogEntry("stderr", HOSTILE))),
+        (OutputFile(HOSTILE, HOSTILE, 1, b"x", problem=HOSTILE),),
+        ErrorInfo(HOSTILE, HOSTILE, 2, 1, f"{HOSTILE}\n\n\n\n\n{HOSTILE}", findings=()),
+        (ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, "error", HOSTILE, HOSTILE),),
+    )  # fmt: skip
+    for arguments in (["run", "script.py"], ["run", "script.py", "--json"]):
+        _, out, err = invoke(*arguments)
+        assert not re.search("[\x1b\x07\x9b\u202e\u2028]", out + err)
+    assert json.loads(out)["value"] == HOSTILE
+    assert "[red]" in invoke("run", "script.py")[1]
+
+
+def test_json_is_the_whole_result(fake: type[FakeRuntime], folder: Path) -> None:
+    fake.result = FAILED
+    status, out, err = invoke("run", "script.py", "--json")
+    told = json.loads(out)
+    assert (status, err) == (exits.FAILED, "")
+    assert (told["outcome"], told["error"]["line"], told["calls"][0]["name"]) == ("error", 3, "search")
+    assert told["isolation"]["layers"] == {"pid": "", "net": ""}
+
+
+def test_returned_files_are_saved_where_asked(fake: type[FakeRuntime], folder: Path) -> None:
+    fake.result = ExecutionResult("r1", Outcome.OK, files=(OutputFile("out/a.txt", "text/plain", 2, b"hi"),))
+    _, out, _ = invoke("run", "script.py", "-o", "got", "--json")
+    assert (folder / "got" / "out" / "a.txt").read_bytes() == b"hi"
+    assert json.loads(out)["saved"] == ["got/out/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing.py"], "cannot read the script"),
+        (["script.py", "--wall-s", "-1"], "--wall-s -1.0: Input should be greater than 0"),
+        (["script.py", "--input", "x"], "want name=json"),
+        (["script.py", "--tools", "nothing.py"], "no such file"),
+        (["script.py", "--tools", "no_such_module"], "No module named 'no_such_module'"),
+        (["script.py", "--tools", "empty.py"], "no public function"),
+        (["script.py", "--tools", "broken.py"], "raised ZeroDivisionError: division by zero (line 2)"),
+        (["script.py", "--tools", "my_cli_tools.py:search"], "not a ToolRegistry"),
+        (["script.py", "--tools", "two.py"], "name one as two.py:"),
+        (["script.py", "--require", "moat"], "no such layer"),
+        (["script.py", "--hash-seed", "-4"], "--hash-seed -4: Input should be greater"),
+        (["script.py", "--file", "nothing"], "No such file"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_said_before_anything_runs(
+    arguments: list[str], complaint: str, fake: type[FakeRuntime], folder: Path
+) -> None:
+    (folder / "empty.py").write_text("import json\n_x = 1\n")
+    (folder / "broken.py").write_text("x = 1\n1 / 0\n")
+    (folder / "two.py").write_text("from toolcell.tools import ToolRegistry\na, b = ToolRegistry(), ToolRegistry()\n")
+    status, out, err = invoke("run", *arguments)
+    assert (status, out) == (exits.USAGE, "")
+    assert complaint in err
+    assert not hasattr(fake, "seen")
+
+
+def test_a_missing_sandbox_is_not_blamed_on_the_script(fake: type[FakeRuntime], folder: Path) -> None:
+    fake.error = ExceptionGroup("unhandled errors in a TaskGroup", [SandboxUnavailable("no user namespaces")])
+    status, _, err = invoke("run", "script.py")
+    assert (status, err) == (exits.UNAVAILABLE, "sandbox unavailable: no user namespaces\n")
+
+
+def test_a_registry_is_found_in_a_file_a_module_and_by_name(fake: type[FakeRuntime], folder: Path) -> None:
+    (folder / "holds_registries.py").write_text(
+        "from toolcell.tools import ToolRegistry\na, b = ToolRegistry(), ToolRegistry()\n"
+        "@a.tool\ndef one(x: int) -> int:\n    '''Return the very same number again.'''\n    return x\n"
+        "@b.tool\ndef two(x: int) -> int:\n    '''Return the very same number again.'''\n    return x\n"
+    )
+    invoke("run", "script.py", "--tools", "holds_registries.py:a")
+    assert fake.seen["registry"].list() == ["one"]
+    invoke("run", "script.py", "--tools", "holds_registries:b", "--tools", "my_cli_tools")
+    assert sorted(fake.seen["registry"].list()) == ["echo", "search", "two"]
+
+
+def test_decorated_functions_are_the_tools_where_there_are_any(fake: type[FakeRuntime], folder: Path) -> None:
+    (folder / "decorated.py").write_text(
+        "from toolcell.tools import tool\n"
+        "@tool\ndef shown(x: int) -> int:\n    '''Return the very same number again.'''\n    return hidden(x)\n"
+        "def hidden(x: int) -> int:\n    '''Not offered, because another one is marked.'''\n    return x\n"
+    )
+    invoke("run", "script.py", "--tools", "decorated.py")
+    assert fake.seen["registry"].list() == ["shown"]
+
+
+@pytest.mark.parametrize(
+    ("format", "key"), [("openai", "function"), ("anthropic", "input_schema"), ("mcp", "inputSchema")]
+)
+def test_tools_are_listed_in_each_providers_shape(format: str, key: str, folder: Path) -> None:
+    status, out, _ = invoke("tools", "my_cli_tools.py", "--format", format)
+    assert status == exits.OK
+    assert all(key in each for each in json.loads(out))
+
+
+def test_tools_are_listed_for_people_and_as_python(folder: Path) -> None:
+    _, table, _ = invoke("tools", "my_cli_tools.py")
+    assert "query: string, [limit: integer]" in table
+    assert "_private" not in table
+    _, stubs, _ = invoke("tools", "my_cli_tools.py", "-f", "python")
+    assert "def search(*, query: str, limit: int = ...) -> Any:" in stubs
+    assert "query: what to look for" in stubs
+    compile(stubs, "stubs", "exec")
+    _, plain, _ = invoke("tools", "my_cli_tools.py", "--json")
+    assert [each["name"] for each in json.loads(plain)] == ["search", "echo"]
+
+
+# The rest runs real sandboxes.
+
+QUOTED = "results = call_tool('search', {'query': 'Go', 'limit': 2})\nprint('n', len(results))\nset_result(results)"
+
+
+@pytest.mark.isolation
+def test_a_real_script_calls_tools_of_a_file(folder: Path) -> None:
+    (folder / "s.py").write_text(QUOTED)
+    assert invoke("run", "s.py", "--tools", "my_cli_tools.py") == (exits.OK, 'n 2\n[\n  "Go",\n  "Go"\n]\n', "")
+
+
+@pytest.mark.isolation
+def test_a_real_failure_is_shown_with_the_models_own_line(folder: Path) -> None:
+    (folder / "s.py").write_text("call_tool('echo', q=1)\ndef f(x):\n    return 1 / x\n\nprint('before')\nf(0)\n")
+    status, out, err = invoke("run", "s.py", "--tools", "my_cli_tools.py")
+    assert (status, out) == (exits.FAILED, "before\n")
+    assert "error  ZeroDivisionError\ndivision by zero\n" in err
+    assert "> 3 |     return 1 / x\n" in err
+    assert "1  echo(q=1)  ok" in err
+
+
+@pytest.mark.isolation
+def test_a_real_limit_ends_the_script_with_its_own_status(folder: Path) -> None:
+    (folder / "s.py").write_text("print('started', flush=True)\nwhile True: pass\n")
+    status, out, err = invoke("run", "s.py", "--wall-s", "0.3")
+    assert (status, out) == (exits.LIMIT, "started\n")
+    assert "timeout" in err
+    assert "limit wall_s is 0.3 s" in err
+
+
+@pytest.mark.isolation
+@pytest.mark.conforms("Q26", "V-16")
+def test_a_real_lint_refusal_is_shown_before_anything_runs(folder: Path) -> None:
+    (folder / "s.py").write_text("print('ran')\nimport os\nos.system('rm -rf /')\n")
+    status, out, err = invoke("run", "s.py", "--lint", "standard")
+    assert (status, out) == (exits.FAILED, "")
+    assert "os.system is blocked: use call_tool() instead" in err
+    assert "> 3 | os.system('rm -rf /')" in err
+
+
+@pytest.mark.isolation
+def test_a_real_file_goes_in_and_comes_out(folder: Path) -> None:
+    (folder / "in.txt").write_text("hello")
+    (folder / "s.py").write_text(
+        "open('up.txt', 'w').write(open('in.txt').read().upper())\nset_result(1, files='up.txt')"
+    )
+    status, _, err = invoke("run", "s.py", "--file", "in.txt", "--output-dir", "got")
+    assert (status, (folder / "got" / "up.txt").read_text()) == (exits.OK, "HELLO")
+    assert "file  up.txt  text/plain, 5 bytes" in err
+
+
+@pytest.mark.isolation
+def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None:
+    (folder / "s.py").write_text("call_tool('ready')\nprint('so far')\nimport time\ntime.sleep(60)\n")
+    (folder / "ready_tools.py").write_text(
+        "import os, signal\n"
+        "def ready() -> str:\n    '''Tell the test that the script has started.'''\n"
+        "    os.write(3, b'x')\n    return 'ok'\n"
+    )
+    reader, writer = os.pipe()
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; os.dup2(int(sys.argv.pop(1)), 3); from toolcell.cli import main; main()",
+    ]
+    with subprocess.Popen(
+        [*command, str(writer), "run", "s.py", "--tools", "ready_tools.py"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=(writer,),
+    ) as process:  # fmt: skip
+        assert os.read(reader, 1) == b"x"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    os.close(reader)
+    os.close(writer)
+    assert process.returncode == exits.INTERRUPTED
+    assert "cancelled" in err
+    assert "ready()  ok" in err
+
+
+@pytest.mark.isolation
+def test_the_demo_works_and_both_attacks_fail() -> None:
+    status, out, err = invoke("demo")
+    assert (status, err) == (exits.OK, "")
+    for line in demo.SCRIPT.splitlines():
+        assert line in out
+    assert "read_module(name=" in out
+    assert "save_note(title='largest modules'" in out
+    assert '"total_lines":' in out
+    assert out.count("  refused  ") == len(demo.ATTACKS)
+    assert "  live  landlock" in out
+
+
+@pytest.mark.isolation
+def test_the_demo_as_json_holds_every_result() -> None:
+    status, out, _ = invoke("demo", "--json")
+    told = json.loads(out)
+    assert (status, told["ok"]) == (exits.OK, True)
+    assert [each["outcome"] for each in told["attacks"].values()] == ["error", "error"]
+    assert len(told["script"]["calls"]) == demo.MODULES + 2
+
+
+def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from rich.console import Console
+
+    from toolcell.cli import execution
+
+    monkeypatch.setattr(execution, "QUIET_S", 0.0)
+    monkeypatch.setattr(execution, "REFRESH_S", 0.001)
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "step 2" in text:
+                was_shown.set()
+            return super().write(text)
+
+    async def work(watch: execution.Watch) -> str:
+        watch.doing = "running"
+        watch.say("step 1\nstep 2\x1b[2J[/red]\n")
+        await was_shown.wait()
+        return "done"
+
+    was_shown, shown = anyio.Event(), Screen()
+    assert execution.run_watched(work, Console(file=shown, force_terminal=True, width=80)) == "done"
+    assert "running" in shown.getvalue()
+    assert "\\x1b[2J[/red]" in shown.getvalue()
+
+    async def quick(watch: execution.Watch) -> str:
+        return "done"
+
+    silent = io.StringIO()
+    execution.run_watched(quick, Console(file=silent, width=80))
+    assert silent.getvalue() == ""

@@ -1,0 +1,62 @@
+"""What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
+
+In CI a skipped isolation or Docker test is a failure: there, skipping means that nobody looked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+IN_CI = os.environ.get("CI") == "true"
+MUST_RUN = ("isolation", "docker")
+
+_proved: dict[str, set[str]] = defaultdict(set)
+_failed: set[str] = set()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+        pytest.param(("trio", {}), id="trio"),
+    ]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Every async test that does not ask for one loop runs on all three."""
+    return request.param
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("isolation") and sys.platform != "linux":
+            item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    ids = [each for mark in item.iter_markers("conforms") for each in mark.args]
+    if report.when == "call" and report.passed:
+        for each in ids:
+            _proved[each].add(item.nodeid)
+    elif report.failed:
+        _failed.update(ids)
+    if report.skipped and IN_CI and any(item.get_closest_marker(name) for name in MUST_RUN):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    proved = sorted(set(_proved) - _failed)
+    if proved:
+        terminalreporter.write_line(f"requirements proved by passing tests: {len(proved)}")
+    if os.environ.get("CONFORMANCE") == "list":
+        for each in proved:
+            terminalreporter.write_line(f"  {each}: {len(_proved[each])} tests")

@@ -1,0 +1,358 @@
+"""Cgroups: the v1 ones of this machine for real where they can be had, v2 against a tree of plain files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolcell_bridge.isolation.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
+from toolcell_bridge.isolation.cgroup_trees import V1Place, V2Place
+from toolcell_bridge.isolation.cgroups import CgroupManager, NoPlace, discover, host_directory, is_orphan
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def manager() -> Iterator[CgroupManager]:
+    found = discover()
+    if isinstance(found, NoPlace):
+        pytest.skip(f"no cgroup here: {found.reason}; {found.fix}")
+    yield found
+    assert found.close()
+
+
+def inside(entries: tuple[Path, ...], script: str) -> subprocess.Popen[str]:
+    """Start a script that puts itself inside first and says so."""
+    join = f"import os\nfor entry in {[str(each) for each in entries]!r}: open(entry, 'w').write('0')\n"
+    ready = "print('inside', flush=True)\n"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", join + ready + script],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "inside\n"
+    return child
+
+
+WAIT = "import sys; sys.stdin.read()"
+EAT = "blocks = [bytearray(1 << 20) for _ in range(int({}))]"
+
+
+@pytest.mark.isolation
+def test_a_process_that_joins_is_counted_and_killed_with_the_group(manager: CgroupManager) -> None:
+    group = manager.create("one", 64 * MIB, 8)
+    with inside(group.entries, WAIT) as child:
+        assert group.pids() == {child.pid}
+        usage = group.usage()
+        assert usage.current_processes == 1
+        assert usage.cpu_s is not None
+        assert group.destroy()
+        assert child.wait() == -signal.SIGKILL
+    assert group.destroy(), "twice is once"
+
+
+@pytest.mark.isolation
+def test_a_process_can_be_put_inside_from_outside(manager: CgroupManager) -> None:
+    group = manager.create("added", 64 * MIB, 8)
+    with inside((), WAIT) as child:
+        assert group.pids() == set()
+        group.add(child.pid)
+        assert group.pids() == {child.pid}
+        assert group.destroy()
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.isolation
+def test_memory_past_the_limit_is_an_oom_kill_and_counted(manager: CgroupManager) -> None:
+    script = EAT.format("sys.stdin.read()")
+    for limit, status in ((256 * MIB, 0), (48 * MIB, -signal.SIGKILL)):
+        group = manager.create(f"memory-{limit}", limit, 8)
+        with inside(group.entries, "import sys\n" + script) as child:
+            child.communicate("100")
+            assert child.returncode == status
+        usage = group.usage()
+        assert (usage.oom_kills > 0) == (status != 0)
+        assert usage.peak_memory_bytes is not None
+        assert 30 * MIB < usage.peak_memory_bytes <= limit
+        assert group.destroy()
+
+
+@pytest.mark.isolation
+def test_memory_in_a_tmpfs_and_in_children_counts_too(manager: CgroupManager, tmp_path: Path) -> None:
+    group = manager.create("children", 64 * MIB, 8)
+    script = """
+import mmap
+shared = mmap.mmap(-1, 100 << 20)
+for _ in range(4):
+    if os.fork() == 0:
+        private = bytearray(b"x") * (20 << 20)
+        sys.stdin.read()
+        os._exit(0)
+for at in range(0, 100 << 20, 4096): shared[at] = 1
+os.wait()
+"""
+    with inside(group.entries, "import sys" + script) as child:
+        child.communicate()
+    assert group.usage().oom_kills > 0
+    assert group.destroy()
+
+
+@pytest.mark.isolation
+def test_forks_past_the_limit_are_refused_and_counted(manager: CgroupManager) -> None:
+    script = """
+import sys
+made = 0
+try:
+    for _ in range(20):
+        if os.fork() == 0:
+            sys.stdin.read()
+            os._exit(0)
+        made += 1
+except OSError as error:
+    print(error.errno, flush=True)
+print(made, flush=True)
+sys.stdin.read()
+"""
+    group = manager.create("forks", 128 * MIB, 6)
+    with inside(group.entries, script) as child:
+        assert child.stdout is not None
+        assert [child.stdout.readline(), child.stdout.readline()] == [f"{errno.EAGAIN}\n", "5\n"]
+        usage = group.usage()
+        assert usage.current_processes == 6
+        assert usage.peak_processes in (6, None)
+        assert usage.processes_refused == 1
+        assert group.destroy()
+
+
+@pytest.mark.isolation
+def test_a_fork_bomb_that_ignores_signals_is_ended(manager: CgroupManager) -> None:
+    script = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD): signal.signal(number, signal.SIG_IGN)
+print("go", flush=True)
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+    group = manager.create("bomb", 256 * MIB, 40)
+    with inside(group.entries, script) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "go\n"
+        assert group.destroy()
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.isolation
+def test_limits_can_be_raised_and_lowered_on_a_live_group(manager: CgroupManager) -> None:
+    group = manager.create("changing", 64 * MIB, 8)
+    for memory_bytes, processes in ((512 * MIB, 64), (32 * MIB, 4), (128 * MIB, 16)):
+        group.set_limits(memory_bytes, processes)
+    script = "import sys\n" + EAT.format("sys.stdin.read()")
+    with inside(group.entries, script) as child:
+        child.communicate("80")
+        assert child.returncode == 0
+    assert group.destroy()
+
+
+@pytest.mark.isolation
+def test_a_name_is_used_once_and_is_no_path(manager: CgroupManager) -> None:
+    group = manager.create("twice", 64 * MIB, 8)
+    with pytest.raises(FileExistsError):
+        manager.create("twice", 64 * MIB, 8)
+    for name in ("", "..", "a/b", "../up", "x" * 65, "-rf", "new\n"):
+        with pytest.raises(ValueError, match="not a cgroup name"):
+            manager.create(name, 64 * MIB, 8)
+    assert group.destroy()
+
+
+@pytest.mark.isolation
+def test_what_a_dead_host_left_behind_is_killed_and_removed(manager: CgroupManager) -> None:
+    host = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from toolcell_bridge.isolation.cgroups import discover
+import subprocess
+group = discover().create("left", 64 << 20, 8)
+join = f"for entry in {[str(each) for each in group.entries]!r}: open(entry, 'w').write('0')\\nprint('inside', flush=True)\\nimport time; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", join], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+    home = str(Path(__file__).parents[2] / "bridge")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", host, home], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as dying:
+        assert dying.stdout is not None
+        orphan = int(dying.stdout.readline())
+        folder = host_directory(dying.pid)
+        assert folder not in manager.reap_orphans(), "its host still runs"
+        pinned = os.pidfd_open(orphan)
+        dying.kill()
+        dying.wait()
+        assert folder in manager.reap_orphans()
+        assert select.select([pinned], [], [], 10)[0] == [pinned], "readable once it has ended"
+        os.close(pinned)
+        assert manager.reap_orphans() == []
+
+
+def test_only_the_directory_of_a_dead_host_of_this_pid_namespace_is_an_orphan() -> None:
+    own = host_directory(os.getpid())
+    pid, started, namespace = own.split("-")[1:]
+    assert not is_orphan(own)
+    assert is_orphan(f"toolcell-{pid}-{int(started) + 1}-{namespace}"), "the pid was used again"
+    assert is_orphan(f"toolcell-{2**22 + 1}-{started}-{namespace}")
+    assert not is_orphan(f"toolcell-{2**22 + 1}-{started}-{int(namespace) + 1}")
+    for other in ("toolcell", "toolcell-1-2", "user.slice", f"{own}x", f"x{own}", "toolcell-a-b-c"):
+        assert not is_orphan(other)
+
+
+class PlainFiles(CgroupFiles):
+    """A cgroup2 tree of plain files: a new directory comes with its files, and an occupied one cannot be removed."""
+
+    FILES = {
+        "cgroup.procs": "",
+        "cgroup.kill": "",
+        "cgroup.subtree_control": "",
+        "memory.max": "max\n",
+        "memory.swap.max": "max\n",
+        "memory.oom.group": "0\n",
+        "memory.peak": "4096\n",
+        "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 1\n",
+        "pids.max": "max\n",
+        "pids.current": "2\n",
+        "pids.peak": "5\n",
+        "pids.events": "max 7\n",
+        "cpu.stat": "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n",
+    }
+
+    def __init__(self, without: tuple[str, ...] = ()) -> None:
+        self.without = without
+        self.written: list[tuple[str, str]] = []
+
+    def make(self, directory: Path) -> None:
+        super().make(directory)
+        for name, text in self.FILES.items():
+            if name not in self.without:
+                (directory / name).write_text(text)
+
+    def remove(self, directory: Path) -> None:
+        if not directory.exists():
+            raise FileNotFoundError(directory)
+        if (directory / "cgroup.procs").read_text():
+            raise OSError(errno.EBUSY, "busy")
+        shutil.rmtree(directory)
+
+    def write(self, file: Path, text: str) -> None:
+        super().write(file, text)
+        self.written.append((file.name, text))
+        if file.name == "cgroup.kill":
+            (file.parent / "cgroup.procs").write_text("")
+
+
+def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
+    files = PlainFiles()
+    manager = CgroupManager(V2Place(tmp_path), files)
+    group = manager.create("one", 64 * MIB, 9)
+    home = tmp_path / host_directory(os.getpid())
+
+    assert (home / "cgroup.subtree_control").read_text() == "+memory +pids"
+    written = dict(files.written)
+    assert written["memory.max"] == str(64 * MIB)
+    assert (written["memory.swap.max"], written["memory.oom.group"], written["pids.max"]) == ("0", "1", "9")
+    assert group.entries == (home / "one" / "cgroup.procs",)
+    assert manager.description == "v2 memory+pids"
+    assert manager.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
+    files = PlainFiles()
+    files.make(tmp_path / "one")
+    group = V2Cgroup("one", tmp_path / "one", files)
+    assert group.usage() == CgroupUsage(1.5, 4096, 2, 5, 2, 7)
+
+
+def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(tmp_path: Path) -> None:
+    files = PlainFiles(without=("memory.peak", "pids.peak", "memory.swap.max", "cgroup.kill"))
+    manager = CgroupManager(V2Place(tmp_path), files)
+    group = manager.create("one", 64 * MIB, 9)
+    usage = group.usage()
+    assert (usage.peak_memory_bytes, usage.peak_processes) == (None, None)
+    assert group.destroy()
+    assert manager.close()
+
+
+def test_v2_kills_through_its_own_file_and_waits_until_it_is_empty(tmp_path: Path) -> None:
+    files = PlainFiles()
+    manager = CgroupManager(V2Place(tmp_path), files)
+    group = manager.create("one", 64 * MIB, 9)
+    group.entries[0].write_text("123456789\n")
+    assert not group.remove()
+    assert group.destroy()
+    assert ("cgroup.kill", "1") in files.written
+    assert manager.close()
+
+
+def test_without_a_kill_file_forks_are_forbidden_before_the_first_signal(tmp_path: Path) -> None:
+    files = PlainFiles(without=("cgroup.kill",))
+    files.make(tmp_path / "one")
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", WAIT], stdin=subprocess.PIPE) as child:
+        (tmp_path / "one" / "cgroup.procs").write_text(f"{child.pid}\n")
+        V2Cgroup("one", tmp_path / "one", files).kill()
+        assert child.wait() == -signal.SIGKILL
+    assert files.written == [("pids.max", "0")]
+
+
+def test_what_does_not_die_in_time_is_reported_and_not_waited_for(tmp_path: Path) -> None:
+    class Immortal(PlainFiles):
+        def write(self, file: Path, text: str) -> None:
+            CgroupFiles.write(self, file, text)
+
+    files = Immortal()
+    files.make(tmp_path / "one")
+    group = V2Cgroup("one", tmp_path / "one", files)
+    group.entries[0].write_text("123456789\n")
+    assert not group.destroy(within_s=0.0)
+
+
+@pytest.mark.parametrize("failing", ["pids.max", "memory.max", "memory.oom.group"])
+def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(tmp_path: Path, failing: str) -> None:
+    class Refusing(PlainFiles):
+        def write(self, file: Path, text: str) -> None:
+            if file.name == failing:
+                raise OSError(errno.EINVAL, "refused", str(file))
+            super().write(file, text)
+
+    manager = CgroupManager(V2Place(tmp_path), Refusing())
+    with pytest.raises(OSError, match="refused"):
+        manager.create("one", 64 * MIB, 9)
+    home = tmp_path / host_directory(os.getpid())
+    assert not (home / "one").exists()
+
+
+def test_a_host_directory_that_cannot_be_made_everywhere_is_made_nowhere(tmp_path: Path) -> None:
+    bases = [tmp_path / name for name in ("memory", "pids", "cpuacct")]
+    for base in bases:
+        base.mkdir()
+
+    class NoPids(PlainFiles):
+        def make(self, directory: Path) -> None:
+            if directory.parent.name == "pids":
+                raise PermissionError(errno.EACCES, "denied", str(directory))
+            super().make(directory)
+
+    with pytest.raises(PermissionError):
+        CgroupManager(V1Place(tuple((base.name, base) for base in bases)), NoPids())
+    assert [os.listdir(base) for base in bases] == [[], [], []]
