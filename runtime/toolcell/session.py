@@ -258,8 +258,9 @@ class Execution:
                 self._log(STREAMS[stream], text)
             case Result(value):
                 self._value, self._has_value = value, True
+                # A new result voids every file of the one before, finished or not.
                 self._files.clear()
-                self._files_bytes = 0
+                self._files_bytes, self._open_file = 0, None
             case Done():
                 self._done = message
             case FilePart():

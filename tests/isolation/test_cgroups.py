@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -49,7 +50,6 @@ WAIT = "import sys; sys.stdin.read()"
 EAT = "blocks = [bytearray(1 << 20) for _ in range(int({}))]"
 
 
-@pytest.mark.isolation
 def test_a_process_that_joins_is_counted_and_killed_with_the_group(manager: CgroupManager) -> None:
     group = manager.create("one", 64 * MIB, 8)
     with inside(group.entries, WAIT) as child:
@@ -62,7 +62,6 @@ def test_a_process_that_joins_is_counted_and_killed_with_the_group(manager: Cgro
     assert group.destroy(), "twice is once"
 
 
-@pytest.mark.isolation
 def test_a_process_can_be_put_inside_from_outside(manager: CgroupManager) -> None:
     group = manager.create("added", 64 * MIB, 8)
     with inside((), WAIT) as child:
@@ -73,7 +72,6 @@ def test_a_process_can_be_put_inside_from_outside(manager: CgroupManager) -> Non
         assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.isolation
 def test_memory_past_the_limit_is_an_oom_kill_and_counted(manager: CgroupManager) -> None:
     script = EAT.format("sys.stdin.read()")
     for limit, status in ((256 * MIB, 0), (48 * MIB, -signal.SIGKILL)):
@@ -88,7 +86,6 @@ def test_memory_past_the_limit_is_an_oom_kill_and_counted(manager: CgroupManager
         assert group.destroy()
 
 
-@pytest.mark.isolation
 def test_memory_in_a_tmpfs_and_in_children_counts_too(manager: CgroupManager, tmp_path: Path) -> None:
     group = manager.create("children", 64 * MIB, 8)
     script = """
@@ -108,7 +105,6 @@ os.wait()
     assert group.destroy()
 
 
-@pytest.mark.isolation
 def test_forks_past_the_limit_are_refused_and_counted(manager: CgroupManager) -> None:
     script = """
 import sys
@@ -135,7 +131,6 @@ sys.stdin.read()
         assert group.destroy()
 
 
-@pytest.mark.isolation
 def test_a_fork_bomb_that_ignores_signals_is_ended(manager: CgroupManager) -> None:
     script = """
 import signal
@@ -153,7 +148,6 @@ while True:
         assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.isolation
 def test_limits_can_be_raised_and_lowered_on_a_live_group(manager: CgroupManager) -> None:
     group = manager.create("changing", 64 * MIB, 8)
     for memory_bytes, processes in ((512 * MIB, 64), (32 * MIB, 4), (128 * MIB, 16)):
@@ -165,7 +159,6 @@ def test_limits_can_be_raised_and_lowered_on_a_live_group(manager: CgroupManager
     assert group.destroy()
 
 
-@pytest.mark.isolation
 def test_a_name_is_used_once_and_is_no_path(manager: CgroupManager) -> None:
     group = manager.create("twice", 64 * MIB, 8)
     with pytest.raises(FileExistsError):
@@ -176,7 +169,6 @@ def test_a_name_is_used_once_and_is_no_path(manager: CgroupManager) -> None:
     assert group.destroy()
 
 
-@pytest.mark.isolation
 def test_what_a_dead_host_left_behind_is_killed_and_removed(manager: CgroupManager) -> None:
     host = """
 import sys
@@ -184,8 +176,9 @@ sys.path.insert(0, sys.argv[1])
 from toolcell_bridge.isolation.cgroups import discover
 import subprocess
 group = discover().create("left", 64 << 20, 8)
-join = f"for entry in {[str(each) for each in group.entries]!r}: open(entry, 'w').write('0')\\nprint('inside', flush=True)\\nimport time; time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-I", "-S", "-c", join], stdout=subprocess.PIPE)
+join = "import sys, signal\\nfor each in sys.argv[1:]: open(each, 'w').write('0')\\nprint(flush=True)\\nsignal.pause()"
+command = [sys.executable, "-I", "-S", "-c", join, *map(str, group.entries)]
+child = subprocess.Popen(command, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -221,7 +214,7 @@ def test_only_the_directory_of_a_dead_host_of_this_pid_namespace_is_an_orphan() 
 class PlainFiles(CgroupFiles):
     """A cgroup2 tree of plain files: a new directory comes with its files, and an occupied one cannot be removed."""
 
-    FILES = {
+    FILES: ClassVar[dict[str, str]] = {
         "cgroup.procs": "",
         "cgroup.kill": "",
         "cgroup.subtree_control": "",

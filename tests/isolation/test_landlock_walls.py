@@ -6,7 +6,8 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ landlock.restrict(landlock.RulesetPlan(abi=abi, **{kind: tuple(each) for kind, e
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+def places(tmp_path: Path) -> tuple[Path, Path]:
     """(open to the guest, closed to it), each with one file."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for each in (inside, outside):
         each.mkdir()
         (each / "file").write_text("content")
-    yield inside, outside
+    return inside, outside
 
 
 def plan(**paths: Path | str) -> str:
@@ -188,6 +189,4 @@ def test_a_kernel_without_landlock_is_reported_with_what_to_do(monkeypatch: pyte
 
 def _plain(script: str) -> str:
     """Undo a test's indentation, so that a script can follow another."""
-    import textwrap
-
     return textwrap.dedent(script)

@@ -55,12 +55,15 @@ ACTIONS = {
     "typing into the terminal": "syscall('ioctl', 0, 0x5412, b'x')",
     "typing into the terminal, high bits set": "syscall('ioctl', 0, 1 << 32 | 0x5412, b'x')",
     "a filter on its socket": "syscall('setsockopt', socket.socketpair()[0].fileno(), 1, 26, b'', 0)",
-    "its peer's process": "syscall('getsockopt', socket.socketpair()[0].fileno(), 1, 77, bytes(4), bytes([4, 0, 0, 0]))",
+    "its peer's process": "syscall('getsockopt', socket.socketpair()[0].fileno(), 1, 77, bytes(4), b'\\4\\0\\0\\0')",
     "sending to an address": "syscall('sendto', socket.socketpair()[0].fileno(), b'x', 1, 0, b'\\1\\0/x', 4)",
     "the machine's disks": "syscall('sync')",
     "the kernel's keyrings": "syscall('keyctl', 0, -3, 0)",
     "a message queue": "syscall('msgget', 0, 0o1600)",
 }
+
+REFUSED_BY_SOME_MACHINES = frozenset({"io_uring", "userfaultfd", "a new user namespace"})
+"""Sysctls and security modules turn these off for ordinary users; seen off, they prove nothing of the filter."""
 
 
 @pytest.mark.parametrize("what", ACTIONS)
@@ -70,11 +73,8 @@ def test_an_action_the_kernel_would_consider_is_refused_under_the_filter(child: 
 
     without, under = child(script).lines, child(script, filtered=True).lines
 
-    if without == ["ENOSYS"]:
-        pytest.skip(f"this kernel has no such call at all: {what}")
-    if without == ["EPERM"]:
-        pytest.skip(f"this machine refuses it already: {what}")
     assert under == ["EPERM"]
+    assert without != under or what in REFUSED_BY_SOME_MACHINES
 
 
 def test_every_refused_call_is_refused_by_the_kernel(child: Child) -> None:

@@ -342,12 +342,17 @@ def test_without_an_installer_the_error_says_what_to_get(
         resolve([str(make_wheel(tmp_path))], cache_dir=cache)
 
 
-def test_another_interpreter_is_asked_what_it_takes(tmp_path: Path) -> None:
-    link = tmp_path / "python"
-    link.symlink_to(sys.executable)
-    other = package_sources.probe_interpreter(link)
-    ours = package_sources.probe_interpreter(Path(sys.executable))
-    assert (other.version, other.tag) == (ours.version, ours.tag)
+def test_the_interpreter_behind_a_virtual_environment_is_the_running_one() -> None:
+    behind = Path(getattr(sys, "_base_executable", sys.executable))
+    assert package_sources.probe_interpreter(behind).python == Path(sys.executable)
+
+
+def test_another_interpreter_is_asked_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(sys.executable)
+    ours = package_sources.probe_interpreter(here)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere"))
+    other = package_sources.probe_interpreter(here)
+    assert (other.python, other.version, other.tag) == (here, ours.version, ours.tag)
 
     with pytest.raises(PackageError, match="cannot ask"):
         package_sources.probe_interpreter(tmp_path / "nothing")

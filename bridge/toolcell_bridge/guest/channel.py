@@ -96,7 +96,7 @@ class Channel:
                 self._sending = False
 
     def _write(self, messages: Sequence[Message]) -> None:
-        data = b"".join([self._connection.send(message) for message in messages])
+        data = self._connection.send(*messages)
         try:
             self._sock.sendall(data)
         except OSError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ COMMANDS: dict[str, str] = {
 
 def main() -> None:
     """Stand behind the `toolcell` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still gets every character
     build(sys.argv[1:])(prog_name="toolcell")
 
 

@@ -96,7 +96,7 @@ def describe(probe: Any, required: frozenset[str]) -> dict[str, Any]:
 def docker_state() -> str:
     """Say whether a Docker daemon answers, for the Docker backend."""
     host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not host.startswith("unix://"):
+    if not host.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
         return f"configured at {host}, not asked"
     try:
         return f"daemon {_ask_daemon(host.removeprefix('unix://'))} at {host}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -65,6 +66,8 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console) -> T:
 
 
 async def _heed_interrupts(watch: Watch, tasks: TaskGroup) -> None:
+    if sys.platform == "win32":
+        return  # no loop there can wait for a signal; Ctrl-C ends the command at once
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if watch.doing != "running" or watch.cancel.is_set():

@@ -23,9 +23,14 @@ ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
 
 
 async def run_batch(
-    table: Table, calls: Sequence[Call], *, sequential: bool = False, on_result: OnResult | None = None
+    table: Table,
+    calls: Sequence[Call],
+    *,
+    sequential: bool = False,
+    limit: int | None = None,
+    on_result: OnResult | None = None,
 ) -> list[ToolResult]:
-    """Run calls; result i belongs to call i.
+    """Run calls; result i belongs to call i. Those past `limit` are refused, not dropped.
 
     Raises:
         ToolAbort: a tool or hook ended the run; every call has its `result` all the same.
@@ -33,13 +38,13 @@ async def run_batch(
     Cancellation: from above it passes through, with every call's end emitted and `result` set. `RunContext.cancel`
     makes calls in flight and those to come return cancelled results.
     """
-    allowed, surplus = calls[: table.settings.max_batch], calls[table.settings.max_batch :]
+    allowed, surplus = calls[:limit], calls[limit:] if limit is not None else ()
     try:
         if len(allowed) == 1 or sequential or _any_sequential(table, allowed):
             results = [await _one(table, call, on_result) for call in allowed]
         else:
             results = await _overlapping(table, allowed, on_result)
-        return results + [await _refused(table, call, len(calls), on_result) for call in surplus]
+        return results + [await _surplus(table, call, limit, on_result) for call in surplus]
     except BaseException as exc:
         for call in calls:
             await abandon(call, exc)
@@ -101,8 +106,8 @@ def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return group
 
 
-async def _refused(table: Table, call: Call, asked: int, on_result: OnResult | None) -> ToolResult:
-    message = f"not run: at most {table.settings.max_batch} tool calls per response, got {asked}; ask for it again"
+async def _surplus(table: Table, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
+    message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
     refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
     result = await refuse(table, call, refusal)
     if on_result is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,21 +22,7 @@ from toolcell.tools.traits import DEFAULT_TRAITS, Origin, Traits
 
 if TYPE_CHECKING:
     from toolcell.tools.entry import Entry
-
-
-class Dispatcher(Protocol):
-    """What a tool needs to call other tools on the same path."""
-
-    async def dispatch(
-        self,
-        name: str,
-        args: Mapping[str, Any] | str,
-        *,
-        call_id: str = "",
-        origin: Origin | None = None,
-        context: RunContext | None = None,
-    ) -> ToolResult:
-        """Make one call."""
+    from toolcell.tools.view import RegistryView
 
 
 class Call:
@@ -51,7 +37,7 @@ class Call:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: RegistryView,
         name: str,
         raw_args: Any,
         call_id: str,

@@ -142,21 +142,27 @@ async def abandon(call: Call, exc: BaseException) -> None:
 
 
 def _permission(table: Table, call: Call) -> ToolResult | None:
-    run = call.run
-    if run.state.cancel_reason is not None:
+    state = call.run.state
+    if state.cancel_reason is not None:
         return cancelled(ABORTED)
+    if (refusal := _lookup(table, call)) is not None:
+        return refusal
+    if state.budget is not None and not state.budget.take_call():
+        message = f"no tool calls left: the run's budget of {state.budget.tool_calls} is used up"
+        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
+    return None
+
+
+def _lookup(table: Table, call: Call) -> ToolResult | None:
     entry = table.entries.get(call.name)
     if entry is None:
         return _unknown(table, call)
     call.entry = entry
-    if not is_permitted(entry, call.origin, (*run.policies, *table.policies)):
+    if not is_permitted(entry, call.origin, (*call.run.policies, *table.policies)):
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if not entry.traits.allows(call.origin):
         return _wrong_origin(call)
-    if run.state.budget is not None and not run.state.budget.take_call():
-        message = f"no tool calls left: the run's budget of {run.state.budget.tool_calls} is used up"
-        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
     return None
 
 
@@ -184,8 +190,14 @@ async def _arguments(call: Call) -> ToolResult | None:
             received = await prepare_arguments(call)
         accept_arguments(call, received)
     except NotPrepared as exc:
-        return ToolResult.fail(str(exc), code=exc.code, exc=exc.__cause__, details=exc.details)
+        return _unusable(call, exc)
     return None
+
+
+def _unusable(call: Call, exc: NotPrepared) -> ToolResult:
+    prefix = call.entry.shape.args_prefix if call.entry is not None else None
+    message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
+    return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
 
 
 def accept_arguments(call: Call, received: Any) -> None:
@@ -210,8 +222,13 @@ def _recheck(call: Call, args: Mapping[str, Any]) -> ToolResult | None:
     try:
         accept_arguments(call, args)
     except NotPrepared as exc:
-        return ToolResult.fail(str(exc), code=exc.code, details=exc.details)
+        return _unusable(call, exc)
     return None
+
+
+async def examine(table: Table, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
+    """What `preflight` would say, without asking hooks, telling anybody or counting the call."""
+    return _lookup(table, call) or (await _arguments(call) if with_arguments else None)
 
 
 # Records

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolcell.errors import RegistrationError
 from toolcell.tools.call import Call
@@ -18,6 +18,10 @@ from toolcell.tools.result import ToolResult
 from toolcell.tools.traits import Coercion, Extras, Traits
 from toolcell.tools.validation import ArgumentChecker, Checked, InvalidArguments
 from toolcell.tools.values import path_text
+
+if TYPE_CHECKING:
+    from toolcell.tools.policy import CallPolicy
+    from toolcell.tools.table import Table
 
 Prepare = Callable[[dict[str, Any]], Any]
 Invoke = Callable[[Call], Any]
@@ -37,6 +41,10 @@ class Shape:
     prepare: Prepare | None = None
     decode: Decode | None = None
     """Makes the declared Python types out of validated JSON arguments."""
+    args_prefix: str | None = None
+    """Begins every message about arguments that cannot be used."""
+    describe: Callable[[Table, tuple[CallPolicy, ...]], str] | None = None
+    """Makes the description out of what else is on offer, for tools whose use depends on it."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 

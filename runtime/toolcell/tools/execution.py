@@ -65,8 +65,8 @@ async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeou
     """
     entry = call.entry
     assert entry is not None
-    if call.timeout_s is None:
-        call.timeout_s = entry.timeout_s if entry.timeout_s is not None else default_timeout_s
+    own_s = entry.timeout_s if entry.timeout_s is not None else default_timeout_s
+    call.timeout_s = own_s if call.timeout_s is None else min(own_s, call.timeout_s)
     token = current.set(call)
     active = call.run.state.active
     try:

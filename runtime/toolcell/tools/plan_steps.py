@@ -35,7 +35,11 @@ PLAN_SCHEMA: dict[str, Any] = {
                         "items": {"type": "string"},
                         "description": "Ids of steps that must succeed first.",
                     },
-                    "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds this step may take."},
+                    "timeout_s": {
+                        "type": "number",
+                        "exclusiveMinimum": 0,
+                        "description": "Seconds this step may take.",
+                    },
                 },
                 "required": ["tool", "args"],
             },
@@ -99,9 +103,7 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
     ids = _ids(written)
     steps = tuple(_step(index, step, ids) for index, step in enumerate(written))
     _refuse_cycles(steps)
-    return Plan(
-        steps, args.get("on_error", "continue"), args.get("timeout_s"), bool(args.get("validate_only", False))
-    )
+    return Plan(steps, args.get("on_error", "continue"), args.get("timeout_s"), bool(args.get("validate_only", False)))
 
 
 def _ids(written: list[Mapping[str, Any]]) -> dict[str, int]:
@@ -124,9 +126,7 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int]) -> Step:
             known = ", ".join(ids) or "none"
             raise PlanError(f"step {index} refers to {name!r}, which is no step's id (ids: {known})")
         needs[ids[name]] = None
-    return Step(
-        index, step["tool"], step["args"], step.get("id"), step.get("timeout_s"), tuple(needs), bool(referred)
-    )
+    return Step(index, step["tool"], step["args"], step.get("id"), step.get("timeout_s"), tuple(needs), bool(referred))
 
 
 def references(value: Any) -> Iterator[str]:

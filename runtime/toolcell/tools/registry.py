@@ -20,6 +20,7 @@ from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.entry import Entry, Middleware, Prepare, Shape, make_entry
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.table import Settings, Table
 from toolcell.tools.traits import Origin, Traits
@@ -204,6 +205,16 @@ class ToolRegistry(RegistryView):
     def allow_only(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
         """Refuse every tool no name or glob mentions."""
         self.policy.allow_only(*names, origins=origins)
+
+    # Plans and code
+
+    def enable_plan_execution(self, **traits: Any) -> None:
+        """Offer `execute_plan` to the model."""
+        self._put([make_entry(plan_shape(traits))], replace=True)
+
+    def enable_code_execution(self, runtime: CodeRuntime, **traits: Any) -> None:
+        """Offer `execute_code` to the model, run by `runtime`."""
+        self._put([make_entry(code_shape(runtime, traits))], replace=True)
 
     # Other registries over the same tools
 

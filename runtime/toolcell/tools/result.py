@@ -204,6 +204,10 @@ class ToolResult:
         """The same result with `exc` attached for logs."""
         return replace(self, exc=exc)
 
+    def with_details(self, details: Any) -> Self:
+        """The same result with notes for logs and user interfaces."""
+        return replace(self, details=details)
+
     def with_message(self, message: str) -> Self:
         """The same failure, said differently."""
         return replace(self, error=replace(self.error, message=message)) if self.error is not None else self

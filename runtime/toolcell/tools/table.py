@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.entry import Entry, Middleware
 from toolcell.tools.execution import DEFAULT_TIMEOUT_S
 from toolcell.tools.hooks import Hook
@@ -54,6 +55,13 @@ class Table:
         for entry in self.entries.values():
             if entry.traits.allows(origin) and (advertised or is_permitted(entry, origin, every)):
                 yield entry
+
+    def definition(self, entry: Entry, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
+        """What a model is told about one tool, given everything else on offer."""
+        definition = entry.definition
+        if entry.shape.describe is None:
+            return definition
+        return ToolDefinition(entry.name, entry.shape.describe(self, policies), definition.parameters)
 
 
 def is_permitted(entry: Entry, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:

@@ -15,6 +15,7 @@ from toolcell.tools.events import EventBus
 from toolcell.tools.formats import mcp_tool
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import ToolResult
+from toolcell.tools.stubs import python_stubs
 from toolcell.tools.table import Settings, Table
 from toolcell.tools.toolcalls import ToolCall, unique_ids
 from toolcell.tools.traits import Origin
@@ -43,7 +44,8 @@ class RegistryView:
         self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
     ) -> list[ToolDefinition]:
         """What a caller from `origin` is told, in order of registration; refused tools are left out."""
-        return [entry.definition for entry in self._table.visible(origin, policies)]
+        table = self._table
+        return [table.definition(entry, policies) for entry in table.visible(origin, policies)]
 
     def all_definitions(self) -> list[ToolDefinition]:
         """The definitions a model is told."""
@@ -92,7 +94,12 @@ class RegistryView:
 
     def to_mcp(self, origin: Origin = Origin.MODEL) -> list[dict[str, Any]]:
         """Definitions as MCP's tools/list gives them, traits as annotations."""
-        return [mcp_tool(entry.definition, entry.traits) for entry in self._table.visible(origin)]
+        table = self._table
+        return [mcp_tool(table.definition(entry), entry.traits) for entry in table.visible(origin)]
+
+    def to_python(self, origin: Origin = Origin.CODE) -> str:
+        """The tools as typed Python functions without bodies, for a model that writes code, or its author."""
+        return python_stubs(self._table.visible(origin))
 
     def __len__(self) -> int:
         return len(self._table.entries)
@@ -173,8 +180,9 @@ class RegistryView:
             self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=run, message=message)
             for call in unique_ids(map(ToolCall.read, calls))
         ]
-        in_turn = self.settings.sequential if sequential is None else sequential
-        return await run_batch(self._table, made, sequential=in_turn, on_result=on_result)
+        settings = self.settings
+        in_turn = settings.sequential if sequential is None else sequential
+        return await run_batch(self._table, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
 
     def new_run(self, **fields: Any) -> RunContext:
         """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""

@@ -45,8 +45,9 @@ _slots = itertools.count(os.getpid())
 LOWERED = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_NOFILE")
 """Ceilings of a running sandbox that follow the limits of the run it is handed to."""
 
-SPARE_PROCESSES = 4
-"""RLIMIT_NPROC above the cgroup's ceiling, so that it is the cgroup that refuses first: it counts refusals."""
+NPROC_FACTOR = 2
+"""RLIMIT_NPROC over the cgroup's ceiling, so that it is the cgroup that refuses: it counts refusals. The kernel counts
+every fork under way for RLIMIT_NPROC, also those about to be refused, so a storm is briefly far above the ceiling."""
 
 
 def rlimits_for(limits: Limits, has_cgroup: bool) -> RlimitPlan:
@@ -54,7 +55,7 @@ def rlimits_for(limits: Limits, has_cgroup: bool) -> RlimitPlan:
     return RlimitPlan(
         cpu_s=ceil(limits.cpu_s) + 1,
         address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
-        processes=limits.processes + (SPARE_PROCESSES if has_cgroup else 0),
+        processes=limits.processes * (NPROC_FACTOR if has_cgroup else 1),
         open_files=limits.open_files,
         file_size_bytes=limits.disk_bytes,
     )

@@ -85,13 +85,15 @@ class Installed:
 def probe_interpreter(python: Path) -> Interpreter:
     """Ask `python` what it is; the running interpreter is not started again for that.
 
+    A virtual environment and the interpreter behind it are one interpreter here: what this one can import fits both.
+
     Raises:
         PackageError: it cannot be run.
     """
-    if python.absolute() == Path(sys.executable).absolute():
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
         site = tuple(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
         tag = (sys.implementation.cache_tag or "", sysconfig.get_config_var("SOABI") or "", sysconfig.get_platform())
-        return Interpreter(python, sys.version.split()[0], " ".join(tag), site, _has_pip())
+        return Interpreter(Path(sys.executable), sys.version.split()[0], " ".join(tag), site, _has_pip())
     try:
         done = subprocess.run([str(python), "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=True)
         told = json.loads(done.stdout)

@@ -1,0 +1,203 @@
+"""`execute_plan` and `execute_code` as tools a registry may offer, and what a model is told about them.
+
+What they say depends on what else the model may use at that moment. The sandbox itself is anything that can run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolcell.errors import SandboxUnavailable
+from toolcell.results import ExecutionResult, Outcome
+from toolcell.tools.adapters import with_traits
+from toolcell.tools.call import Call
+from toolcell.tools.context import RunContext
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.entry import Shape
+from toolcell.tools.plan import run_plan
+from toolcell.tools.plan_steps import MAX_STEPS, PLAN_SCHEMA, PLAN_TOOL
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.result import ErrorCode, File, Text, ToolResult, to_json
+from toolcell.tools.stubs import python_stubs
+from toolcell.tools.table import Table
+from toolcell.tools.traits import Origin, Traits
+
+if TYPE_CHECKING:
+    from toolcell.tools.registry import ToolRegistry
+
+CODE_TOOL = "execute_code"
+MAX_STUBS = 32
+"""Tools written out as stubs in the description of execute_code; the script can list the others itself."""
+
+CODE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "Python source to run."}},
+    "required": ["code"],
+}
+
+NO_RESULT = "(no result set — use set_result(data) to return structured output)"
+
+_OWN_CODES: Mapping[Outcome, str] = {
+    Outcome.ERROR: ErrorCode.EXCEPTION,
+    Outcome.TIMEOUT: ErrorCode.TIMEOUT,
+    Outcome.CANCELLED: ErrorCode.CANCELLED,
+    Outcome.UNAVAILABLE: ErrorCode.UNAVAILABLE,
+    Outcome.DENIED: ErrorCode.NOT_PERMITTED,
+}
+"""Outcomes that tools in general know; of the others the outcome itself is the code."""
+
+
+class CodeRuntime(Protocol):
+    """Runs a script in a sandbox, with `tools` as what it may call and `context` as the run its calls belong to."""
+
+    async def execute_code(
+        self, source: str, /, *, tools: ToolRegistry | None = None, context: RunContext | None = None
+    ) -> ExecutionResult:
+        """Run `source` to its end."""
+
+
+def plan_shape(traits: Mapping[str, Any]) -> Shape:
+    """`execute_plan` as a tool."""
+
+    def invoke(call: Call) -> Any:
+        return run_plan(call.dispatcher, call.args, call.nested_run())
+
+    known = Traits(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
+    return Shape(
+        definition=ToolDefinition(PLAN_TOOL, _PLAN_TEXT, PLAN_SCHEMA),
+        invoke=invoke,
+        traits=with_traits(known, traits),
+        source=run_plan,
+        args_prefix=f"invalid {PLAN_TOOL} args: ",
+        describe=describe_plan,
+        requires_result=True,
+    )
+
+
+def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> Shape:
+    """`execute_code` as a tool."""
+
+    def invoke(call: Call) -> Any:
+        return run_code(runtime, call.dispatcher, call.args["code"], call.nested_run())
+
+    known = Traits(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
+    return Shape(
+        definition=ToolDefinition(CODE_TOOL, _CODE_TEXT, CODE_SCHEMA),
+        invoke=invoke,
+        traits=with_traits(known, traits),
+        source=runtime,
+        args_prefix=f"invalid {CODE_TOOL} args: ",
+        describe=describe_code,
+        requires_result=True,
+    )
+
+
+async def run_code(runtime: CodeRuntime, registry: Any, source: str, run: RunContext) -> ToolResult:
+    """Run a model's script and put what came of it in words."""
+    if not source.strip():
+        return ToolResult.fail(f"{CODE_TOOL} requires non-empty code", code=ErrorCode.INVALID_ARGUMENTS)
+    try:
+        result = await runtime.execute_code(source, tools=registry, context=run)
+    except SandboxUnavailable as exc:
+        return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, exc=exc)
+    return code_result(result)
+
+
+def code_result(result: ExecutionResult) -> ToolResult:
+    """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
+    files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
+    details = result.to_dict()
+    if result.ok:
+        said = to_json(result.value) if result.has_value else NO_RESULT
+        text = said + _missing_files(result) + _logs(result)
+        return ToolResult(
+            parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
+        )
+    code = _OWN_CODES.get(result.outcome, str(result.outcome))
+    return ToolResult.fail(
+        describe_failure(result) + _partial_result(result) + _missing_files(result) + _logs(result),
+        code=code,
+        value=result.value,
+        has_value=result.has_value,
+        files=files,
+        details={"outcome": str(result.outcome)},
+    ).with_details(details)
+
+
+def describe_failure(result: ExecutionResult) -> str:
+    """What failed, where, and which calls had already run when it did."""
+    error = result.error
+    if error is None:
+        said = f"code execution failed: {result.outcome}"
+    elif error.traceback:
+        said = error.traceback.rstrip()
+    elif result.outcome in (Outcome.ERROR, Outcome.DENIED):
+        where = f" (line {error.line})" if error.line is not None else ""
+        said = f"{error.type}: {error.message}{where}"
+    else:
+        said = error.message
+    if not result.calls:
+        return said
+    made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
+    more = f" and {len(result.calls) - 20} more" if len(result.calls) > 20 else ""
+    return f"{said}\n\ntool calls already made: {made}{more}"
+
+
+def _partial_result(result: ExecutionResult) -> str:
+    return f"\n\nresult set before the failure: {to_json(result.value)}" if result.has_value else ""
+
+
+def _missing_files(result: ExecutionResult) -> str:
+    lost = [f"{file.name}: {file.problem}" for file in result.files if file.problem]
+    return f"\n\nfiles not returned: {'; '.join(lost)}" if lost else ""
+
+
+def _logs(result: ExecutionResult) -> str:
+    text = result.logs.text.rstrip("\n")
+    return f"\n\nlogs:\n{text}" if text else ""
+
+
+# What the model is told
+
+_PLAN_TEXT = (
+    f"Run up to {MAX_STEPS} tool calls in one turn and get all results together. Steps run in parallel. Use it when "
+    "you already know every call you need; calling tools one at a time costs a turn each. A failed step does not stop "
+    f"the others. Steps cannot call {PLAN_TOOL}."
+)
+_PLAN_LINKS = (
+    ' Give a step an "id" to let others wait for it ("depends_on") or use its result: '
+    '{"$ref": "id.path"} as an argument.'
+)
+_PLAN_OR_CODE = f" For loops, conditions or computing with results, use {CODE_TOOL} instead."
+
+_CODE_TEXT = (
+    "Run Python in a sandbox. The script may call your tools with call_tool(name, args), which returns data; "
+    "set_result(data) returns structured output, print() goes to the logs. A failed call raises ToolError. Use it "
+    "when you need loops, conditions, or results of one call in another, or to compute."
+)
+_CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at once."
+_CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
+
+
+def _offers(table: Table, name: str, policies: tuple[CallPolicy, ...]) -> bool:
+    return any(entry.name == name for entry in table.visible(Origin.MODEL, policies))
+
+
+def describe_plan(table: Table, policies: tuple[CallPolicy, ...]) -> str:
+    """For a model that may use what `table` offers."""
+    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(table, CODE_TOOL, policies) else "")
+
+
+def describe_code(table: Table, policies: tuple[CallPolicy, ...]) -> str:
+    """For a model that may use what `table` offers; with the tools its code may call, as Python."""
+    entries = list(table.visible(Origin.CODE, policies))
+    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(table, PLAN_TOOL, policies) else "")
+    if not entries:
+        return text
+    stubs = python_stubs(entries[:MAX_STUBS])
+    more = ", ".join(entry.name for entry in entries[MAX_STUBS:])
+    rest = f"\n\nAlso available, see list_tools(): {more}" if more else ""
+    return (
+        f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n```python\n{stubs}\n```{rest}"
+    )
