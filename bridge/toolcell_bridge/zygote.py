@@ -64,6 +64,7 @@ class Zygote:
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
         problems = preload(config["preload"])
+        unlock_sqlite()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._settle()
@@ -132,6 +133,11 @@ class Zygote:
         try:
             for cgroup in descriptors[3:]:
                 os.write(cgroup, b"0")
+            # Its own session, or kill(0, ...) would be addressed to the zygote and every other sandbox.
+            os.setsid()
+            # Its own open file, or its flags would be shared with every other sandbox.
+            null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            os.dup2(null, 0)
             # No source can sit on a target: the zygote keeps the first four numbers occupied.
             for descriptor, target in zip(descriptors, (BRIDGE, 1, 2), strict=False):
                 os.dup2(descriptor, target, inheritable=target != BRIDGE)
@@ -140,7 +146,7 @@ class Zygote:
             self._walls.raise_around(plan, self._proc, BRIDGE + 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            serve_guest(self._walls.layers, request["frame_bytes"])
+            serve_guest(self._walls.layers, request["frame_bytes"], request["environment"])
         except BaseException as exc:
             os.write(2, f"{type(exc).__name__}: {exc}".encode())
         finally:
@@ -161,10 +167,10 @@ class Zygote:
                 self._send({"exited": request, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak})
 
 
-def serve_guest(layers: dict[str, str], frame_bytes: int) -> None:
+def serve_guest(layers: dict[str, str], frame_bytes: int, environment: dict[str, str]) -> None:
     """Inside the walls: rehearse, say Hello, run scripts until the host hangs up."""
     os.environ.clear()
-    os.environ.update(HOME=WORKSPACE, TMPDIR="/tmp", LANG="C.UTF-8", PATH="")
+    os.environ.update({"HOME": WORKSPACE, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"} | environment)
     channel = Channel(socket.socket(fileno=BRIDGE), Connection.guest(max_frame_bytes=frame_bytes))
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -174,6 +180,25 @@ def serve_guest(layers: dict[str, str], frame_bytes: int) -> None:
     channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
     Runner(channel, WORKSPACE).serve()
     exit_process(0)
+
+
+def unlock_sqlite() -> None:
+    """Make SQLite's lock-free file access the default: record locks are refused, since other runs could see them.
+
+    Nobody else can open a sandbox's database, so nothing is lost. Does nothing where SQLite is not a shared library.
+    """
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libsqlite3.so.0")
+        library.sqlite3_vfs_find.restype = ctypes.c_void_p
+        library.sqlite3_vfs_register.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        library.sqlite3_initialize()
+        found = library.sqlite3_vfs_find(b"unix-none")
+        if found:
+            library.sqlite3_vfs_register(found, 1)
+    except (OSError, AttributeError):
+        return
 
 
 def preload(names: list[str]) -> dict[str, str]:

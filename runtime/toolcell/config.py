@@ -5,7 +5,9 @@ Values only: nothing here knows how a limit is enforced or how a sandbox is star
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -128,6 +130,18 @@ class Policy(_Frozen):
 
     hash_seed: int | None = Field(default=None, ge=0, le=4_294_967_295)
     """PYTHONHASHSEED of the sandbox's interpreter; None draws a fresh one for each zygote."""
+
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables of every script, beside HOME, TMPDIR, LANG and an empty PATH. Guests can read them: no
+    secrets."""
+
+    env_passthrough: tuple[str, ...] = ()
+    """Names of variables copied from this process's environment, if set there."""
+
+    def environment(self) -> dict[str, str]:
+        """What scripts see added to their environment."""
+        passed = {name: os.environ[name] for name in self.env_passthrough if name in os.environ}
+        return passed | dict(self.env)
 
     logs_to_model: bool = True
     """Append captured output to the text a model sees."""

@@ -26,7 +26,7 @@ from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
 from toolcell.session import Answer, Execution, Session
 from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
-from toolcell.tools.result import ToolResult
+from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.errors import UnsendableValue
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -107,7 +107,9 @@ class Runtime:
     ) -> bool | None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
-        return await stack.__aexit__(kind, exc, trace)
+        # Closed as if nothing had happened: the task group would wrap the caller's exception in a group.
+        await stack.__aexit__(None, None, None)
+        return None
 
     async def _make_backend(self) -> Backend:
         choice = self._backend_choice
@@ -275,7 +277,13 @@ def answer(call_id: int, result: ToolResult) -> Answer:
         if result.error is not None and result.is_error:
             failure = result.error
             details = to_plain(dict(failure.details), "details")
-            return ToolFail(call_id, str(failure.code), result.text, failure.retryable, details)
+            text = result.text
+            if failure.code == ErrorCode.EXCEPTION:
+                # Not str(): what an unexpected exception says may hold anything of the host. A tool that wants its
+                # words read raises ToolError or returns ToolResult.fail().
+                text = f"the tool raised {type(result.exc).__name__}"
+                details = None
+            return ToolFail(call_id, str(failure.code), text, failure.retryable, details)
         return ToolReturn(call_id, to_plain(result.guest_value(), "result"))
     except (UnsendableValue, ValueError, TypeError) as exc:
         return ToolFail(call_id, "no_result", f"the tool's result cannot be sent: {exc}", False, None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
@@ -22,7 +23,9 @@ from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, To
 from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.sandbox.capture import Capture, Stream
 from toolcell_bridge.connection import Connection, State
+from toolcell_bridge.codec import packed_size
 from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.guest.files import media_type
 from toolcell_bridge.messages import (
     CallTool,
     CancelCall,
@@ -44,6 +47,13 @@ HELLO_S = 30.0
 """From fork to Hello. Rehearsal takes milliseconds; a machine this slow has something else wrong with it."""
 
 CHUNK_BYTES = 1 << 20
+SLICE_S = 0.002
+"""How long one conversation may go on without letting others have the event loop."""
+
+FRAME_COST_BYTES = 256
+"""What each frame counts besides its text towards the output flood: an empty one costs the host time too."""
+
+NAME_CHARS = 1024
 REFUSALS = 1000
 """Calls past `tool_calls` that are answered with a refusal; a script that goes on after that is flooding."""
 
@@ -184,11 +194,14 @@ class Execution:
         self._refused = 0
         self._sample = Sample()
         self._aborted: str | None = None
+        self._frames = 0
+        self._lint = ""
         self._sent_before = sandbox.stream.sent_bytes
         self._received_before = sandbox.stream.received_bytes
 
     async def carry_out(self, run: Run, files: Iterable[GuestFile], cancel: anyio.Event | None = None) -> Report:
         """Converse until Done, death, deadline or breach, then report."""
+        self._lint = run.lint
         async with anyio.create_task_group() as tasks:
             if cancel is not None:
                 tasks.start_soon(self._abort_on, cancel)
@@ -197,7 +210,7 @@ class Execution:
                 await self._converse(tasks)
             if deadline.cancelled_caught:
                 self.breach(Breach(Outcome.TIMEOUT, "wall_s", self.limits.wall_s, self._elapsed_s()))
-            if self._running or cancel is not None:
+            if self._running or self._refused or cancel is not None:
                 tasks.cancel_scope.cancel()
         end = await self._settle()
         return self._report(end)
@@ -233,12 +246,17 @@ class Execution:
 
     async def _converse(self, tasks: TaskGroup) -> None:
         stream, connection = self.sandbox.stream, self._connection
+        busy_since = time.perf_counter()
         try:
             while self._done is None and self._breach is None:
                 message = connection.next_message()
                 if message is not None:
                     self._take(message, tasks)
                     continue
+                if time.perf_counter() - busy_since > SLICE_S:
+                    # A guest that always has more to say must not keep the event loop from its deadline and others.
+                    await anyio.lowlevel.checkpoint()
+                    busy_since = time.perf_counter()
                 data = await stream.receive()
                 if not data:
                     return
@@ -251,12 +269,14 @@ class Execution:
         self.sandbox.kill()
 
     def _take(self, message: Message, tasks: TaskGroup) -> None:
+        self._frames += 1
         match message:
             case CallTool():
                 self._take_call(message, tasks)
             case Log(stream, text):
                 self._log(STREAMS[stream], text)
             case Result(value):
+                self._check_result(value)
                 self._value, self._has_value = value, True
                 # A new result voids every file of the one before, finished or not.
                 self._files.clear()
@@ -267,15 +287,25 @@ class Execution:
                 self._take_part(message)
             case FileProblem(name, size, problem):
                 self._open_file = None
-                self._keep(OutputFile(name, "", size, None, None, problem))
+                if len(name) > NAME_CHARS or len(problem) > NAME_CHARS:
+                    raise RemoteProtocolError("a file's name or problem is too long")
+                self._keep(OutputFile(name, media_type(name, b""), size, None, None, problem))
             case CancelCall(id):
+                self._check_flood()
                 if (scope := self._scopes.get(id)) is not None:
                     scope.cancel()
             case Progress(value):
+                self._check_flood()
                 if self._on_progress is not None:
                     self._on_progress(value)
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
+
+    def _check_result(self, value: Any) -> None:
+        # Measured only when it could be too large: everything this run has sent is an upper bound.
+        received = self.sandbox.stream.received_bytes - self._received_before
+        if received > self.limits.result_bytes and (size := packed_size(value)) > self.limits.result_bytes:
+            raise RemoteProtocolError(f"result too large ({size} > {self.limits.result_bytes} bytes)")
 
     def _log(self, stream: Stream, text: str) -> None:
         self._capture.feed(stream, text)
@@ -284,7 +314,7 @@ class Execution:
         self._check_flood()
 
     def _check_flood(self) -> None:
-        total, limit = self._capture.total_bytes, self.limits.output_flood_bytes
+        total, limit = self._capture.total_bytes + FRAME_COST_BYTES * self._frames, self.limits.output_flood_bytes
         if total > limit:
             self.breach(Breach(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))
 
@@ -376,6 +406,7 @@ class Execution:
     def _take_part(self, part: FilePart) -> None:
         file = self._open_file
         if file is None:
+            check_file_name(part.name, part.media_type)
             file = self._open_file = _File(part.name, part.media_type)
         file.size += len(part.data)
         self._files_bytes += len(part.data)
@@ -479,7 +510,8 @@ class Execution:
         if self._done.ok:
             return Outcome.OK, None
         error = error_info(self._done.error or {})
-        if self._done.error and self._done.error.get("denied") is True:
+        # Only a run that had a profile, and had done nothing yet, can have been refused by it.
+        if error.findings and self._lint != "off" and not self._calls and not self._has_value:
             return Outcome.DENIED, error
         if self._refused:
             return Outcome.CALL_LIMIT, limited(error, "tool_calls", limits.tool_calls, usage.calls + self._refused)
@@ -558,6 +590,19 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         exit_code=number("exit_code"),
         findings=findings,
     )
+
+
+def check_file_name(name: str, kind: str) -> None:
+    """A returned file's name must be one that cannot lead anywhere when somebody saves it.
+
+    Raises:
+        RemoteProtocolError: it is absolute, climbs, or is absurdly long; our harness sends no such name.
+    """
+    parts = name.split("/")
+    if len(name) > NAME_CHARS or len(kind) > NAME_CHARS or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+        raise RemoteProtocolError("a returned file's name is not a plain relative path")
+    if not kind.isascii() or not kind.isprintable():
+        raise RemoteProtocolError("a returned file's media type is not one")
 
 
 def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> ToolCallRecord:

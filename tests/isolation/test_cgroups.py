@@ -189,7 +189,7 @@ sys.stdin.read()
     ) as dying:
         assert dying.stdout is not None
         orphan = int(dying.stdout.readline())
-        folder = host_directory(dying.pid)
+        folder = host_directory(dying.pid, 0)
         assert folder not in manager.reap_orphans(), "its host still runs"
         pinned = os.pidfd_open(orphan)
         dying.kill()
@@ -201,13 +201,13 @@ sys.stdin.read()
 
 
 def test_only_the_directory_of_a_dead_host_of_this_pid_namespace_is_an_orphan() -> None:
-    own = host_directory(os.getpid())
-    pid, started, namespace = own.split("-")[1:]
+    own = host_directory(os.getpid(), 0)
+    pid, started, namespace, _ = own.split("-")[1:]
     assert not is_orphan(own)
-    assert is_orphan(f"toolcell-{pid}-{int(started) + 1}-{namespace}"), "the pid was used again"
-    assert is_orphan(f"toolcell-{2**22 + 1}-{started}-{namespace}")
-    assert not is_orphan(f"toolcell-{2**22 + 1}-{started}-{int(namespace) + 1}")
-    for other in ("toolcell", "toolcell-1-2", "user.slice", f"{own}x", f"x{own}", "toolcell-a-b-c"):
+    assert is_orphan(f"toolcell-{pid}-{int(started) + 1}-{namespace}-0"), "the pid was used again"
+    assert is_orphan(f"toolcell-{2**22 + 1}-{started}-{namespace}-0")
+    assert not is_orphan(f"toolcell-{2**22 + 1}-{started}-{int(namespace) + 1}-0")
+    for other in ("toolcell", "toolcell-1-2", "user.slice", f"{own}x", f"x{own}", "toolcell-a-b-c-d"):
         assert not is_orphan(other)
 
 
@@ -254,11 +254,20 @@ class PlainFiles(CgroupFiles):
             (file.parent / "cgroup.procs").write_text("")
 
 
+def test_two_managers_of_one_process_do_not_meet(tmp_path: Path) -> None:
+    one, two = (CgroupManager(V2Place(tmp_path), PlainFiles()) for _ in range(2))
+    one.create("same", 64 * MIB, 8)
+    two.create("same", 64 * MIB, 8)
+    assert one.close()
+    assert (tmp_path / two.folder / "same").exists()
+    assert two.close()
+
+
 def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
     files = PlainFiles()
     manager = CgroupManager(V2Place(tmp_path), files)
     group = manager.create("one", 64 * MIB, 9)
-    home = tmp_path / host_directory(os.getpid())
+    home = tmp_path / manager.folder
 
     assert (home / "cgroup.subtree_control").read_text() == "+memory +pids"
     written = dict(files.written)
@@ -331,7 +340,7 @@ def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(tmp_path: Path, f
     manager = CgroupManager(V2Place(tmp_path), Refusing())
     with pytest.raises(OSError, match="refused"):
         manager.create("one", 64 * MIB, 9)
-    home = tmp_path / host_directory(os.getpid())
+    home = tmp_path / manager.folder
     assert not (home / "one").exists()
 
 

@@ -144,7 +144,8 @@ ARGUMENTS = [
     ("ioctl", [0, 1 << 32 | 0x5412], False),  # CVE-2019-10063
     ("ioctl", [0, 0x541C], False),  # TIOCLINUX
     ("ioctl", [0, 1 << 32 | 0x5421], True),  # the kernel sees FIONBIO too
-    ("fcntl", [3, 6], True),
+    ("fcntl", [3, 3], True),  # F_GETFL
+    ("fcntl", [3, 6], False),  # F_SETLK
     ("fcntl", [3, 1024], False),  # F_SETLEASE
     ("fcntl", [3, 1026], False),  # F_NOTIFY
     ("prctl", [15], True),

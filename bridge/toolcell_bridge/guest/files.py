@@ -136,6 +136,13 @@ def _read(name: str, root: str, limit: int) -> Iterator[FilePart | FileProblem]:
                 return
 
 
+def _make_folder(path: str) -> None:
+    # os.makedirs gives its mode to the last folder only.
+    if not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        os.mkdir(path, 0o750)
+
+
 def write(message: PutFile, root: str) -> None:
     """Append one PutFile's bytes to its file below `root`, creating folders on the way.
 
@@ -146,6 +153,6 @@ def write(message: PutFile, root: str) -> None:
     path = os.path.normpath(os.path.join(root, message.path))
     if not path.startswith(root + os.sep):
         raise ValueError(f"input file {message.path!r} is outside the workspace")
-    os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+    _make_folder(os.path.dirname(path))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640), "ab") as file:
         file.write(message.data)

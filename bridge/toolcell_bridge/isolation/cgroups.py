@@ -7,6 +7,7 @@ removed. Knows nothing of sandboxes: callers bring a name and limits.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import time
@@ -20,12 +21,13 @@ from toolcell_bridge.isolation.trial import attempt
 __all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoPlace", "discover", "probe"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)")
+_HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
+_serials = itertools.count()
 _DELEGATE = "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
 
 
 class CgroupManager:
-    """Makes cgroups for one host process, and ends all it made."""
+    """Makes cgroups for one runtime of one host process, and ends all it made."""
 
     def __init__(self, place: V1Place | V2Place, files: CgroupFiles | None = None) -> None:
         """Make the host's own directory.
@@ -35,14 +37,15 @@ class CgroupManager:
         """
         self._files = files or CgroupFiles()
         self._place = place
-        self._folder = host_directory(os.getpid())
+        self.folder = host_directory(os.getpid(), next(_serials))
+        """Name of the directory, in each hierarchy, that holds everything made here."""
         made: list[Path] = []
         try:
             for base in self._bases():
-                self._files.make(base / self._folder)
-                made.append(base / self._folder)
+                self._files.make(base / self.folder)
+                made.append(base / self.folder)
             if isinstance(place, V2Place):
-                self._files.write(place.base / self._folder / "cgroup.subtree_control", "+memory +pids")
+                self._files.write(place.base / self.folder / "cgroup.subtree_control", "+memory +pids")
         except OSError:
             for directory in made:
                 self._files.remove(directory)
@@ -60,7 +63,7 @@ class CgroupManager:
     @property
     def directories(self) -> tuple[list[str], str]:
         """(base directories, name of our folder in each), for whoever must clean up after this process."""
-        return [str(base) for base in self._bases()], self._folder
+        return [str(base) for base in self._bases()], self.folder
 
     def create(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
         """Make one cgroup with its limits set.
@@ -71,12 +74,12 @@ class CgroupManager:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a cgroup name: {name!r}")
-        cgroup = self._at(self._folder, name)
+        cgroup = self._at(self.folder, name)
         made: list[Path] = []
         try:
             for base in self._bases():
-                self._files.make(base / self._folder / name)
-                made.append(base / self._folder / name)
+                self._files.make(base / self.folder / name)
+                made.append(base / self.folder / name)
             cgroup.set_limits(memory_bytes, processes)
         except OSError:
             for directory in made:
@@ -86,7 +89,7 @@ class CgroupManager:
 
     def close(self, within_s: float = 5.0) -> bool:
         """End every cgroup made here and the host's directory; False when something would not die in time."""
-        return self._end(self._folder, within_s)
+        return self._end(self.folder, within_s)
 
     def reap_orphans(self, within_s: float = 5.0) -> list[str]:
         """Kill and remove what dead hosts left behind; returns the directories that are gone."""
@@ -127,9 +130,9 @@ def discover() -> CgroupManager | NoPlace:
         )
 
 
-def host_directory(pid: int) -> str:
-    """Name the directory of host process `pid`: its pid, start time and pid namespace, together never reused."""
-    return f"toolcell-{pid}-{_start_time(pid)}-{_pid_namespace()}"
+def host_directory(pid: int, serial: int) -> str:
+    """Name a directory of host process `pid`: its pid, start time and pid namespace are together never reused."""
+    return f"toolcell-{pid}-{_start_time(pid)}-{_pid_namespace()}-{serial}"
 
 
 def is_orphan(folder: str) -> bool:

@@ -8,8 +8,8 @@ namespaces and seccomp carry those. Everything the running kernel's ABI can rest
 from __future__ import annotations
 
 import errno
+import functools
 import os
-import stat
 import struct
 from dataclasses import dataclass
 
@@ -57,8 +57,12 @@ _FS_RIGHTS = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV, 9: RESOLVE_
 _NET_RIGHTS = {4: 0b0011, 10: 0b1100}  # bind and connect TCP; bind, connect and send UDP
 _SCOPES = {6: 0b11}  # abstract unix sockets, signals
 
+_RULESET_ATTRIBUTE = struct.Struct("=QQQ")
+_PATH_ATTRIBUTE = struct.Struct("=Qi")
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
+_LOG_SAME_EXEC_OFF = 1
+_LOG_FLAGS_SINCE = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,10 @@ class Handled:
 
     def attribute(self) -> bytes:
         """Struct landlock_ruleset_attr. Older kernels take longer structs whose tail is zero."""
-        return struct.pack("=QQQ", self.fs, self.net, self.scopes)
+        return _RULESET_ATTRIBUTE.pack(self.fs, self.net, self.scopes)
 
 
+@functools.cache
 def handled(abi: int) -> Handled:
     """Everything ABI version `abi` can restrict."""
 
@@ -157,25 +162,30 @@ def add_path(ruleset: int, path: str, rights: int, abi: int) -> None:
 def add_rule(ruleset: int, fd: int, rights: int, abi: int) -> None:
     """Grant `rights` beneath the inode `fd` is open on. O_PATH is enough, and may be opened once and reused."""
     granted = rights & handled(abi).fs
-    if not stat.S_ISDIR(os.fstat(fd).st_mode):
-        granted &= _FILE_RIGHTS
-    attribute = struct.pack("=Qi", granted, fd)
-    syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, attribute, 0)
+    try:
+        syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, _PATH_ATTRIBUTE.pack(granted, fd), 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Not a directory: the kernel then wants file rights only.
+        attribute = _PATH_ATTRIBUTE.pack(granted & _FILE_RIGHTS, fd)
+        syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, attribute, 0)
 
 
-def restrict_self(ruleset: int) -> None:
+def restrict_self(ruleset: int, abi: int = FLOOR_ABI) -> None:
     """Put this thread and its descendants under `ruleset`, for good. The descriptor stays open.
 
-    Needs no_new_privs. Only the calling thread is bound, so call it while single-threaded.
+    Needs no_new_privs. Only the calling thread is bound, so call it while single-threaded. From ABI 7 on refusals
+    are kept out of the audit log: a guest that is refused in a loop must not fill the host's disk.
     """
-    syscall("landlock_restrict_self", ruleset, 0)
+    syscall("landlock_restrict_self", ruleset, _LOG_SAME_EXEC_OFF if abi >= _LOG_FLAGS_SINCE else 0)
 
 
 def restrict(plan: RulesetPlan) -> None:
     """Build the ruleset of `plan` and put this thread under it: three system calls, and three more per path."""
     ruleset = prepare(plan)
     try:
-        restrict_self(ruleset)
+        restrict_self(ruleset, plan.abi)
     finally:
         os.close(ruleset)
 
@@ -202,7 +212,7 @@ _FIXES = {
 def _restrict_and_look(abi: int) -> str:
     set_no_new_privileges()
     ruleset = create_ruleset(abi)
-    restrict_self(ruleset)
+    restrict_self(ruleset, abi)
     try:
         os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
     except PermissionError:

@@ -177,8 +177,9 @@ RULES = (
     ),
     Rule(
         "fcntl",
-        "duplicate, flags, record locks (sqlite); not leases, notifications, owners or pipe sizes, which reach others",
-        (Argument(1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)),),
+        "duplicate and flags; not locks, leases, notifications, owners or pipe sizes: on an inode that runs share, one "
+        "run's lock is another's signal",
+        (Argument(1, (0, 1, 2, 3, 4, 1030, 1032, 1034)),),
     ),
     Rule(
         "prctl",

@@ -66,20 +66,24 @@ CLOSE_RANGE_UNSHARE = 0x2
 CLOSE_RANGE_CLOEXEC = 0x4
 
 _FAILED = -1
+_MOST_ARGUMENTS = 6
 _UINT_MAX = 0xFFFFFFFF
 
 
 @functools.cache
-def _entry(arguments: int) -> Callable[..., int]:
-    """Libc's `syscall`, typed once for this many arguments.
+def _entries() -> tuple[Callable[..., int], ...]:
+    """Libc's `syscall`, typed for no to six arguments.
 
     `c_void_p` takes integers (negative ones too), None, bytes, buffers and `byref()`, always 64 bits wide; without
-    `argtypes` ctypes would pass integers as 32-bit ints and leave the upper halves undefined.
+    `argtypes` ctypes would pass integers as 32-bit ints and leave the upper halves undefined. All seven are made by
+    the first call of a process, so that its forks find them ready: making one costs 250 us there, a call 1.
     """
-    function = ctypes.CDLL(None, use_errno=True)["syscall"]
-    function.argtypes = (ctypes.c_long,) + (ctypes.c_void_p,) * arguments
-    function.restype = ctypes.c_long
-    return function
+    libc = ctypes.CDLL(None, use_errno=True)
+    made = tuple(libc["syscall"] for _ in range(_MOST_ARGUMENTS + 1))
+    for arguments, function in enumerate(made):
+        function.argtypes = (ctypes.c_long,) + (ctypes.c_void_p,) * arguments
+        function.restype = ctypes.c_long
+    return made
 
 
 @functools.cache
@@ -101,7 +105,7 @@ def syscall(call: str | int, *arguments: object) -> int:
         if known is None:
             raise OSError(errno.ENOSYS, f"{call}: {os.strerror(errno.ENOSYS)}")
         number = known
-    result = _entry(len(arguments))(number, *arguments)
+    result = _entries()[len(arguments)](number, *arguments)
     if result == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{call}: {os.strerror(code)}")

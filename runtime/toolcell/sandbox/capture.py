@@ -33,6 +33,8 @@ class Capture:
 
     def feed(self, stream: Stream, text: str) -> None:
         """Take the next piece of one stream."""
+        if not text:
+            return
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         self._total[stream] += size
         self._order += 1

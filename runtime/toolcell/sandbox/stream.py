@@ -9,7 +9,8 @@ import socket
 
 import anyio
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+"""Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
 
 
 class SocketStream:

@@ -14,7 +14,7 @@ import anyio
 
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools.coercion import Change
-from toolcell.tools.context import RunContext
+from toolcell.tools.context import RunContext, RunState, new_id
 from toolcell.tools.jobs import Completion, Work, completion_for
 from toolcell.tools.progress import Progress
 from toolcell.tools.result import ToolResult
@@ -29,10 +29,10 @@ class Call:
     """The record of one call."""
 
     __slots__ = (
-        "_context", "approved", "args", "call_id", "changes", "completion", "decoded", "dispatcher", "duration_s",
-        "entry", "holds_slot", "is_concluded", "is_executed", "is_started", "message", "name", "origin", "parent",
-        "parent_call_id", "progress", "raw_args", "refusal", "result", "run", "scope", "started_at", "started_s",
-        "step", "timeout_s", "warnings",
+        "_context", "_nested", "approved", "args", "call_id", "changes", "completion", "decoded",
+        "dispatcher", "duration_s", "entry", "holds_slot", "is_concluded", "is_executed", "is_started",
+        "message", "name", "origin", "parent", "parent_call_id", "progress", "raw_args", "refusal", "result",
+        "run", "scope", "started_at", "started_s", "step", "timeout_s", "warnings",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class Call:
         self.progress: Progress | None = None
         self.completion: Completion | None = None
         self._context: ToolContext | None = None
+        self._nested: RunContext | None = None
 
     @property
     def traits(self) -> Traits:
@@ -117,9 +118,18 @@ class Call:
 
     def nested_run(self) -> RunContext:
         """The run as calls made by this call's tool see it."""
-        if self.traits.orchestrates:
-            return self.run.child(parent_call_id=self.call_id, level=self.run.level + 1)
-        return self.run
+        if self._nested is None:
+            self._nested = self._make_nested_run() if self.traits.orchestrates else self.run
+        return self._nested
+
+    def _make_nested_run(self) -> RunContext:
+        run = self.run
+        # Not MODEL: what a model may not call directly, its code may well be meant to call.
+        via = run.via if self.origin is Origin.MODEL else run.via | {self.origin}
+        changes: dict[str, Any] = {"parent_call_id": self.call_id, "level": run.level + 1, "via": via}
+        if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
+            changes |= {"is_shared": False, "run_id": new_id(), "state": RunState()}
+        return run.child(**changes)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event of this call."""

@@ -10,6 +10,7 @@ import logging
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -19,15 +20,14 @@ from toolcell.errors import UsageError
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
 from toolcell.tools.policy import CallPolicy
-from toolcell.tools.result import NO_USAGE, TokenUsage, ToolResult
+from toolcell.tools.result import NO_USAGE, Part, TokenUsage, ToolResult
+from toolcell.tools.traits import Origin
 
 if TYPE_CHECKING:
     from toolcell.tools.call import Call
     from toolcell.tools.jobs import JobTable
 
 LOGGER = logging.getLogger("toolcell.tools")
-MAX_WORKERS = 10
-"""Tool calls of one run being executed at once."""
 PLAN_ORCHESTRATORS = 2
 """Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
 REDACTED = "[redacted]"
@@ -115,14 +115,17 @@ class Budget:
 class RunState:
     """What changes during a run. One per run, shared by its sub-agents, plans and guests; used in one event loop."""
 
-    def __init__(self, max_workers: int = MAX_WORKERS, budget: Budget | None = None) -> None:
-        if max_workers < 1:
+    def __init__(self, max_workers: int | None = None, budget: Budget | None = None) -> None:
+        if max_workers is not None and max_workers < 1:
             raise UsageError(f"max_workers must be at least 1, not {max_workers}")
         self.max_workers = max_workers
+        """None: what the registry of the first call says."""
         self.budget = budget
         self.cancel_reason: str | None = None
         self.active: dict[int, Call] = {}
         """Calls being executed, by identity."""
+        self.waiting: set[anyio.CancelScope] = set()
+        """Other waits of the run, for a model's answer or a job."""
         self.failures: dict[str, int] = {}
         """How often the same call of the same arguments failed in a row, by digest."""
         self.jobs: JobTable | None = None
@@ -130,22 +133,30 @@ class RunState:
         self._orchestrators: dict[tuple[int, bool], anyio.CapacityLimiter] = {}
         self._hook_lock: anyio.Lock | None = None
 
+    def fresh(self) -> RunState:
+        """The state of another run with the same settings, budget and jobs."""
+        fresh = RunState(self.max_workers, self.budget)
+        fresh.jobs = self.jobs
+        return fresh
+
     # Limiters and locks belong to the loop they are made in, so they are made at first use.
 
-    @property
-    def leaves(self) -> anyio.CapacityLimiter:
+    def leaves(self, max_workers: int) -> anyio.CapacityLimiter:
         """Bounds tools that do the work themselves, over all batches, plans and guests of the run."""
         if self._leaves is None:
-            self._leaves = anyio.CapacityLimiter(self.max_workers)
+            self._leaves = anyio.CapacityLimiter(self._workers(max_workers))
         return self._leaves
 
-    def orchestrators(self, level: int, in_plan: bool) -> anyio.CapacityLimiter:
+    def orchestrators(self, level: int, in_plan: bool, max_workers: int) -> anyio.CapacityLimiter:
         """Bounds tools that wait for other tools, one limiter per level so that no level waits for itself."""
         key = (level, in_plan)
         if key not in self._orchestrators:
-            cap = min(PLAN_ORCHESTRATORS, self.max_workers) if in_plan else self.max_workers
-            self._orchestrators[key] = anyio.CapacityLimiter(cap)
+            workers = self._workers(max_workers)
+            self._orchestrators[key] = anyio.CapacityLimiter(min(PLAN_ORCHESTRATORS, workers) if in_plan else workers)
         return self._orchestrators[key]
+
+    def _workers(self, max_workers: int) -> int:
+        return max_workers if self.max_workers is None else self.max_workers
 
     @property
     def hook_lock(self) -> anyio.Lock:
@@ -154,6 +165,16 @@ class RunState:
             self._hook_lock = anyio.Lock()
         return self._hook_lock
 
+    @contextmanager
+    def cancellable(self, deadline: float = math.inf) -> Iterator[anyio.CancelScope]:
+        """A wait that the run's `cancel` ends, or its deadline."""
+        with anyio.CancelScope(deadline=deadline) as scope:
+            self.waiting.add(scope)
+            try:
+                yield scope
+            finally:
+                self.waiting.discard(scope)
+
     def cancel(self, reason: str) -> None:
         """Cancel every call in flight and refuse further ones; each still gets its result."""
         if self.cancel_reason is None:
@@ -161,6 +182,8 @@ class RunState:
         for call in list(self.active.values()):
             if call.scope is not None:
                 call.scope.cancel()
+        for scope in list(self.waiting):
+            scope.cancel()
 
 
 CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
@@ -195,12 +218,16 @@ class RunContext:
     on_complete: CompletionCallback | None = None
     """Receives the final results of background work."""
     logger: logging.Logger = LOGGER
+    attachments: tuple[Part, ...] = ()
+    """What the user gave with the task, handed down to sub-agents."""
+    via: frozenset[Origin] = frozenset()
+    """Plans, code and sub-agents this part of the run was reached through: rules about them hold here too."""
     parent_call_id: str | None = None
     """The call this part of the run belongs to."""
     depth: int = 0
     """Agents above this one."""
-    agents: tuple[str, ...] = ()
-    """Their names, outermost first."""
+    agents: tuple[int, ...] = ()
+    """Which, by identity, outermost first."""
     level: int = 0
     """Orchestrating tools above this call."""
     state: RunState = field(default_factory=RunState)

@@ -33,6 +33,7 @@ logger = logging.getLogger("toolcell.tools")
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""
 MAX_LOGGED_CHARS = 500
+AGENT_PREFIX = "agent_"
 
 _SUSPECT_ORIGINS = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
 
@@ -158,7 +159,8 @@ def _lookup(table: Table, call: Call) -> ToolResult | None:
     if entry is None:
         return _unknown(table, call)
     call.entry = entry
-    if not is_permitted(entry, call.origin, (*call.run.policies, *table.policies)):
+    policies = (*call.run.policies, *table.policies) if call.run.policies else table.policies
+    if not all(is_permitted(entry, origin, policies) for origin in (call.origin, *call.run.via)):
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if not entry.traits.allows(call.origin):
@@ -170,6 +172,8 @@ def _unknown(table: Table, call: Call) -> ToolResult:
     names = [entry.name for entry in table.visible(call.origin, call.run.policies)]
     available = f"; available tools: {listed(names)}" if names else "; no tools are available"
     message = f"unknown tool: {call.name}{did_you_mean(call.name, names)}{available}"
+    if call.name.startswith(AGENT_PREFIX) and any(name.startswith(AGENT_PREFIX) for name in names):
+        message = f'unknown agent "{call.name.removeprefix(AGENT_PREFIX)}"; {message}'
     return ToolResult.fail(message, code=ErrorCode.UNKNOWN_TOOL, details={"available": names[:100]})
 
 

@@ -87,8 +87,9 @@ def worker_limiter(call: Call) -> anyio.CapacityLimiter | None:
     run = call.run
     if run.is_shared:
         return None
+    workers = call.dispatcher.settings.max_workers
     if call.traits.orchestrates:
-        return run.state.orchestrators(run.level, call.origin is Origin.PLAN)
+        return run.state.orchestrators(run.level, call.origin is Origin.PLAN, workers)
     if any(above.holds_slot and not above.traits.orchestrates for above in callers(call)):
         return None  # its caller waits for it, so it works in its caller's place
-    return run.state.leaves
+    return run.state.leaves(workers)

@@ -143,13 +143,15 @@ def _cut_parts(parts: tuple[Part, ...], limit: int) -> tuple[tuple[Part, ...], b
 
 
 def cut_text(text: str, max_chars: int) -> tuple[str, bool]:
-    """Keep the beginning and the end; tell whether anything was cut. Counts characters, so no character is split."""
+    """Keep the beginning and the end, `max_chars` in all; tell whether anything was cut. Never splits a character."""
     if len(text) <= max_chars:
         return text, False
-    head = max_chars - max_chars // 3
-    tail = max_chars - head
-    middle = CUT_MARK.format(cut=len(text) - max_chars)
-    return text[:head] + middle + (text[-tail:] if tail else ""), True
+    mark = CUT_MARK.format(cut=len(text) - max_chars)
+    room = max_chars - len(mark)
+    if room < len(mark):  # too little to say anything about it
+        return text[:max_chars], True
+    head = room - room // 3
+    return text[:head] + mark + text[head - room :], True
 
 
 def _redacted(result: ToolResult, call: Call) -> ToolResult:

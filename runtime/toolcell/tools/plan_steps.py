@@ -27,7 +27,7 @@ PLAN_SCHEMA: dict[str, Any] = {
                     "tool": {"type": "string", "description": "Name of the tool to call."},
                     "args": {
                         "type": "object",
-                        "description": 'Its arguments. {"$ref": "id.path"} stands for a part of another step\'s result.',
+                        "description": 'Its arguments; {"$ref": "id.path"} is a part of the result of another step.',
                     },
                     "id": {"type": "string", "description": "A name other steps can refer to."},
                     "depends_on": {
@@ -159,20 +159,34 @@ def look_up(value: Any, path: str) -> Any:
     Raises:
         PlanError: there is nothing there; says how far the path leads.
     """
-    position, walked = 0, ""
-    while position < len(path):
-        step = _PATH_STEP.match(path, position)
-        if step is None:
-            raise PlanError(f"cannot read path {path!r} after {walked or 'the result'!r}")
-        key: str | int = int(step[2]) if step[2] is not None else step[1]
+    walked = ""
+    for key in path_steps(path):
+        step = f"[{key}]" if isinstance(key, int) else f".{key}"
         if isinstance(value, list) and isinstance(key, str) and key.isdigit():
             key = int(key)
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
-            raise PlanError(f"there is no {step[0]!r} in {walked or 'the result'!r} ({_described(value)})") from None
-        walked, position = walked + step[0], step.end()
+            raise PlanError(f"there is no {step!r} in {walked or 'the result'!r} ({_described(value)})") from None
+        walked += step
     return value
+
+
+def path_steps(path: str) -> list[str | int]:
+    """Shape: ".a[2]" -> ["a", 2].
+
+    Raises:
+        PlanError: it is not a path.
+    """
+    steps: list[str | int] = []
+    position = 0
+    while position < len(path):
+        step = _PATH_STEP.match(path, position)
+        if step is None:
+            raise PlanError(f"cannot read path {path!r} at {path[position:]!r}")
+        steps.append(int(step[2]) if step[2] is not None else step[1])
+        position = step.end()
+    return steps
 
 
 def _described(value: Any) -> str:

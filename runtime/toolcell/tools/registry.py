@@ -241,6 +241,14 @@ class ToolRegistry(RegistryView):
         renamed = [entry.renamed(f"{prefix}{separator}{name}") for name, entry in self._table.entries.items()]
         return self._derived({entry.name: entry for entry in renamed})
 
+    def replaced(self, other: ToolRegistry) -> ToolRegistry:
+        """The tools of `other` instead of these, under the rules, hooks and settings of this registry and the rules
+        of both."""
+        derived = self._derived(other._table.entries)
+        policies = [*self._table.policies, *(rule for rule in other._table.policies if rule is not self.policy)]
+        derived._change(policies=(*policies, derived.policy))
+        return derived
+
     def merged(self, *others: ToolRegistry) -> ToolRegistry:
         """These tools and those of `others`, under the rules and hooks of this registry and the rules of all.
 

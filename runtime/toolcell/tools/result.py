@@ -208,6 +208,10 @@ class ToolResult:
         """The same result with notes for logs and user interfaces."""
         return replace(self, details=details)
 
+    def with_usage(self, usage: TokenUsage) -> Self:
+        """The same result with the tokens it took."""
+        return replace(self, usage=usage)
+
     def with_message(self, message: str) -> Self:
         """The same failure, said differently."""
         return replace(self, error=replace(self.error, message=message)) if self.error is not None else self
@@ -250,9 +254,13 @@ class ToolResult:
         return None if self.silent or not self.for_user else self.for_user
 
     def guest_value(self) -> Any:
-        """What sandboxed code receives: structured data where there is any, else the text."""
+        """What sandboxed code receives: structured data where there is any, else a file's bytes, else the text."""
         if self.has_value:
             return self.value
+        if self.status is Status.OK and len(self.files) == 1:
+            return self.files[0].data
+        if self.status is Status.OK and not self.parts:
+            return None
         if self.status is Status.PENDING and self.job_id is not None:
             return {"job_id": self.job_id, "status": "pending", "text": self.output}
         return self.output

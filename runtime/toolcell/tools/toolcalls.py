@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from toolcell.errors import UsageError
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.partial_json import ParseMode, parse_json
+from toolcell.tools.partial_json import SAFE_MODES, ParseMode, parse_json
 from toolcell.tools.validation import ArgumentChecker
 from toolcell.tools.values import MAX_TEXT_CHARS
 
@@ -61,6 +61,12 @@ class ToolCall:
         if mode is ParseMode.INVALID or not isinstance(value, dict):
             return replace(self, mode=mode)
         return replace(self, arguments=value, mode=mode)
+
+    def parsed_if_safe(self) -> Self:
+        """The same call with its arguments read, unless something may be missing from them: then they stay text,
+        which no tool accepts."""
+        parsed = self.parsed()
+        return parsed if parsed.mode in SAFE_MODES else replace(self, mode=parsed.mode)
 
     def to_openai(self) -> dict[str, Any]:
         """Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}."""

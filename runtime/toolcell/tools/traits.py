@@ -67,6 +67,8 @@ class Traits:
     """JSON Schema of the structured result."""
     orchestrates: bool = False
     """Runs other tools (plan, code, sub-agent): holds no worker while it waits for them."""
+    is_agent: bool = False
+    """Its calls are shown as an agent's work."""
     blocking: bool = True
     """A synchronous function runs in a worker thread; False runs it on the event loop."""
     validate: bool = True

@@ -7,9 +7,9 @@ from typing import Any
 
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, current
-from toolcell.tools.context import CompletionCallback, RunContext, RunState
+from toolcell.tools.context import CompletionCallback, RunContext
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
-from toolcell.tools.dispatch import run_call
+from toolcell.tools.dispatch import refuse, run_call
 from toolcell.tools.entry import Entry
 from toolcell.tools.events import EventBus
 from toolcell.tools.formats import mcp_tool
@@ -184,12 +184,18 @@ class RegistryView:
         in_turn = settings.sequential if sequential is None else sequential
         return await run_batch(self._table, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
 
+    async def refuse(
+        self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None
+    ) -> tuple[Call, ToolResult]:
+        """Give a call that nothing here could run its place in the record."""
+        made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
+        return made, await refuse(self._table, made, refusal)
+
     def new_run(self, **fields: Any) -> RunContext:
         """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
         parent = current.get()
         if parent is not None and not parent.run.is_shared:
             return parent.nested_run().child(**fields)
-        fields.setdefault("state", RunState(self.settings.max_workers))
         fields.setdefault("events", self.events)
         fields.setdefault("parent_call_id", parent.call_id if parent is not None else None)
         return RunContext(**fields)

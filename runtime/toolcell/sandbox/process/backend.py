@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import anyio
+import psutil
 from anyio.abc import TaskGroup
 
 from toolcell.config import GIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.process.tree import TreeWatch
 from toolcell.sandbox.process.view import view
 from toolcell.sandbox.process.zygote import Child, Zygote
 from toolcell.sandbox.stream import SocketStream
+from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation import cgroups
 from toolcell_bridge.isolation.cgroups import Cgroup, CgroupManager, NoPlace
 from toolcell_bridge.isolation.rlimits import RlimitPlan
@@ -79,6 +82,7 @@ class ProcessSandbox:
         self.backend = "process"
         self._required = required
         self._sample = Sample()
+        self._tree: TreeWatch | None = None
         self._cgroup, self._cgroup_kind = cgroup, cgroup_kind
 
     def accept(self, layers: Mapping[str, str]) -> None:
@@ -92,6 +96,9 @@ class ProcessSandbox:
         self.layers = dict(layers)
         if self._cgroup is not None:
             self.layers["cgroup"] = self._cgroup_kind
+        else:
+            with suppress(psutil.Error, OSError):
+                self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
 
     @functools.cached_property
     def pid(self) -> int:
@@ -109,6 +116,8 @@ class ProcessSandbox:
             return
         if self._cgroup is not None:
             self._cgroup.set_limits(limits.memory_bytes, limits.processes)
+        elif self._tree is not None:
+            self._tree.memory_bytes = limits.memory_bytes
         for name, value in rlimits_for(limits, self._cgroup is not None).rows():
             if name in LOWERED:
                 resource.prlimit(self.pid, getattr(resource, name), (value, value))
@@ -120,7 +129,7 @@ class ProcessSandbox:
     def sample(self) -> Sample:
         """Measure it now, from its cgroup."""
         if self._cgroup is None:
-            return Sample()
+            return self._tree.look() if self._tree is not None else self._sample
         try:
             usage = self._cgroup.usage()
         except OSError:
@@ -158,11 +167,19 @@ class ProcessSandbox:
         await self.ended()
         if not self._closed:
             self._closed = True
-            if self._cgroup is not None:
-                self._cgroup.destroy()
+            await self._remove_cgroup()
             for descriptor in (*self._output, self._child.pidfd):
                 if descriptor >= 0:
                     os.close(descriptor)
+
+
+    async def _remove_cgroup(self) -> None:
+        """Everything inside has been killed; the kernel takes a moment to count it out."""
+        wait_s = 0.001
+        while self._cgroup is not None and not self._cgroup.remove():
+            self._cgroup.kill()
+            await anyio.sleep(wait_s)
+            wait_s = min(2 * wait_s, 0.1)
 
 
 class ProcessBackend:
@@ -175,10 +192,12 @@ class ProcessBackend:
         self._policy = policy or Policy()
         self._packages = packages
         self._preload = tuple(preload)
+        self._environment = self._policy.environment()
         self._zygote: Zygote | None = None
         self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoPlace | None = None
+        self._starting: anyio.Lock | None = None
 
     async def open(self) -> None:
         """Start the zygote.
@@ -193,6 +212,7 @@ class ProcessBackend:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._cgroups = cgroups.discover()
+        self._starting = anyio.Lock()
         try:
             await self._start_zygote()
         except BaseException:
@@ -203,10 +223,12 @@ class ProcessBackend:
             raise
 
     async def _start_zygote(self) -> None:
-        extras = () if self._policy.lint == "off" else ("RestrictedPython",)
+        # Always there, so that one run may ask for a profile; imported ahead of time only when every run has one.
+        extras = ("RestrictedPython",)
+        preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
-        zygote = Zygote.spawn(view(self._packages, extras), self._preload, next(_slots), self._policy.hash_seed, where)
+        zygote = Zygote.spawn(view(self._packages, extras), preload, next(_slots), self._policy.hash_seed, where)
         await zygote.wait_ready()
         if zygote.problems:
             zygote.close()
@@ -222,10 +244,24 @@ class ProcessBackend:
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        if self._zygote is None:
+        try:
+            return await self._fork_one(await self._living_zygote(), limits)
+        except SandboxUnavailable:
+            if self._zygote is None or not self._zygote.is_dead:
+                raise
+        # It died under us; every sandbox it had is gone with it, and a new one starts clean.
+        return await self._fork_one(await self._living_zygote(), limits)
+
+    async def _living_zygote(self) -> Zygote:
+        if self._zygote is None or self._starting is None:
             raise SandboxUnavailable("the process backend is not open")
-        if self._zygote.is_dead:
-            await self._start_zygote()
+        async with self._starting:
+            if self._zygote.is_dead:
+                self._zygote.close()
+                await self._start_zygote()
+        return self._zygote
+
+    async def _fork_one(self, zygote: Zygote, limits: Limits) -> ProcessSandbox:
         bridge, guest_bridge = socket.socketpair()
         out, guest_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         err, guest_err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -239,10 +275,11 @@ class ProcessBackend:
             "disk_bytes": limits.disk_bytes,
             "inodes": limits.inodes,
             "frame_bytes": limits.frame_bytes,
+            "environment": self._environment,
             "rlimits": asdict(rlimits_for(limits, cgroup is not None)),
         }
         try:
-            child = await self._zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, *entries])
+            child = await zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, *entries])
         finally:
             guest_bridge.close()
             for descriptor in (guest_out, guest_err, *entries):

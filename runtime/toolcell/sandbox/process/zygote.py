@@ -58,7 +58,8 @@ def id_block(slot: int) -> IdBlock | None:
     if os.geteuid() != 0:
         return None
     try:
-        ranges = [list(map(int, line.split())) for line in open("/proc/self/uid_map", encoding="ascii")]
+        with open("/proc/self/uid_map", encoding="ascii") as table:
+            ranges = [list(map(int, line.split())) for line in table]
     except OSError:
         ranges = [[0, 0, 2**32 - 1]]
     first, _, count = max(ranges, key=lambda row: row[2])

@@ -1,0 +1,153 @@
+"""pydantic-monty: a Rust interpreter of a Python subset in pooled worker processes. No registry: bare functions.
+
+The blocking client where it can do the job, since that is its fastest; the asyncio one for calls in parallel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Any
+
+from benchmarks.contestants.contestant import NAP_S, NotOffered, check, intervals
+from benchmarks.contestants.scripts import ECHO, MONTY, counted
+
+try:
+    import pydantic_monty
+except ImportError:
+    pydantic_monty = None  # type: ignore[assignment]
+
+
+class MontyPool:
+    """A Monty with some options. A worker is fresh when `max_checkouts_per_worker` is 1."""
+
+    measures: frozenset[str] | None = None
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+        self._options = options
+        self._stamps: list[float] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> MontyPool:
+        if pydantic_monty is None:
+            raise NotOffered("pydantic-monty is not installed")
+        self._pool = self._stack.enter_context(pydantic_monty.Monty(**self._options))
+        self._async_pool = await self._stack.enter_async_context(pydantic_monty.AsyncMonty(**self._options))
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._stack.__aexit__(*exc_info)
+
+    def _call_tool(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        self._stamps.append(time.perf_counter())
+        return args
+
+    async def _call_tool_later(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        if name == "nap":
+            await asyncio.sleep(NAP_S)
+        else:
+            self._stamps.append(time.perf_counter())
+        return args
+
+    def _feed(self, pool: Any, script: str) -> tuple[Any, float]:
+        """Value, and the moment it was there: giving the worker back comes later and is not counted."""
+        with pool.checkout() as session:
+            value = session.feed_run(script, external_lookup={"call_tool": self._call_tool})
+            return value, time.perf_counter()
+
+    async def run(self) -> float:
+        start = time.perf_counter()
+        value, end = self._feed(self._pool, MONTY.once)
+        check(value, ECHO)
+        return end - start
+
+    async def call(self, calls: int) -> list[float]:
+        self._stamps.clear()
+        check(self._feed(self._pool, counted(MONTY.calls, calls))[0], calls)
+        return intervals(self._stamps, calls)
+
+    async def _gather(self, script: str, calls: int) -> float:
+        self._stamps.clear()
+        async with self._async_pool.checkout() as session:
+            answers = await session.feed_run(
+                counted(script, calls), external_lookup={"call_tool": self._call_tool_later}
+            )
+            end = time.perf_counter()
+        check(answers, calls)
+        return end - self._stamps[0]
+
+    async def pipeline(self, calls: int) -> float:
+        return await self._gather(MONTY.pipeline, calls) / calls
+
+    async def fan_out(self, calls: int) -> float:
+        return await self._gather(MONTY.fan_out, calls)
+
+    async def many(self, runs: int, clients: int) -> float:
+        # Its default of one worker per core is not its best with several clients, so it may have one for each.
+        with ExitStack() as stack:
+            pool = stack.enter_context(pydantic_monty.Monty(**self._options | {"max_processes": 2 * clients}))
+            threads = stack.enter_context(ThreadPoolExecutor(clients))
+            list(threads.map(lambda _: self._feed(pool, MONTY.once), range(clients)))
+            start = time.perf_counter()
+            for value, _ in threads.map(lambda _: self._feed(pool, MONTY.once), range(runs)):
+                check(value, ECHO)
+            return time.perf_counter() - start
+
+    async def cold(self) -> float:
+        start = time.perf_counter()
+        with pydantic_monty.Monty(**self._options) as pool:
+            value, end = self._feed(pool, MONTY.once)
+        check(value, ECHO)
+        return end - start
+
+    def _large(self, script: str, count: int) -> tuple[float, Any]:
+        self._stamps.clear()
+        value, end = self._feed(self._pool, counted(script, count))
+        return end - self._stamps[0], value
+
+    async def return_text(self, size_bytes: int) -> float:
+        took, text = self._large(MONTY.text, size_bytes)
+        check(len(text), size_bytes)
+        return took
+
+    async def return_records(self, records: int) -> float:
+        took, rows = self._large(MONTY.records, records)
+        check((len(rows), rows[-1]["id"]), (records, records - 1))
+        return took
+
+    @asynccontextmanager
+    async def idle(self, count: int) -> AsyncIterator[None]:
+        with pydantic_monty.Monty(**self._options | {"min_processes": count, "max_processes": count}):
+            yield
+
+
+class StartedMonty(MontyPool):
+    """Fresh workers that were all started before the first is asked for.
+
+    A Monty pool starts a used worker's successor when the next run asks for one, so a fresh worker's time contains a
+    process start. This shows the time without it, which no pool of Monty's own reaches for long.
+    """
+
+    measures: frozenset[str] | None = frozenset({"run"})
+    BATCH = 8
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, min_processes=self.BATCH, max_processes=self.BATCH, max_checkouts_per_worker=1)
+        self._left = 0
+
+    async def __aenter__(self) -> StartedMonty:
+        if pydantic_monty is None:
+            raise NotOffered("pydantic-monty is not installed")
+        return self
+
+    async def run(self) -> float:
+        if not self._left:
+            await self._stack.aclose()
+            self._pool = self._stack.enter_context(pydantic_monty.Monty(**self._options))
+            self._left = self.BATCH
+        self._left -= 1
+        return await super().run()

@@ -1,0 +1,189 @@
+"""A new Python process per run, bare or inside bubblewrap, with a line of JSON per message on stdin and stdout.
+
+What one writes oneself in an afternoon: no limits, no validation, no pool. Bubblewrap gives namespaces and drops
+capabilities; it has no seccomp filter, no Landlock rules and no cgroup here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.contestants.contestant import NAP_S, NotOffered, check, intervals
+from benchmarks.contestants.scripts import CPYTHON, ECHO, counted
+
+GUEST = r"""
+import json, sys
+def _send(*message):
+    sys.stdout.write(json.dumps(message) + "\n")
+def call_tools_parallel(calls):
+    for i, (name, args) in enumerate(calls):
+        _send("call", i, name, args)
+    sys.stdout.flush()
+    answers = dict(json.loads(sys.stdin.readline()) for _ in calls)
+    return [answers[i] for i in range(len(calls))]
+def call_tool(name, args):
+    return call_tools_parallel([(name, args)])[0]
+def set_result(value):
+    _send("result", value)
+    sys.stdout.flush()
+if source := sys.stdin.readline():
+    exec(compile(json.loads(source), "<code>", "exec"))
+"""
+
+PYTHON = os.path.realpath(sys.executable)
+COMMAND = (PYTHON, "-I", "-S", "-c", GUEST)
+"""Without site, the quickest start there is."""
+
+
+class Piped:
+    """Runs `argv` once per script."""
+
+    measures: frozenset[str] | None = None
+
+    def __init__(self, name: str, argv: Sequence[str]) -> None:
+        self.name = name
+        self._argv = list(argv)
+        self._threads = ThreadPoolExecutor(64)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        self._threads.shutdown()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={})
+
+    def _run(self, script: str, count: int = 0) -> Conversation:
+        with self._start() as process:
+            return Conversation(process, self._threads, counted(script, count))
+
+    async def run(self) -> float:
+        start = time.perf_counter()
+        talk = self._run(CPYTHON.once)
+        check(talk.result, ECHO)
+        return talk.end - start
+
+    async def call(self, calls: int) -> list[float]:
+        talk = self._run(CPYTHON.calls, calls)
+        check(talk.result, calls)
+        return intervals(talk.stamps, calls)
+
+    async def pipeline(self, calls: int) -> float:
+        talk = self._run(CPYTHON.pipeline, calls)
+        check(talk.result, calls)
+        return talk.since_mark / calls
+
+    async def fan_out(self, calls: int) -> float:
+        talk = self._run(CPYTHON.fan_out, calls)
+        check(talk.result, calls)
+        return talk.since_mark
+
+    async def many(self, runs: int, clients: int) -> float:
+        with ThreadPoolExecutor(clients) as threads:
+            start = time.perf_counter()
+            for talk in threads.map(lambda _: self._run(CPYTHON.once), range(runs)):
+                check(talk.result, ECHO)
+            return time.perf_counter() - start
+
+    async def cold(self) -> float:
+        return await self.run()
+
+    async def return_text(self, size_bytes: int) -> float:
+        talk = self._run(CPYTHON.text, size_bytes)
+        check(len(talk.result), size_bytes)
+        return talk.since_mark
+
+    async def return_records(self, records: int) -> float:
+        talk = self._run(CPYTHON.records, records)
+        check((len(talk.result), talk.result[-1]["id"]), (records, records - 1))
+        return talk.since_mark
+
+    @asynccontextmanager
+    async def idle(self, count: int) -> AsyncIterator[None]:
+        with ExitStack() as stack:
+            for _ in range(count):
+                process = stack.enter_context(self._start())
+                stack.callback(process.kill)
+            yield
+
+
+class Conversation:
+    """One script from its source to its result, answering its calls in between."""
+
+    def __init__(self, process: subprocess.Popen[bytes], threads: ThreadPoolExecutor, script: str) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin = process.stdin
+        self._lock = threading.Lock()
+        self.stamps: list[float] = []
+        self._send(script)
+        while (message := json.loads(process.stdout.readline()))[0] == "call":
+            _, ident, name, args = message
+            if name == "nap":
+                threads.submit(self._answer_later, ident, args)
+            else:
+                self.stamps.append(time.perf_counter())
+                self._send([ident, args])
+        self.result: Any = message[1]
+        self.end = time.perf_counter()
+
+    @property
+    def since_mark(self) -> float:
+        """Seconds from the script's first call to its result."""
+        return self.end - self.stamps[0]
+
+    def _answer_later(self, ident: int, args: dict[str, Any]) -> None:
+        time.sleep(NAP_S)
+        self._send([ident, args])
+
+    def _send(self, message: object) -> None:
+        with self._lock:
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.flush()
+
+
+class PlainPython(Piped):
+    """No isolation at all."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, COMMAND)
+
+
+class Bubblewrap(Piped):
+    """Namespaces and a read-only root by bubblewrap."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, (shutil.which("bwrap") or "bwrap", *bubblewrap_options(), *COMMAND))
+
+    async def __aenter__(self) -> Self:
+        if shutil.which("bwrap") is None:
+            raise NotOffered("bwrap is not installed (Debian: apt-get install bubblewrap)")
+        await self.run()
+        return self
+
+
+def bubblewrap_options() -> list[str]:
+    """All namespaces, no capabilities, a read-only view of the interpreter and its libraries."""
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    for name in ("/usr", "/lib", "/lib64", "/bin"):
+        path = Path(name)
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            options += ["--ro-bind", name, name]
+    base = os.path.realpath(sys.base_prefix)
+    if not base.startswith("/usr"):
+        options += ["--ro-bind", base, base]
+    return [*options, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]

@@ -1,0 +1,139 @@
+"""toolcell: a fresh sandbox per run, every isolation layer this machine has, tools through a real registry.
+
+Runs keep their default limits, except where the workload itself is larger than those allow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+
+from benchmarks.contestants.contestant import NAP_S, check, intervals
+from benchmarks.contestants.scripts import CPYTHON, ECHO, counted
+from toolcell import ExecutionResult, Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.config import MIB
+
+MANY_CALLS = Limits(tool_calls=1_000_000, concurrent_calls=512)
+
+LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB)
+"""frame_bytes belongs to a sandbox's making: such a run gets one started for it, by the same zygote."""
+
+
+class Toolcell:
+    """A Runtime, with or without packages loaded ahead."""
+
+    measures: frozenset[str] | None = None
+
+    def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
+        self.name = name
+        self._packages = tuple(packages)
+        self._stamps: list[float] = []
+        self._registry = self._tools()
+        self._stack = AsyncExitStack()
+        self.layers: Mapping[str, str] = {}
+        """Isolation layers that were live in a run."""
+
+    def _tools(self) -> ToolRegistry:
+        registry = ToolRegistry()
+        stamps = self._stamps
+
+        @registry.tool
+        async def echo(q: int) -> dict[str, int]:
+            """Return the argument."""
+            stamps.append(time.perf_counter())
+            return {"q": q}
+
+        @registry.tool
+        async def nap(q: int) -> dict[str, int]:
+            """Return the argument a little later."""
+            await anyio.sleep(NAP_S)
+            return {"q": q}
+
+        return registry
+
+    def _runtime(self, pool: PoolConfig | None = None) -> Runtime:
+        return Runtime(self._registry, packages=self._packages, preload=self._packages, pool=pool)
+
+    async def __aenter__(self) -> Toolcell:
+        self.runtime = await self._stack.enter_async_context(self._runtime())
+        result = await self.runtime.execute_code("set_result(1)")
+        self._value(result)
+        self.layers = result.isolation.layers
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._stack.__aexit__(*exc_info)
+
+    @staticmethod
+    def _value(result: ExecutionResult) -> Any:
+        if not result.ok:
+            raise RuntimeError(f"run ended with {result.outcome}: {result.error and result.error.message}")
+        return result.value
+
+    async def run(self) -> float:
+        start = time.perf_counter()
+        result = await self.runtime.execute_code(CPYTHON.once)
+        took = time.perf_counter() - start
+        check(self._value(result), ECHO)
+        return took
+
+    async def call(self, calls: int) -> list[float]:
+        self._stamps.clear()
+        check(self._value(await self.runtime.execute_code(counted(CPYTHON.calls, calls), limits=MANY_CALLS)), calls)
+        return intervals(self._stamps, calls)
+
+    async def _since_mark(self, script: str, count: int, limits: Limits | None = None) -> tuple[float, Any]:
+        self._stamps.clear()
+        result = await self.runtime.execute_code(counted(script, count), limits=limits)
+        end = time.perf_counter()
+        return end - self._stamps[0], self._value(result)
+
+    async def pipeline(self, calls: int) -> float:
+        took, answers = await self._since_mark(CPYTHON.pipeline, calls, MANY_CALLS)
+        check(answers, calls)
+        return took / calls
+
+    async def fan_out(self, calls: int) -> float:
+        took, answers = await self._since_mark(CPYTHON.fan_out, calls)
+        check(answers, calls)
+        return took
+
+    async def many(self, runs: int, clients: int) -> float:
+        waiting = iter(range(runs))
+
+        async def client() -> None:
+            for _ in waiting:
+                check(self._value(await self.runtime.execute_code(CPYTHON.once)), ECHO)
+
+        start = time.perf_counter()
+        async with anyio.create_task_group() as group:
+            for _ in range(clients):
+                group.start_soon(client)
+        return time.perf_counter() - start
+
+    async def cold(self) -> float:
+        start = time.perf_counter()
+        async with self._runtime() as runtime:
+            result = await runtime.execute_code(CPYTHON.once)
+            took = time.perf_counter() - start
+        check(self._value(result), ECHO)
+        return took
+
+    async def return_text(self, size_bytes: int) -> float:
+        took, text = await self._since_mark(CPYTHON.text, size_bytes, LARGE_RESULT)
+        check(len(text), size_bytes)
+        return took
+
+    async def return_records(self, records: int) -> float:
+        took, rows = await self._since_mark(CPYTHON.records, records, LARGE_RESULT)
+        check((len(rows), rows[-1]["id"]), (records, records - 1))
+        return took
+
+    @asynccontextmanager
+    async def idle(self, count: int) -> AsyncIterator[None]:
+        async with self._runtime(PoolConfig(warm=count, cap=count + 1)):
+            yield

@@ -1,0 +1,120 @@
+"""`python -m benchmarks.profile_start`: where the time of one sandbox and of one run goes, phase by phase.
+
+Host and guest read the same monotonic clock, so a moment taken inside a script can be held against one outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import anyio
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.floor import floors
+from toolcell import Limits, Runtime, ToolRegistry
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.process.packages import resolve
+from toolcell.sandbox.process.view import interpreter_files
+from toolcell.session import Session
+
+PAUSE_S = 0.02
+"""Between runs, so that replacements are ready; CPUs fall asleep in it, as they do between a model's messages."""
+
+SCRIPT = """
+import time
+first = time.perf_counter()
+call_tool('moment', {})
+set_result([first, time.perf_counter()])
+"""
+
+Phases = dict[str, list[float]]
+
+
+async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
+    """Phases of starting and ending a sandbox, by the backend's own steps."""
+    phases: Phases = {"fork, cgroup, descriptors": [], "walls, rehearsal, Hello": [], "kill and reap": []}
+    environment = resolve(packages, python=interpreter_files()[0]) if packages else None
+    backend = ProcessBackend(packages=environment.path if environment else None, preload=packages)
+    await backend.open()
+    try:
+        for _ in range(rounds):
+            moments = [time.perf_counter()]
+            sandbox = await backend.start(Limits())
+            moments.append(time.perf_counter())
+            await Session(sandbox).greet()
+            moments.append(time.perf_counter())
+            await sandbox.destroy()
+            moments.append(time.perf_counter())
+            add(phases, moments)
+            await anyio.sleep(PAUSE_S)
+    finally:
+        await backend.close()
+    return phases
+
+
+async def profile_run(rounds: int, packages: Sequence[str]) -> Phases:
+    """Phases of one run in a warm sandbox, from the caller's request to the caller's result."""
+    registry = ToolRegistry()
+    entered: list[float] = []
+
+    @registry.tool
+    async def moment() -> None:
+        """Take the time at which the call came in."""
+        entered.append(time.perf_counter())
+
+    phases: Phases = {
+        "request to the script's first line": [],
+        "call_tool to the tool": [],
+        "tool to the script": [],
+        "script to the result": [],
+    }
+    async with Runtime(registry, packages=packages, preload=packages) as runtime:
+        for _ in range(rounds):
+            await anyio.sleep(PAUSE_S)
+            start = time.perf_counter()
+            result = await runtime.execute_code(SCRIPT)
+            end = time.perf_counter()
+            first, back = result.value
+            add(phases, [start, first, entered[-1], back, end])
+    return phases
+
+
+def add(phases: Phases, moments: Sequence[float]) -> None:
+    """Add the time between each moment and the next to its phase."""
+    for name, earlier, later in zip(list(phases), moments[:-1], moments[1:], strict=True):
+        phases[name].append(later - earlier)
+
+
+def show(console: Console, title: str, phases: Phases, has_sum: bool = True) -> None:
+    """Print p50 and p95 of each phase in microseconds, and the sum of the p50s where phases follow one another."""
+    table = Table(title=f"{title}, us", min_width=60, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("phase")
+    for name in ("p50", "p95"):
+        table.add_column(name, justify="right")
+    for name, samples in phases.items():
+        ordered = sorted(samples)
+        table.add_row(name, f"{statistics.median(ordered) * 1e6:.0f}", f"{ordered[int(len(ordered) * 0.95)] * 1e6:.0f}")
+    if has_sum:
+        table.add_row("sum", f"{sum(map(statistics.median, phases.values())) * 1e6:.0f}", "")
+    console.print(table)
+
+
+async def profile_all(rounds: int) -> None:
+    """Print the machine's floor, then both profiles without and with packages."""
+    console = Console(highlight=False, width=100)
+    show(console, "floor: two processes pass 50 bytes to and fro", floors(rounds, PAUSE_S), has_sum=False)
+    for packages in ((), ("numpy", "pandas")):
+        told = f" with {', '.join(packages)}" if packages else ""
+        show(console, f"start of a sandbox{told}", await profile_start(rounds, packages))
+        show(console, f"one run{told}", await profile_run(rounds, packages))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_start", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    anyio.run(profile_all, parser.parse_args().rounds)

@@ -1,0 +1,55 @@
+"""Looking at what goes to and comes from a model: edit a request, an answer, a tool's result, or end the run.
+
+Run in the order they were given; the first that raises stops the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from toolcell.agents.provider import Message, ModelResponse
+from toolcell.tools.call import Call
+from toolcell.tools.hooks import settle
+from toolcell.tools.result import ToolResult
+
+
+class Halt(Exception):
+    """Raised by a processor to end the run with `response` as its answer."""
+
+    def __init__(self, response: str) -> None:
+        super().__init__(response)
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """Up to three functions, sync or async; each returns what to go on with."""
+
+    pre_llm: Callable[[list[Message]], list[Message] | Awaitable[list[Message]]] | None = None
+    post_llm: Callable[[ModelResponse], ModelResponse | Awaitable[ModelResponse]] | None = None
+    post_tool: Callable[[Call, ToolResult], ToolResult | Awaitable[ToolResult]] | None = None
+
+
+async def before_request(processors: Sequence[Processor], messages: list[Message]) -> list[Message]:
+    """The messages as the model will get them. Edits last for one request; the transcript keeps the original."""
+    for processor in processors:
+        if processor.pre_llm is not None:
+            messages = await settle(processor.pre_llm(messages))
+    return messages
+
+
+async def after_response(processors: Sequence[Processor], response: ModelResponse) -> ModelResponse:
+    """The answer as the loop will take it."""
+    for processor in processors:
+        if processor.post_llm is not None:
+            response = await settle(processor.post_llm(response))
+    return response
+
+
+async def after_tool(processors: Sequence[Processor], call: Call, result: ToolResult) -> ToolResult:
+    """The result as it enters the transcript."""
+    for processor in processors:
+        if processor.post_tool is not None:
+            result = await settle(processor.post_tool(call, result))
+    return result

@@ -1,0 +1,243 @@
+"""The life of a runtime: opening, closing, cancelling, dying, and what is left afterwards (nothing)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime, ToolRegistry, UsageError
+
+from .conftest import Run, eventually, open_descriptors
+
+pytestmark = [pytest.mark.isolation]
+
+SLEEP = "set_result('early')\nprint('started')\nimport time\ntime.sleep(60)"
+
+
+def guests() -> list[psutil.Process]:
+    """Zygotes, launchers and sandboxes below this process."""
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_left_when_a_runtime_closes() -> None:
+    before, descriptors = set(guests()), open_descriptors()
+
+    async with Runtime() as runtime:
+        await runtime.execute_code("1")
+        assert len(set(guests()) - before) >= 2
+
+    assert set(guests()) - before == set()
+    gc.collect()
+    assert open_descriptors() <= descriptors + 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_run_is_killed_and_the_cancellation_goes_on(registry: ToolRegistry) -> None:
+    async with Runtime(registry, pool=PoolConfig(warm=0)) as runtime:
+        started = anyio.Event()
+        with anyio.move_on_after(20) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: runtime.execute_code(SLEEP, on_log=lambda *_: started.set()))
+                await started.wait()
+                tasks.cancel_scope.cancel()
+        assert not scope.cancelled_caught
+        await eventually(lambda: sandboxes_of(runtime) == 0)
+        assert (await runtime.execute_code("set_result(2)")).value == 2
+
+
+def sandboxes_of(runtime: Runtime) -> int:
+    """Sandboxes that are busy or warm."""
+    pool = runtime._pool
+    assert pool is not None
+    return len(pool._idle) + pool._busy + pool._starting
+
+
+@pytest.mark.anyio
+async def test_a_run_cancelled_by_event_keeps_what_it_had_done(registry: ToolRegistry) -> None:
+    async with Runtime(registry) as runtime:
+        cancel = anyio.Event()
+        result = await runtime.execute_code(
+            "call_tool('echo', q=1)\n" + SLEEP, cancel=cancel, on_log=lambda *_: cancel.set()
+        )
+
+    assert result.outcome is Outcome.CANCELLED
+    assert (result.value, result.logs.text, len(result.calls)) == ("early", "started\n", 1)
+
+
+@pytest.mark.anyio
+async def test_runs_are_concurrent_and_do_not_see_each_other(registry: ToolRegistry) -> None:
+    async with Runtime(registry, pool=PoolConfig(warm=2, cap=6)) as runtime:
+        values: dict[int, object] = {}
+
+        async def one(index: int) -> None:
+            script = f"import os\nopen('mine', 'w').write('{index}')\nx = call_tool('echo', q={index})\nset_result([x, open('mine').read(), len(os.listdir('.'))])"
+            values[index] = (await runtime.execute_code(script)).value
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(12):
+                tasks.start_soon(one, index)
+
+    assert values == {index: [index, str(index), 1] for index in range(12)}
+
+
+@pytest.mark.anyio
+async def test_the_callers_own_exception_comes_out_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with Runtime(pool=PoolConfig(warm=0)):
+            raise ZeroDivisionError
+
+
+@pytest.mark.anyio
+async def test_a_closed_or_unopened_runtime_says_so() -> None:
+    runtime = Runtime()
+    with pytest.raises(UsageError, match="not open"):
+        await runtime.execute_code("1")
+    async with runtime:
+        with pytest.raises(UsageError, match="already open"):
+            await runtime.__aenter__()
+    with pytest.raises(UsageError, match="not open"):
+        await runtime.execute_code("1")
+
+
+@pytest.mark.anyio
+async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolcell_bridge.isolation import cgroups
+
+    monkeypatch.setattr(cgroups, "discover", lambda: cgroups.NoPlace("none here", "get one"))
+    policy = Policy(require=Policy().require | {"cgroup"})
+
+    with pytest.raises(SandboxUnavailable, match="cgroup"):
+        async with Runtime(policy=policy) as runtime:
+            await runtime.execute_code("1")
+
+
+@pytest.mark.conforms("T3")
+def test_without_a_cgroup_the_watch_and_rlimits_bound_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolcell_bridge.isolation import cgroups
+
+    monkeypatch.setattr(cgroups, "discover", lambda: cgroups.NoPlace("none here", "get one"))
+    limits = Limits(memory_bytes=64 << 20, processes=12, wall_s=8, cpu_s=0.5)
+    with SyncRuntime(limits=limits) as runtime:
+        memory = runtime.execute_code("x = []\nwhile True: x.append(bytes(1 << 20))")
+        processes = runtime.execute_code("import os\nwhile True: os.fork()")
+        cpu = runtime.execute_code("while True: pass")
+        fine = runtime.execute_code("set_result(1)")
+
+    assert memory.outcome is Outcome.MEMORY_LIMIT
+    assert processes.outcome in (Outcome.ERROR, Outcome.CPU_LIMIT, Outcome.PROCESS_LIMIT)
+    assert cpu.outcome is Outcome.CPU_LIMIT
+    assert fine.value == 1
+    assert "cgroup" not in fine.isolation.layers
+    assert cpu.usage.cpu_s >= 0.4
+
+
+def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
+    with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
+        assert runtime.execute_code("set_result(1)").value == 1
+        for process in guests():
+            process.kill()
+        assert runtime.execute_code("set_result(2)").value == 2
+
+
+def test_a_warm_sandbox_that_dies_is_not_handed_out(registry: ToolRegistry) -> None:
+    with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
+        runtime.execute_code("1")
+        pool = runtime.runtime._pool
+        assert pool is not None
+        deadline = time.monotonic() + 5
+        while not pool._idle and time.monotonic() < deadline:
+            runtime.execute_code("1")
+        for _, session in list(pool._idle):
+            session.sandbox.kill()
+        assert runtime.execute_code("set_result(3)").value == 3
+
+
+def test_every_result_names_the_walls_that_were_up(run: Run) -> None:
+    layers = run("1").isolation.layers
+
+    assert set(layers) >= Policy().require
+    assert layers["landlock"].startswith("ABI ")
+
+
+@pytest.mark.conforms("Q-b25")
+def test_a_result_says_how_long_it_waited_for_its_sandbox(run: Run) -> None:
+    assert run("1").usage.start_s >= 0
+
+
+HOST = """
+import sys, anyio
+from toolcell import Runtime, PoolConfig, ToolRegistry
+registry = ToolRegistry()
+@registry.tool
+async def echo(q: int) -> int:
+    "Return the argument unchanged."
+    return q
+async def main():
+    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
+        print("ready", flush=True)
+        async def forever():
+            while True:
+                await runtime.execute_code("for i in range(20): call_tool('echo', q=i)\\nimport os\\nos.fork()")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3): tasks.start_soon(forever)
+anyio.run(main)
+"""
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    def runs(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [process for process in processes if runs(process)]
+
+
+def cgroup_folders(pid: int) -> list[Path]:
+    return [found for base in Path("/sys/fs/cgroup").glob("*") for found in base.rglob(f"toolcell-{pid}-*")]
+
+
+def until(condition: Callable[[], bool], within_s: float = 1.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        os.sched_yield()
+    return True
+
+
+KILLS = int(os.environ.get("TOOLCELL_KILLS", "8"))
+
+
+@pytest.mark.parametrize("moment", range(KILLS))
+def test_nothing_outlives_a_host_that_is_killed(moment: int) -> None:
+    """SIGKILL at many moments of start-up and load: processes, mounts and cgroups are gone a second later."""
+    temporary = set(os.listdir("/tmp"))
+    host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(HOST)], stdout=subprocess.PIPE)
+    assert host.stdout is not None
+    if moment % 4:
+        host.stdout.readline()
+    until(lambda: False, within_s=moment * 7919 % 300 / 1000)
+    try:
+        below = psutil.Process(host.pid).children(recursive=True)
+    finally:
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+        host.stdout.close()
+
+    assert until(lambda: not alive(below)), alive(below)
+    assert until(lambda: not cgroup_folders(host.pid)), cgroup_folders(host.pid)
+    assert not [name for name in set(os.listdir("/tmp")) - temporary if "toolcell" in name]

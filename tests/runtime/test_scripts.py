@@ -1,0 +1,406 @@
+"""What a script can rely on: results, errors with its own line numbers, logs, inputs, files."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from toolcell import Limits, Outcome, UsageError
+
+from .conftest import Run
+
+pytestmark = pytest.mark.isolation
+
+EX_10 = """\
+results = call_tool('web_search', {'query': 'Go frameworks'})
+filtered = [r for r in results if r.get('score', 0) > 0.8]
+set_result({'top_results': filtered})"""
+
+
+@pytest.mark.conforms("Q3", "Q4", "EX-10", "T2", "Q-b4")
+def test_the_documented_example_runs_as_written(run: Run) -> None:
+    result = run(EX_10)
+
+    assert result.outcome is Outcome.OK
+    assert result.value == {"top_results": [{"title": "a", "score": 0.9}]}
+    assert [(call.name, call.status, call.line) for call in result.calls] == [("web_search", "ok", 1)]
+
+
+@pytest.mark.conforms("EX-43", "Q4")
+def test_a_result_is_what_set_result_was_given(run: Run) -> None:
+    assert run('set_result({"answer":42})').value == {"answer": 42}
+
+
+@pytest.mark.conforms("Q16")
+def test_the_last_set_result_wins(run: Run) -> None:
+    assert run("set_result(1)\nset_result(2)").value == 2
+
+
+@pytest.mark.conforms("Q-b7")
+def test_none_is_a_result_and_no_result_is_not(run: Run) -> None:
+    given, missing = run("set_result(None)"), run("x = 1")
+
+    assert (given.value, given.has_value) == (None, True)
+    assert (missing.value, missing.has_value) == (None, False)
+
+
+@pytest.mark.conforms("Q-b7")
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ("import sys; sys.exit(0)", Outcome.OK),
+        ("import sys; sys.exit(3)", Outcome.ERROR),
+        ("1/0", Outcome.ERROR),
+        ("import os; os._exit(7)", Outcome.KILLED),
+        ("import ctypes; ctypes.string_at(1)", Outcome.KILLED),
+        ("while True: pass", Outcome.TIMEOUT),
+    ],
+)
+def test_a_result_that_was_set_survives_whatever_comes_after(run: Run, end: str, outcome: Outcome) -> None:
+    result = run(f"print('before')\nset_result({{'a': 1}})\n{end}", limits=Limits(wall_s=0.7))
+
+    assert result.outcome is outcome
+    assert result.value == {"a": 1}
+    assert result.logs.text.startswith("before\n")
+
+
+@pytest.mark.conforms("Q-b7", "T6")
+def test_not_a_number_and_infinity_cross_unchanged(run: Run) -> None:
+    nan, inf = run("set_result([float('nan'), float('inf')])").value
+
+    assert math.isnan(nan)
+    assert inf == math.inf
+
+
+@pytest.mark.conforms("Q-b7", "T6")
+@pytest.mark.parametrize(
+    ("expression", "named"),
+    [
+        ("{'a': [1, object()]}", "a"),
+        ("2**70", "result"),
+        ("{'k': '\\ud800'}", "k"),
+        ("lambda: 1", "result"),
+    ],
+)
+def test_what_cannot_be_sent_raises_at_the_call_and_names_its_place(run: Run, expression: str, named: str) -> None:
+    result = run(f"x = 1\nset_result({expression})")
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert result.error.line == 2
+    assert named in result.error.message
+
+
+@pytest.mark.conforms("Q-b7", "Q30")
+def test_a_result_too_large_names_both_sizes(run: Run) -> None:
+    result = run("set_result('x' * 5000)", limits=Limits(result_bytes=1000))
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert "result too large (5003 > 1000 bytes)" in result.error.message
+
+
+def test_the_value_of_a_last_expression_is_the_result(run: Run) -> None:
+    assert run("x = 20\nx * 2 + 2").value == 42
+    assert run("x = 1\nx").value == 1
+    assert run("print('only')").has_value is False
+
+
+def test_a_last_expression_without_a_plain_form_is_reported_and_not_kept(run: Run) -> None:
+    result = run("object()")
+
+    assert result.outcome is Outcome.OK
+    assert not result.has_value
+    assert "was not kept as the result" in result.logs.stderr
+
+
+def test_await_works_at_the_top_level(run: Run) -> None:
+    assert run("import asyncio\nasync def f(): return 5\nset_result(await f() + 1)").value == 6
+
+
+@pytest.mark.conforms("Q-b8")
+def test_future_imports_work(run: Run) -> None:
+    result = run("from __future__ import annotations\ndef f(x: Undefined) -> None: ...\nf.__annotations__['x']")
+
+    assert result.value == "Undefined"
+
+
+@pytest.mark.conforms("Q-b8", "Q-b9")
+def test_an_error_carries_type_message_line_and_the_scripts_own_frames(run: Run) -> None:
+    result = run("def inner(x):\n    return 1 / x\n\ndef outer():\n    return inner(0)\n\nouter()\n")
+
+    assert result.outcome is Outcome.ERROR
+    error = result.error
+    assert error is not None
+    assert (error.type, error.message, error.line) == ("ZeroDivisionError", "division by zero", 2)
+    assert error.traceback.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "<code>", line 7, in <module>',
+        "    outer()",
+        '  File "<code>", line 5, in outer',
+        "    return inner(0)",
+        '  File "<code>", line 2, in inner',
+        "    return 1 / x",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+@pytest.mark.conforms("Q-b8")
+def test_library_frames_are_not_shown(run: Run) -> None:
+    error = run("import json\njson.loads('{')").error
+
+    assert error is not None
+    assert error.type == "JSONDecodeError"
+    assert error.line == 2
+    assert "decoder.py" not in error.traceback
+
+
+@pytest.mark.conforms("Q-b8", "Q-b9")
+@pytest.mark.parametrize(
+    ("source", "line"), [("x = 1\ny = (\n", 2), ("s = '''never closed\n", 1), ("def f():\nreturn 1", 2)]
+)
+def test_a_syntax_error_is_at_the_scripts_own_line(run: Run, source: str, line: int) -> None:
+    error = run(source).error
+
+    assert error is not None
+    assert error.type in ("SyntaxError", "IndentationError")
+    assert error.line == line
+
+
+@pytest.mark.conforms("Q-b9", "Q23")
+def test_exit_codes_are_reported(run: Run) -> None:
+    result = run("import sys\nsys.exit(3)")
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert (result.error.exit_code, result.error.message) == (3, "exit code 3")
+    assert run("raise SystemExit('no luck')").error.message == "no luck"  # type: ignore[union-attr]
+
+
+def test_causes_and_groups_are_told(run: Run) -> None:
+    chained = run("try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('outer') from e").error
+    grouped = run("raise ExceptionGroup('many', [ValueError('v'), TypeError('t')])").error
+
+    assert chained is not None and grouped is not None
+    assert "KeyError: 'a'" in chained.traceback
+    assert chained.traceback.endswith("ValueError: outer")
+    assert "ValueError: v; TypeError: t" in grouped.message
+
+
+def test_an_exception_whose_str_raises_is_still_reported(run: Run) -> None:
+    error = run("class E(Exception):\n    def __str__(self): raise RuntimeError('ha')\nraise E").error
+
+    assert error is not None
+    assert error.type == "E"
+    assert "__str__ raised RuntimeError" in error.message
+
+
+@pytest.mark.conforms("Q17", "Q24")
+def test_print_goes_to_the_logs_and_nowhere_else(run: Run) -> None:
+    result = run("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.stdout.write('partial')\nset_result(1)")
+
+    assert result.value == 1
+    assert result.logs.stdout == "out\npartial"
+    assert result.logs.stderr == "err\n"
+    assert result.logs.text == "out\nerr\npartial"
+
+
+def test_both_streams_keep_their_order(run: Run) -> None:
+    script = "import sys\nfor i in range(50):\n    print(i, file=(sys.stdout, sys.stderr)[i % 2])"
+
+    assert run(script).logs.text.split() == [str(i) for i in range(50)]
+
+
+@pytest.mark.conforms("Q17")
+def test_raw_writes_to_descriptors_are_captured_too(run: Run) -> None:
+    result = run("import os, ctypes\nos.write(1, b'raw\\n')\nos.write(2, b'bad \\xff\\n')\nctypes.CDLL(None).puts(b'libc')")
+
+    assert "raw\n" in result.logs.stdout
+    assert result.logs.stderr == "bad \ufffd\n"
+
+
+@pytest.mark.conforms("Q22", "Q24", "Q-b11", "Q-b24")
+def test_output_past_the_limit_is_dropped_with_a_marker_and_the_script_goes_on(run: Run) -> None:
+    result = run("for i in range(1000): print(f'line {i:04}')\nset_result('end')", limits=Limits(output_bytes=2000))
+
+    assert result.outcome is Outcome.OK
+    assert result.value == "end"
+    logs = result.logs
+    assert logs.truncated
+    assert logs.stdout_bytes == 10_000
+    assert logs.text.startswith("line 0000\n")
+    assert logs.text.endswith("line 0999\n")
+    assert "8000 bytes of stdout dropped" in logs.text
+
+
+@pytest.mark.conforms("Q22")
+def test_the_defaults_are_the_documented_ones() -> None:
+    limits = Limits()
+
+    assert (limits.wall_s, limits.output_bytes, limits.tool_calls) == (30.0, 65_536, 100)
+
+
+def test_inputs_are_names_in_the_script(run: Run) -> None:
+    rows = [{"n": 1}, {"n": 2}]
+
+    assert run("set_result(sum(row['n'] for row in rows) * factor)", inputs={"rows": rows, "factor": 10}).value == 30
+
+
+def test_an_input_that_cannot_cross_is_the_callers_error(run: Run) -> None:
+    with pytest.raises(UsageError, match=r"inputs.*rows"):
+        run("1", inputs={"rows": [object()]})
+
+
+def test_source_that_is_not_text_is_the_callers_error(run: Run) -> None:
+    with pytest.raises(UsageError, match="source must be a str"):
+        run(b"1")  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        run("x = '\ud800'")
+
+
+@pytest.mark.conforms("Q31", "Q-b15", "EX-44")
+def test_input_files_are_in_the_workspace(run: Run) -> None:
+    script = """
+import os, stat
+set_result({
+    "data": open("data.csv").read(),
+    "deep": open("a/b/c.bin", "rb").read(),
+    "names": input_files,
+    "modes": [oct(stat.S_IMODE(os.stat(p).st_mode)) for p in ("data.csv", "a")],
+    "cwd": os.path.samefile(".", OUTPUT_DIR),
+})"""
+    value = run(script, files=[("data.csv", "x,y\n1,2\n"), ("a/b/c.bin", bytes(range(256)))]).value
+
+    assert value["data"] == "x,y\n1,2\n"
+    assert value["deep"] == bytes(range(256))
+    assert value["names"] == ["data.csv", "a/b/c.bin"]
+    assert value["modes"] == ["0o640", "0o750"]
+    assert value["cwd"] is True
+
+
+@pytest.mark.conforms("Q31")
+@pytest.mark.parametrize("name", ["../up.txt", "/etc/passwd", "a/../../b", "", "nul\0l", "back\\slash"])
+def test_an_input_file_may_not_leave_the_workspace(run: Run, name: str) -> None:
+    with pytest.raises(UsageError, match="inside the workspace"):
+        run("1", files=[(name, b"x")])
+
+
+def test_a_large_input_file_arrives_whole(run: Run) -> None:
+    data = bytes(range(256)) * 20_000
+
+    result = run("import hashlib\nhashlib.sha256(open('big','rb').read()).hexdigest()", files=[("big", data)])
+
+    import hashlib
+
+    assert result.value == hashlib.sha256(data).hexdigest()
+
+
+def test_input_files_that_do_not_fit_are_the_scripts_error(run: Run) -> None:
+    result = run("1", files=[("big", bytes(2_000_000))], limits=Limits(disk_bytes=1_000_000))
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert "big" in result.error.message
+
+
+@pytest.mark.conforms("Q16", "Q-b16", "Q32", "EX-44")
+def test_returned_files_carry_name_type_bytes_and_digest(run: Run) -> None:
+    script = """
+import os
+open("chart.png", "wb").write(b"\\x89PNG\\r\\n\\x1a\\n123")
+os.makedirs("out/deep")
+open("out/one.csv", "w").write("a")
+open("out/deep/one.csv", "w").write("bb")
+open("left.txt", "w").write("not asked for")
+set_result("ok", files=["chart.png", "out"])"""
+    files = {file.name: file for file in run(script).files}
+
+    assert {name: (file.media_type, file.size) for name, file in files.items()} == {
+        "chart.png": ("image/png", 11),
+        "out/one.csv": ("text/csv", 1),
+        "out/deep/one.csv": ("text/csv", 2),
+    }
+    assert files["out/deep/one.csv"].data == b"bb"
+    assert files["out/one.csv"].sha256 == "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
+
+
+@pytest.mark.conforms("Q-b16")
+def test_one_path_and_a_pattern_are_fine_as_files(run: Run) -> None:
+    assert [f.name for f in run("open('c.png','w').write('x')\nset_result(1, files='c.png')").files] == ["c.png"]
+    script = "for n in 'ab': open(f'{n}.txt','w').write(n)\nset_result(1, files=['*.txt'])"
+    assert [f.name for f in run(script).files] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.conforms("Q32", "Q-b16")
+def test_an_unknown_extension_is_judged_by_content(run: Run) -> None:
+    script = """
+open("a", "wb").write(b"%PDF-1.4")
+open("b", "w").write("plain")
+open("c", "wb").write(bytes(range(256)))
+set_result(1, files=["a", "b", "c"])"""
+
+    kinds = [file.media_type for file in run(script).files]
+
+    assert kinds == ["application/pdf", "text/plain", "application/octet-stream"]
+
+
+@pytest.mark.conforms("Q-b16", "Q33")
+def test_what_was_asked_for_and_cannot_be_had_is_reported(run: Run) -> None:
+    script = """
+import os
+os.symlink("/etc/passwd", "link"); os.mkfifo("pipe"); open("big", "wb").write(bytes(5000))
+set_result(1, files=["missing.txt", "../up", "/etc/passwd", "link", "pipe", "big", "*.none"])"""
+    result = run(script, limits=Limits(files_bytes=4000))
+
+    problems = {file.name: file.problem for file in result.files}
+    assert all(file.data is None for file in result.files)
+    assert problems["missing.txt"] == "missing"
+    assert problems["../up"] == problems["/etc/passwd"] == "outside the workspace"
+    assert "cannot be read" in (problems["link"] or "")
+    assert problems["pipe"] == "not a regular file"
+    assert problems["big"] == "too large (5000 > 4000 bytes left)"
+    assert "no file matches" in (problems["*.none"] or "")
+
+
+def test_more_files_than_the_limit_are_reported(run: Run) -> None:
+    script = "for i in range(5): open(f'{i}.txt','w').write('x')\nset_result(1, files=['*.txt'])"
+
+    files = run(script, limits=Limits(files=3)).files
+
+    assert [file.problem for file in files] == [None, None, None, *["too many files (limit 3)"] * 2]
+
+
+@pytest.mark.conforms("Q19")
+def test_the_standard_library_is_there_and_works(run: Run) -> None:
+    script = """
+import array, base64, bisect, calendar, collections, concurrent.futures, contextlib, copy, csv, ctypes, dataclasses
+import datetime, decimal, difflib, enum, fractions, functools, gzip, hashlib, heapq, html, io, itertools, json, logging
+import math, operator, os, pathlib, pickle, pprint, queue, random, re, secrets, shutil, sqlite3, ssl, statistics, string
+import struct, tempfile, textwrap, threading, time, traceback, typing, unicodedata, urllib.parse, uuid, xml.etree.ElementTree
+import zipfile, zlib, zoneinfo, bz2, lzma
+db = sqlite3.connect("t.db"); db.execute("create table t(x)"); db.execute("insert into t values (41)"); db.commit()
+with tempfile.NamedTemporaryFile() as f: f.write(b"x")
+with concurrent.futures.ThreadPoolExecutor(4) as pool: squares = list(pool.map(lambda x: x * x, range(5)))
+@dataclasses.dataclass
+class P: x: int
+set_result([db.execute("select x from t").fetchone()[0], squares, P(1), zoneinfo.ZoneInfo("Europe/Paris").key])"""
+
+    assert run(script).value == [41, [0, 1, 4, 9, 16], {"x": 1}, "Europe/Paris"]
+
+
+@pytest.mark.conforms("Q27", "Q25")
+def test_a_run_leaves_nothing_for_the_next(run: Run) -> None:
+    run("open('left.txt','w').write('x'); open('/tmp/left','w').write('x'); import json; json.left = 1; __builtins__.left = 1")
+    script = "import os, json\nset_result([os.listdir('.'), os.listdir('/tmp'), hasattr(json, 'left'), 'left' in dir(__builtins__)])"
+
+    assert run(script).value == [[], [], False, False]
+
+
+@pytest.mark.conforms("Q-b23", "Q22")
+def test_the_environment_has_nothing_of_the_hosts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLCELL_SECRET", "hunter2")
+
+    value = run("import os\nset_result(dict(os.environ))").value
+
+    assert value == {"HOME": "/sandbox/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}

@@ -1,0 +1,369 @@
+"""Calling the host's tools from a script: values, failures, threads, asyncio, budgets."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolAbort, ToolRegistry
+
+from .conftest import Run
+
+pytestmark = pytest.mark.isolation
+
+
+@pytest.mark.conforms("Q12", "EX-43", "T2")
+def test_a_call_blocks_and_returns_the_tools_value(run: Run) -> None:
+    assert run("set_result(call_tool('add', {'a': 40, 'b': 2}))").value == 42
+    assert run("set_result(call_tool('add', a=40, b=2))").value == 42
+    assert run("set_result(call_tool('add', {'a': 1}))").value == 2
+
+
+@pytest.mark.conforms("Q-b13", "Q12")
+@pytest.mark.parametrize(
+    ("kind", "text"), [("number", "123"), ("true", "true"), ("null", "null"), ("zeros", "007"), ("error", "error: none")]
+)
+def test_plain_text_stays_text_whatever_it_looks_like(run: Run, kind: str, text: str) -> None:
+    assert run(f"set_result(call_tool('text', kind={kind!r}))").value == text
+
+
+@pytest.mark.conforms("Q-b13")
+def test_raw_gives_text(run: Run) -> None:
+    assert run("set_result(call_tool('echo', {'q': {'a': 1}}, raw=True))").value == '{"a": 1}'
+
+
+@pytest.mark.conforms("Q-b13", "T6")
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 2**63 - 1, 0.5, "ü\u2028", b"\x00\xff", [1, [2]], {"k": {"n": None}}, "x" * 300_000]
+)
+def test_plain_values_cross_both_ways_unchanged(run: Run, value: Any) -> None:
+    result = run("set_result(call_tool('echo', q=value))", inputs={"value": value})
+
+    assert result.value == value
+    assert type(result.value) is type(value)
+
+
+@pytest.mark.conforms("Q11", "Q13", "Q-b12")
+def test_a_failing_tool_is_an_exception_the_script_can_catch(run: Run) -> None:
+    script = """
+try:
+    call_tool("fail", text="boom")
+except RuntimeError as error:
+    set_result([type(error).__name__, str(error), error.tool, error.code, error.retryable])"""
+    result = run(script)
+
+    assert result.outcome is Outcome.OK
+    name, message, tool, code, retryable = result.value
+    assert (name, tool, code, retryable) == ("ToolError", "fail", "tool_error", False)
+    assert message == "Tool 'fail' failed: boom"
+    assert [(call.status, call.error_code) for call in result.calls] == [("error", "tool_error")]
+
+
+def test_what_an_unplanned_exception_says_stays_on_the_host(run: Run) -> None:
+    result = run("call_tool('crash', text='SECRET')")
+
+    assert result.error is not None
+    assert result.error.message == "Tool 'crash' failed: the tool raised ValueError"
+    assert "SECRET" not in result.error.traceback
+
+
+@pytest.mark.conforms("Q11")
+def test_a_failing_tool_that_nobody_catches_fails_the_run(run: Run) -> None:
+    result = run("x = 1\ncall_tool('fail', text='boom')")
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert (result.error.type, result.error.line) == ("ToolError", 2)
+
+
+def test_an_unknown_tool_says_what_there_is(run: Run) -> None:
+    error = run("call_tool('web_serch', query='x')").error
+
+    assert error is not None
+    assert "unknown tool: web_serch" in error.message
+    assert "web_search" in error.message
+
+
+def test_arguments_are_validated_on_the_host(run: Run) -> None:
+    result = run("call_tool('add', {'a': 'many', 'c': 1})")
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert "a" in result.error.message
+    assert result.calls[0].error_code == "invalid_arguments"
+
+
+@pytest.mark.conforms("Q14", "EX-43")
+def test_parallel_calls_overlap_and_keep_their_order(run: Run) -> None:
+    began = time.perf_counter()
+    result = run("set_result(call_tools_parallel([('wait', {'seconds': s}) for s in (0.3, 0.1, 0.2)]))")
+
+    assert result.value == [0.3, 0.1, 0.2]
+    starts = [call.started_s for call in result.calls]
+    ends = [call.started_s + call.duration_s for call in result.calls]
+    assert max(starts) < min(ends)
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.conforms("Q-b14", "V-11", "Q15")
+def test_the_first_failure_of_a_batch_is_raised_after_all_have_finished(run: Run) -> None:
+    calls = "[('add', {'a': 1}), ('fail', {'text': 'one'}), {'tool': 'add', 'args': {'a': 2}}, ('nope', {})]"
+    raised = run(f"call_tools_parallel({calls})")
+    listed = run(f"set_result([str(x) for x in call_tools_parallel({calls}, return_exceptions=True)])")
+
+    assert raised.error is not None
+    assert "one" in raised.error.message
+    assert len(raised.calls) == 4
+    assert listed.value[0] == "2"
+    assert "one" in listed.value[1]
+    assert listed.value[2] == "3"
+    assert "unknown tool: nope" in listed.value[3]
+
+
+@pytest.mark.conforms("Q-b14")
+def test_max_workers_bounds_what_a_batch_has_in_flight() -> None:
+    registry, running, peak = ToolRegistry(), 0, 0
+
+    @registry.tool
+    async def work(n: int) -> int:
+        """Count how many of these run at once."""
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await anyio.sleep(0.01)
+        running -= 1
+        return n
+
+    with SyncRuntime(registry) as runtime:
+        result = runtime.execute_code("call_tools_parallel([('work', {'n': i}) for i in range(9)], max_workers=2)")
+
+    assert result.value == list(range(9))
+    assert peak <= 2
+
+
+def test_concurrent_calls_bounds_a_run_on_the_host() -> None:
+    registry, running, peak = ToolRegistry(), 0, 0
+
+    @registry.tool
+    async def work(n: int) -> int:
+        """Count how many of these run at once."""
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await anyio.sleep(0.01)
+        running -= 1
+        return n
+
+    with SyncRuntime(registry, limits=Limits(concurrent_calls=3)) as runtime:
+        result = runtime.execute_code("call_tools_parallel([('work', {'n': i}) for i in range(20)])")
+
+    assert result.value == list(range(20))
+    assert peak == 3
+
+
+@pytest.mark.conforms("Q-b6")
+def test_threads_get_their_own_answers(run: Run) -> None:
+    script = """
+import threading
+got = {}
+def work(i):
+    for n in range(5):
+        got[i, n] = call_tool("echo", q=[i, n])
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+set_result(all(value == list(key) for key, value in got.items()) and len(got))"""
+
+    assert run(script).value == 40
+
+
+def test_threads_and_asyncio_may_call_at_the_same_time(run: Run) -> None:
+    script = """
+import asyncio, threading
+threaded = []
+thread = threading.Thread(target=lambda: threaded.extend(call_tool("echo", q=i) for i in range(20)))
+async def one(i): return await call_tool_async("echo", q=i)
+thread.start()
+gathered = await asyncio.gather(*(one(i) for i in range(20)))
+thread.join()
+set_result([threaded == list(range(20)), gathered == list(range(20))])"""
+
+    assert run(script).value == [True, True]
+
+
+def test_cancelling_an_async_call_cancels_the_tool() -> None:
+    registry, seen = ToolRegistry(), []
+
+    @registry.tool
+    async def slow() -> str:
+        """Wait until cancelled, and remember it."""
+        try:
+            await anyio.sleep(60)
+        except BaseException:
+            seen.append("cancelled")
+            raise
+        return "never"
+
+    script = """
+import asyncio
+try:
+    await asyncio.wait_for(call_tool_async("slow"), 0.05)
+except asyncio.TimeoutError:
+    set_result([await call_tool_async("slow2") for _ in range(2)])"""
+
+    @registry.tool
+    async def slow2() -> str:
+        """Answer at once."""
+        return "fine"
+
+    with SyncRuntime(registry) as runtime:
+        result = runtime.execute_code(script)
+
+    assert result.value == ["fine", "fine"]
+    assert seen == ["cancelled"]
+    assert [call.status for call in result.calls] == ["error", "ok", "ok"]
+
+
+@pytest.mark.conforms("Q-b15")
+def test_tools_have_methods_lists_and_a_search(run: Run) -> None:
+    script = """
+listed = {tool["name"]: tool for tool in list_tools()}
+set_result({
+    "proxy": tools.add(a=1, b=2),
+    "names": sorted(listed),
+    "required": listed["web_search"]["parameters"]["required"],
+    "found": [tool["name"] for tool in search_tools("web information")],
+    "dir": "add" in dir(tools),
+})"""
+    value = run(script).value
+
+    assert value["proxy"] == 3
+    assert value["names"] == ["add", "crash", "echo", "fail", "text", "wait", "web_search"]
+    assert value["required"] == ["query"]
+    assert value["found"] == ["web_search"]
+    assert value["dir"] is True
+    assert "did you mean 'web_search'" in run("tools.web_serch()").error.message  # type: ignore[union-attr]
+
+
+@pytest.mark.conforms("Q-b15")
+def test_log_and_progress_reach_the_host(sync_runtime: SyncRuntime) -> None:
+    seen: list[object] = []
+    result = sync_runtime.execute_code(
+        "log('warning', 'careful', 1)\nprogress(0.5)\nprogress(step='two', of=3)", on_progress=seen.append
+    )
+
+    assert result.logs.stderr == "[warning] careful 1\n"
+    assert seen == [0.5, {"step": "two", "of": 3}]
+
+
+def test_output_can_be_followed_as_it_appears(sync_runtime: SyncRuntime) -> None:
+    seen: list[tuple[str, str]] = []
+    sync_runtime.execute_code("print('a')\nprint('b')", on_log=lambda stream, text: seen.append((stream, text)))
+
+    assert seen == [("stdout", "a\n"), ("stdout", "b\n")]
+
+
+@pytest.mark.conforms("Q-b21", "Q30")
+def test_calls_past_the_budget_are_refused_and_named(run: Run) -> None:
+    script = "for i in range(10): call_tool('echo', q=i)"
+    result = run(script, limits=Limits(tool_calls=3))
+
+    assert result.outcome is Outcome.CALL_LIMIT
+    assert result.error is not None
+    assert (result.error.limit, result.error.limit_value, result.error.line) == ("tool_calls", 3, 1)
+    assert "3 tool calls" in result.error.message
+    assert len(result.calls) == 3
+
+
+@pytest.mark.conforms("Q-b21")
+def test_a_script_that_copes_with_the_budget_ends_well(run: Run) -> None:
+    script = """
+done = 0
+try:
+    while True: call_tool('echo', q=done); done += 1
+except ToolError as error:
+    set_result([done, error.code])"""
+    result = run(script, limits=Limits(tool_calls=5))
+
+    assert result.outcome is Outcome.OK
+    assert result.value == [5, "call_limit"]
+
+
+@pytest.mark.conforms("Q-b21")
+def test_a_script_that_floods_calls_is_ended(run: Run) -> None:
+    script = "while True:\n    try: call_tool('echo', q=1)\n    except ToolError: pass"
+    result = run(script, limits=Limits(tool_calls=5))
+
+    assert result.outcome is Outcome.CALL_LIMIT
+    assert len(result.calls) == 5
+
+
+def test_a_run_may_be_given_fewer_tools(run: Run, registry: ToolRegistry) -> None:
+    result = run("call_tool('add', a=1)", tools=registry.subset(["echo"]))
+
+    assert result.error is not None
+    assert "unknown tool: add" in result.error.message
+
+
+def test_a_result_too_large_for_the_wire_is_that_calls_error(run: Run) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def huge() -> str:
+        """Return more than a frame holds."""
+        return "x" * 200_000
+
+    result = run("call_tool('huge')", tools=registry, limits=Limits(frame_bytes=100_000, result_bytes=50_000))
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert "too large" in result.error.message
+
+
+def test_a_tool_may_end_the_whole_run(run: Run) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def abort() -> None:
+        """End everything."""
+        raise ToolAbort("the database is gone")
+
+    result = run("print('x')\ntry: call_tool('abort')\nexcept BaseException: print('never')", tools=registry)
+
+    assert result.outcome is Outcome.CANCELLED
+    assert result.error is not None
+    assert "the database is gone" in result.error.message
+    assert result.logs.text == "x\n"
+
+
+@pytest.mark.anyio
+async def test_sync_and_async_tools_work_on_every_event_loop(registry: ToolRegistry) -> None:
+    async with Runtime(registry) as runtime:
+        result = await runtime.execute_code(
+            "set_result([call_tool('add', a=1), *call_tools_parallel([('echo', {'q': i}) for i in range(5)])])"
+        )
+
+    assert result.outcome is Outcome.OK
+    assert result.value == [2, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.conforms("Q10", "EX-11")
+def test_recursion_into_execute_code_or_execute_plan_is_refused_and_the_script_goes_on() -> None:
+    registry = ToolRegistry()
+    with SyncRuntime(registry) as runtime:
+        registry.enable_code_execution(runtime.runtime)
+        registry.enable_plan_execution()
+        script = """
+problems = []
+for name in ("execute_code", "execute_plan"):
+    try: call_tool(name, {})
+    except ToolError as error: problems.append(str(error))
+set_result(problems)"""
+        result = runtime.execute_code(script)
+
+    assert result.outcome is Outcome.OK
+    assert len(result.value) == 2
+    assert all("cannot be called from within execute_code" in problem for problem in result.value)
