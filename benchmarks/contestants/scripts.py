@@ -12,6 +12,8 @@ ECHO = {"q": 1}
 
 MARK = "call_tool('echo', {'q': 1})\n"
 
+RECORDS = "[{'id': i, 'name': 'row ' + str(i), 'score': i / 7, 'note': str(i) + 'x' * 180} for i in range(COUNT)]"
+
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
@@ -31,7 +33,7 @@ CPYTHON = Scripts(
     pipeline=MARK + "set_result(len(call_tools_parallel([('echo', {'q': i}) for i in range(COUNT)])))",
     fan_out=MARK + "set_result(len(call_tools_parallel([('nap', {'q': i}) for i in range(COUNT)])))",
     text=MARK + "set_result('x' * COUNT)",
-    records=MARK + "set_result([{'id': i, 'name': 'row ' + str(i), 'score': i / 7} for i in range(COUNT)])",
+    records=MARK + f"set_result({RECORDS})",
 )
 
 MONTY = Scripts(
@@ -42,7 +44,7 @@ MONTY = Scripts(
     fan_out="import asyncio\nawait call_tool('echo', {'q': 1})\n"
     "len(await asyncio.gather(*[call_tool('nap', {'q': i}) for i in range(COUNT)]))",
     text=MARK + "'x' * COUNT",
-    records=MARK + "[{'id': i, 'name': 'row ' + str(i), 'score': i / 7} for i in range(COUNT)]",
+    records=MARK + RECORDS,
 )
 
 

@@ -25,7 +25,7 @@ import msgpack
 
 from toolcell_bridge import __version__
 from toolcell_bridge.connection import Connection
-from toolcell_bridge.guest import output
+from toolcell_bridge.guest import output, refusals
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import rehearse
 from toolcell_bridge.guest.runner import Runner, exit_process
@@ -63,6 +63,7 @@ class Zygote:
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
+        refusals.explain()
         problems = preload(config["preload"])
         unlock_sqlite()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)

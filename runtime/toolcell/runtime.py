@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -115,6 +116,10 @@ class Runtime:
         choice = self._backend_choice
         if not isinstance(choice, str):
             return choice
+        if choice == "process" and sys.platform != "linux":
+            raise SandboxUnavailable(
+                f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
+            )
         if choice == "process":
             from toolcell.sandbox.process.backend import ProcessBackend
 

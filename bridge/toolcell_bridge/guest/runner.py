@@ -17,6 +17,7 @@ from toolcell_bridge import codec
 from toolcell_bridge.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.guest import failures, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
+from toolcell_bridge.guest.refusals import install_package
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.messages import Done, Plain, PutFile, Result, Run
@@ -117,6 +118,7 @@ class Runner:
             "list_tools": toolbox.list_tools,
             "search_tools": toolbox.search_tools,
             "progress": toolbox.progress,
+            "install_package": install_package,
             "tools": ToolNamespace(toolbox),
             "set_result": set_result,
             "log": log,

@@ -128,9 +128,11 @@ class Walls:
         ruleset = landlock.create_ruleset(self._abi)
         for rule in self._rules:
             syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
-        scratch = os.open(SCRATCH, os.O_PATH | os.O_CLOEXEC)
-        syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, self._rule(scratch, landlock.READ_WRITE), 0)
-        landlock.restrict_self(ruleset)
+        for place in PLACES:
+            # Beneath each, not beneath all: the three themselves can be neither removed nor moved.
+            rule = self._rule(os.open(place, os.O_PATH | os.O_CLOEXEC), landlock.READ_WRITE)
+            syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
+        landlock.restrict_self(ruleset, self._abi)
 
 
 def _mount_scratch(plan: WallPlan) -> None:

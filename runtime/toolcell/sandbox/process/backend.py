@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -203,12 +202,8 @@ class ProcessBackend:
         """Start the zygote.
 
         Raises:
-            SandboxUnavailable: not Linux, or a wall cannot be built here; says which and what to do.
+            SandboxUnavailable: a wall cannot be built here; says which and what to do.
         """
-        if sys.platform != "linux":
-            raise SandboxUnavailable(
-                f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
-            )
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._cgroups = cgroups.discover()

@@ -1,0 +1,336 @@
+"""Runs one attack source twice: in a plain interpreter, where it must succeed, and in a sandbox, where it must not.
+
+`outside` is the plain interpreter; `Victim.run` is the sandbox, under a host process that a test may lose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from toolcell import ExecutionResult, Outcome
+
+HERE = Path(__file__).parent
+PATIENCE_S = 30.0
+"""Far more than any run here may take. A host that needs longer has been stopped by its guest."""
+
+SECRET_PATTERN = "HOST" + "SECRET-[0-9a-f]{32}"
+"""What a guest looks for; it does not match itself."""
+
+ENOUGH_BYTES = 4 << 20
+"""The unsuspecting host hangs up after so much of a flood."""
+
+MIB = 1 << 20
+GROWTH_BYTES = 96 * MIB
+"""Most that a host may hold of one guest's doing: a few frames, what is kept of output, a result, returned files."""
+
+
+def new_secret() -> str:
+    return f"HOST{'SECRET'}-{secrets.token_hex(16)}"
+
+
+# Outside.
+
+_OUTSIDE = """\
+import json as _json, os as _os, sys as _sys
+_sys.path += _json.loads(_sys.argv[2])
+_given = _json.loads(_sys.stdin.read())
+globals().update(_given["inputs"])
+walled = False
+def set_result(data=None, files=None, _write=_os.write, _dumps=_json.dumps, _to=int(_sys.argv[1])):
+    _write(_to, _dumps(data).encode() + b"\\n")
+exec(compile(_given["source"], "<code>", "exec"))
+"""
+
+
+@dataclass
+class Outside:
+    """What an attack achieved without walls."""
+
+    value: Any
+    status: int | None
+    """Exit status; None when it was still going when its time was up."""
+    output: bytes
+    believed: list[Any] = field(default_factory=list)
+    """Messages an unsuspecting host took from the bridge."""
+    received_bytes: int = 0
+
+
+class UnsuspectingHost(threading.Thread):
+    """Reads frames and believes them: no size, depth, type, state or id is checked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self._sock = sock
+        self.believed: list[Any] = []
+        self.received_bytes = 0
+
+    def run(self) -> None:
+        buffer = b""
+        while self.received_bytes < ENOUGH_BYTES:
+            try:
+                data = self._sock.recv(65536)
+            except OSError:
+                break
+            if not data:
+                break
+            self.received_bytes += len(data)
+            buffer = self._believe(buffer + data)
+        self._sock.close()
+
+    def _believe(self, buffer: bytes) -> bytes:
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := struct.unpack(">I", buffer[:4])[0]):
+            body, buffer = buffer[4 : 4 + size], buffer[4 + size :]
+            try:
+                told = msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
+            except Exception as exc:
+                told = type(exc).__name__
+            if len(self.believed) < 10_000:
+                self.believed.append(told)
+            if isinstance(told, list) and told[:1] == [17]:
+                self._answer(told[1])
+        return buffer
+
+    def _answer(self, call: Any) -> None:
+        body = msgpack.packb([3, call, "answer"])
+        try:
+            self._sock.send(struct.pack(">I", len(body)) + body, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+
+
+def outside(
+    source: str,
+    *,
+    bridge: bool = False,
+    environment: dict[str, str] | None = None,
+    within_s: float = 20.0,
+    stdin: int | None = None,
+    **inputs: Any,
+) -> Outside:
+    """Run `source` with nothing around it but its own process group, which ends with it."""
+    read, write = os.pipe()
+    ours, theirs = socket.socketpair()
+    host = UnsuspectingHost(ours)
+    extra = [str(Path(msgpack.__file__).parents[1])] if bridge else []
+    command = [sys.executable, "-I", "-S", "-c", _OUTSIDE, str(write), json.dumps(extra)]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as workspace, theirs, open(read, "rb") as told:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=workspace,
+            env={"LANG": "C.UTF-8", **(environment or {})},
+            pass_fds=[write, *([theirs.fileno()] if bridge else [])],
+            start_new_session=True,
+        )
+        os.close(write)
+        theirs.close()
+        if bridge:
+            host.start()
+        given = json.dumps({"source": textwrap.dedent(source), "inputs": inputs}).encode()
+        try:
+            output, _ = process.communicate(given, within_s)
+            status: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            status, output = None, b""
+        finally:
+            end_group(process)
+        if bridge:
+            host.join(5)
+        ours.close()
+        lines = _available(told).splitlines()
+    value = json.loads(lines[-1]) if lines else None
+    assert value is not None or status is None or bridge or not output.startswith(b"Traceback"), output.decode()
+    return Outside(value, status, output, host.believed, host.received_bytes)
+
+
+def _available(stream: Any) -> bytes:
+    """What was written, even when a surviving child of the attack keeps the pipe open."""
+    pieces = []
+    while select.select([stream], [], [], 0.0)[0] and (piece := os.read(stream.fileno(), 65536)):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process we started, and its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.kill()
+    process.communicate()
+
+
+# Inside.
+
+
+class HostHung(AssertionError):
+    """The host did not answer: one guest has stopped it for everybody."""
+
+
+@dataclass
+class Inside:
+    """What an attack achieved in a sandbox, and what it did to the host."""
+
+    result: ExecutionResult
+    before: dict[str, int]
+    peak_bytes: int
+    effects: list[str]
+
+    @property
+    def value(self) -> Any:
+        return self.result.value
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.result.outcome
+
+    @property
+    def growth_bytes(self) -> int:
+        """Most the host held during the run beyond what it held before."""
+        return self.peak_bytes - self.before["resident_bytes"]
+
+
+class Victim:
+    """A host process with a Runtime in it; started when first needed and again after it was lost."""
+
+    def __init__(self, *, environment: dict[str, str] | None = None, before: str = "", **options: Any) -> None:
+        """`before` is source that runs in the host process before toolcell is imported."""
+        self.secret = new_secret()
+        self._options = options
+        self._before = before
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.baseline: dict[str, int] = {}
+
+    @property
+    def pid(self) -> int:
+        self.start()
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        options = pickle.dumps(self._options).hex()
+        program = f"{self._before}\nimport runpy, sys\nrunpy.run_path({str(HERE / 'victim.py')!r}, run_name='__main__')"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "VICTIM_SECRET": self.secret, **self._environment},
+            start_new_session=True,
+        )
+        ready = self._read(60)
+        assert ready == "ready", ready
+        self.baseline = self._ask({"op": "vitals"})
+        self.baseline = self._ask({"op": "settle", "wanted": self.baseline})
+
+    def run(self, source: str, *, limits: dict[str, Any] | None = None, **inputs: Any) -> Inside:
+        """Run one attack to its end.
+
+        Raises:
+            HostHung: the host did not come back.
+        """
+        (inside,) = self.run_together([(source, inputs)], limits=limits)
+        return inside
+
+    def run_together(
+        self, attacks: list[tuple[str, dict[str, Any]]], *, limits: dict[str, Any] | None = None
+    ) -> list[Inside]:
+        """Run several sandboxes at the same time."""
+        runs = [
+            {"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": limits or {}}
+            for source, inputs in attacks
+        ]
+        answer = self.ask({"op": "run", "runs": runs})
+        for result in answer["results"]:
+            assert isinstance(result, ExecutionResult), f"the host's own call raised {result!r}"
+        return [
+            Inside(result, answer["before"], answer["peak_bytes"], answer["effects"]) for result in answer["results"]
+        ]
+
+    def attempt(self, source: str, **inputs: Any) -> Any:
+        """Run one attack that may raise in the host; returns the result or the exception."""
+        runs = [{"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": {}}]
+        return self.ask({"op": "run", "runs": runs})["results"][0]
+
+    def assert_healthy(self) -> None:
+        """The next run works, and memory, descriptors, threads and processes are what they were."""
+        inside = self.run("set_result(call_tool('echo', {'text': 'well'}))")
+        assert (inside.outcome, inside.value) == ("ok", "well"), inside.result
+        now = self.ask({"op": "settle", "wanted": self.baseline})
+        assert now["descriptors"] <= self.baseline["descriptors"], (self.baseline, now)
+        assert now["processes"] <= self.baseline["processes"], (self.baseline, now)
+        assert now["threads"] <= self.baseline["threads"] + 2, (self.baseline, now)
+        assert now["resident_bytes"] <= self.baseline["resident_bytes"] + GROWTH_BYTES, (self.baseline, now)
+
+    def named(self, name: str) -> list[int]:
+        """Processes below the host that go by this name."""
+        found: list[int] = self.ask({"op": "named", "name": name})
+        return found
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        self.start()
+        return self._ask(request)
+
+    def _ask(self, request: dict[str, Any], within_s: float = PATIENCE_S) -> Any:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        data = pickle.dumps(request)
+        self._process.stdin.write(struct.pack(">I", len(data)) + data)
+        self._process.stdin.flush()
+        return self._read(within_s)
+
+    def _read(self, within_s: float) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
+            self.kill()
+            raise HostHung(f"the host did not answer within {within_s:g} s")
+        head = self._process.stdout.read(4)
+        if len(head) < 4:
+            assert self._process.stderr is not None
+            words = _available(self._process.stderr)[-4000:].decode("utf-8", "replace")
+            self.kill()
+            raise HostHung(f"the host died: {words}")
+        return pickle.loads(self._process.stdout.read(struct.unpack(">I", head)[0]))
+
+    def kill(self) -> None:
+        """SIGKILL, as if the machine's memory killer had chosen it."""
+        if self._process is not None:
+            end_group(self._process)
+            self._process = None
+
+    def close(self) -> None:
+        """Let it end by itself."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
+        self._process.stdin = None
+        self.kill()

@@ -1,0 +1,101 @@
+"""Guest-side beginnings of attacks, as source text: the same text runs behind the walls and in a plain interpreter.
+
+Both modes know `walled` (bool), `set_result` and whatever inputs the test passes. Nothing here imports toolcell.
+"""
+
+BASICS = """
+import errno, os
+
+def attempt(action, *arguments, **named):
+    '''"ok", or the name of what stopped it.'''
+    try:
+        action(*arguments, **named)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+    except Exception as error:
+        return type(error).__name__
+    return "ok"
+"""
+
+RAW = (
+    BASICS
+    + """
+import ctypes
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+BAD = 1  # an address nothing is mapped at: EFAULT shows that the kernel looked
+
+def call(number, *arguments):
+    '''Return value, or the name of the error. Every argument goes in as a full register.'''
+    ctypes.set_errno(0)
+    value = libc.syscall(ctypes.c_long(number), *[ctypes.c_ulong(each & (1 << 64) - 1) for each in arguments])
+    return value if value != -1 else errno.errorcode.get(ctypes.get_errno(), ctypes.get_errno())
+
+def in_child(action):
+    '''What `action` returned in a forked child without a terminal, or the signal that ended it.'''
+    import json
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if not walled:
+                os.setsid()
+            os.write(write, json.dumps(action()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    text = b"".join(iter(lambda: os.read(read, 65536), b""))
+    os.close(read)
+    status = os.waitpid(child, 0)[1]
+    return json.loads(text) if text else f"signal {os.WTERMSIG(status)}"
+"""
+)
+
+BRIDGE = (
+    BASICS
+    + """
+import signal, socket, stat, struct, time
+import msgpack
+
+def bridge_descriptor():
+    for descriptor in range(4096):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return descriptor
+        except OSError:
+            pass
+
+bridge = socket.socket(fileno=os.dup(bridge_descriptor()))
+
+def raw(body):
+    return struct.pack(">I", len(body)) + body
+
+def message(*fields):
+    return raw(msgpack.packb(list(fields)))
+
+def send(data):
+    bridge.sendall(data)
+
+def receive():
+    '''The next message from the host, or None at the end.'''
+    head = b""
+    while len(head) < 4:
+        piece = bridge.recv(4 - len(head))
+        if not piece:
+            return None
+        head += piece
+    body = b""
+    while len(body) < struct.unpack(">I", head)[0]:
+        body += bridge.recv(65536)
+    return msgpack.unpackb(body)
+
+def stay():
+    '''The last line: the harness must not speak after the attack. Outside, the end is the end.'''
+    while walled:
+        signal.pause()
+
+RESULT, DONE = 21, 24
+CALL, CANCEL, LOG, PROGRESS, PART, PROBLEM = 17, 18, 19, 20, 22, 23
+"""
+)

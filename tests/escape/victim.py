@@ -1,0 +1,196 @@
+"""The host under attack, in a process of its own, so that a test can measure it, time it out and plant secrets in it.
+
+Started by `attack.Victim`. Reads pickled requests on stdin and answers on stdout; uses toolcell as any program would.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import struct
+import sys
+import warnings
+from collections import defaultdict
+from typing import Any, BinaryIO
+
+import anyio
+import psutil
+
+from toolcell import Limits, Policy, PoolConfig, Runtime, ToolRegistry
+
+SECRET = os.environ.get("VICTIM_SECRET", "")
+HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
+"""Found by a guest that was forked from this process, or handed any of its memory."""
+
+SETTLE_S = 5.0
+MEETING_S = 10.0
+
+
+class Host:
+    """Tools, and a tally of what they really did."""
+
+    def __init__(self) -> None:
+        self.registry = ToolRegistry()
+        self.effects: list[str] = []
+        self._meetings: dict[str, list[Any]] = defaultdict(list)
+        self._changed = anyio.Event()
+        for tool in (self.echo, self.big, self.wait_forever, self.meet, self.seen, self.fails, self.touch):
+            self.registry.tool(tool)
+
+    async def echo(self, text: str) -> str:
+        """Give back the text it was called with."""
+        return text
+
+    async def big(self, size: int) -> str:
+        """Give back a text of `size` characters."""
+        return "x" * size
+
+    async def wait_forever(self) -> str:
+        """Wait for something that never comes."""
+        self.effects.append("waiting")
+        await anyio.sleep_forever()
+        return ""
+
+    async def touch(self, tag: str) -> str:
+        """Do something that a test can see afterwards."""
+        self.effects.append(tag)
+        return tag
+
+    async def meet(self, place: str, count: int, word: str = "") -> list[str]:
+        """Wait until `count` callers are at `place`; all get all their words."""
+        self._meetings[place].append(word)
+        self._changed.set()
+        self._changed = anyio.Event()
+        with anyio.fail_after(MEETING_S):
+            while len(self._meetings[place]) < count:
+                await self._changed.wait()
+        return sorted(self._meetings[place])
+
+    async def seen(self, name: str) -> list[int]:
+        """Process ids, as the host has them, of the processes below it that go by this name."""
+        return named(name)
+
+    async def fails(self, how: str) -> str:
+        """Fail with secrets in every corner of the exception."""
+        local = SECRET  # noqa: F841 - a traceback that shows locals would show it
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            failure = RuntimeError(SECRET if how == "message" else "could not connect")
+            failure.add_note(SECRET)
+            failure.password = SECRET  # type: ignore[attr-defined]
+            raise failure from cause
+
+
+def named(name: str) -> list[int]:
+    """Processes below this one with this name."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name() == name:
+                found.append(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def vitals() -> dict[str, int]:
+    """What must stay flat."""
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        resident = int(statm.read().split()[1]) * 4096
+    return {
+        "resident_bytes": resident,
+        "descriptors": len(os.listdir("/proc/self/fd")) - 1,
+        "threads": len(os.listdir("/proc/self/task")),
+        "processes": len(psutil.Process().children(recursive=True)),
+    }
+
+
+def peak_bytes() -> int:
+    """Most memory held since `forget_peak`."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
+        clear.write("5")
+
+
+async def settle(wanted: dict[str, int]) -> dict[str, int]:
+    """Vitals once descriptors and processes are down to `wanted`, or after `SETTLE_S` whatever they are then."""
+    with anyio.move_on_after(SETTLE_S):
+        while any(vitals()[name] > wanted[name] for name in ("descriptors", "processes")):
+            await anyio.sleep(0.01)
+    return vitals()
+
+
+async def run(runtime: Runtime, host: Host, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Carry out several runs at once."""
+    answers: list[Any] = [None] * len(requests)
+    host.effects.clear()
+    host._meetings.clear()
+    forget_peak()
+    before = vitals()
+
+    async def one(index: int, request: dict[str, Any]) -> None:
+        limits = Limits(**{**runtime.limits.model_dump(), **request["limits"]})
+        try:
+            answers[index] = await runtime.execute_code(request["source"], inputs=request["inputs"], limits=limits)
+        except Exception as exc:
+            answers[index] = exc
+
+    async with anyio.create_task_group() as tasks:
+        for index, request in enumerate(requests):
+            tasks.start_soon(one, index, request)
+    return {"results": answers, "before": before, "peak_bytes": peak_bytes(), "effects": list(host.effects)}
+
+
+def read(stream: BinaryIO) -> Any:
+    """Next request, or None at the end."""
+    head = stream.read(4)
+    return pickle.loads(stream.read(struct.unpack(">I", head)[0])) if len(head) == 4 else None
+
+
+def write(stream: BinaryIO, value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(struct.pack(">I", len(data)) + data)
+    stream.flush()
+
+
+async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until stdin closes."""
+    host = Host()
+    async with Runtime(
+        host.registry,
+        pool=PoolConfig(warm=options.get("warm", 1)),
+        policy=Policy(**options.get("policy", {})),
+        packages=options.get("packages", ()),
+        preload=options.get("preload", ()),
+    ) as runtime:
+        await runtime.execute_code("call_tool('echo', {'text': 'warm'})")
+        write(answers, "ready")
+        while (request := await anyio.to_thread.run_sync(read, requests, abandon_on_cancel=True)) is not None:
+            match request["op"]:
+                case "run":
+                    write(answers, await run(runtime, host, request["runs"]))
+                case "settle":
+                    write(answers, await settle(request["wanted"]))
+                case "vitals":
+                    write(answers, vitals())
+                case "named":
+                    write(answers, named(request["name"]))
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    options = pickle.loads(bytes.fromhex(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    anyio.run(serve, options, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

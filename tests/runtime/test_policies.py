@@ -1,0 +1,174 @@
+"""What a policy changes for every run: determinism, environment, lint, packages."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolcell import Outcome, Policy, PoolConfig, SandboxUnavailable, SyncRuntime, UsageError
+from toolcell.config import Limits
+
+from .conftest import Run
+
+pytestmark = pytest.mark.isolation
+
+RANDOM = "import random, uuid, secrets\nset_result([random.random(), str(uuid.uuid4()), secrets.token_hex(8)])"
+
+
+def test_two_sandboxes_never_share_randomness(run: Run) -> None:
+    first, second = run(RANDOM).value, run(RANDOM).value
+
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.conforms("Q-b27")
+def test_a_seed_and_a_clock_make_runs_repeatable() -> None:
+    script = """
+import datetime, random, time
+set_result([random.random(), time.time(), datetime.datetime.now(datetime.timezone.utc).isoformat(),
+            datetime.date.today().isoformat(), hash("text"), list({"a", "b", "c", "d"}), time.monotonic() > 0])"""
+    values = []
+    for _ in range(2):
+        policy = Policy(seed=7, clock=1_700_000_000.5, hash_seed=1)
+        with SyncRuntime(policy=policy, pool=PoolConfig(warm=0)) as runtime:
+            values.append(runtime.execute_code(script).value)
+
+    assert values[0] == values[1]
+    assert values[0][1:4] == [1_700_000_000.5, "2023-11-14T22:13:20.500000+00:00", "2023-11-14"]
+
+
+@pytest.mark.conforms("Q-b23", "Q22")
+def test_variables_are_passed_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANTED", "yes")
+    monkeypatch.setenv("UNWANTED", "no")
+    policy = Policy(env={"MODE": "test"}, env_passthrough=("WANTED", "NOT_SET"))
+    with SyncRuntime(policy=policy) as runtime:
+        value = runtime.execute_code("import os\nset_result(dict(os.environ))").value
+
+    assert {"MODE": "test", "WANTED": "yes"}.items() <= value.items()
+    assert "UNWANTED" not in value and "NOT_SET" not in value
+
+
+@pytest.mark.conforms("Q26", "Q-b4", "EX-43")
+def test_a_lint_profile_refuses_before_anything_runs(run: Run) -> None:
+    result = run("print('never')\nimport os\nos.system('rm -rf /')", lint="standard")
+
+    assert result.outcome is Outcome.DENIED
+    assert result.error is not None
+    assert "blocked" in result.error.message
+    assert result.error.line == 3
+    assert result.error.findings[0]["rule"]
+    assert result.logs.text == ""
+    assert result.isolation.lint == "standard"
+
+
+@pytest.mark.conforms("Q-b4")
+def test_a_comment_is_no_reason_to_refuse(run: Run) -> None:
+    assert run("# never use subprocess.run(\nset_result(1)", lint="standard").value == 1
+
+
+@pytest.mark.conforms("Q-b3")
+@pytest.mark.parametrize("lint", ["standard", "strict"])
+def test_tools_work_under_every_profile(run: Run, lint: str) -> None:
+    script = "rows = call_tool('web_search', {'query': 'x'})\ntotal = 0\nfor row in rows:\n    total += 1\nprint('n', total)\nset_result({'n': total})"
+    result = run(script, lint=lint)
+
+    assert result.value == {"n": 3}, result.error
+    assert result.logs.text == "n 3\n"
+
+
+@pytest.mark.conforms("Q26", "EX-43", "V-16")
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os; os.system('rm -rf /')",
+        "import os; os.popen('id').read()",
+        "import subprocess; subprocess.run(['id'])",
+        "import subprocess; subprocess.check_output('id', shell=True)",
+    ],
+)
+def test_starting_a_program_is_blocked_by_the_kernel_and_says_what_to_do(run: Run, script: str) -> None:
+    error = run(script).error
+
+    assert error is not None
+    assert error.type == "PermissionError"
+    assert "blocked: use call_tool() instead" in error.message
+
+
+@pytest.mark.conforms("Q25")
+@pytest.mark.parametrize(
+    "script",
+    [
+        "open('/etc/new', 'w')",
+        "open('/usr/lib/x', 'w')",
+        "open('../up', 'w')",
+        "import os; os.remove('/etc/passwd')",
+        "import os; os.rmdir('/sandbox/work')",
+        "import shutil; shutil.rmtree('/sandbox')",
+        "import os; os.rename('/sandbox/work', '/sandbox/tmp/w')",
+        "import os; os.mkdir('/new')",
+    ],
+)
+def test_nothing_outside_the_workspace_can_be_changed_nor_the_workspace_itself_removed(run: Run, script: str) -> None:
+    result = run(script)
+
+    assert result.error is not None
+    assert result.error.type in ("PermissionError", "OSError"), result.error
+
+
+@pytest.mark.conforms("Q18", "Q-b22")
+def test_packages_are_the_hosts_choice_and_a_script_is_told_so(run: Run) -> None:
+    error = run("install_package('requests')").error
+
+    assert error is not None
+    assert error.type == "RuntimeError"
+    assert error.message.startswith("pip install requests failed: ")
+    assert "Runtime(packages=" in error.message
+
+
+@pytest.mark.conforms("Q18", "Q19")
+def test_wanted_packages_are_there_and_read_only() -> None:
+    script = """
+install_package("numpy")
+import numpy as np, pandas as pd, os
+frame = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
+try: open(np.__file__, "a")
+except OSError as error: problem = type(error).__name__
+set_result({"mean": float(frame["b"].mean()), "rows": frame, "dot": np.arange(4) @ np.arange(4), "problem": problem,
+            "where": np.__file__})"""
+    with SyncRuntime(packages=["numpy", "pandas"], preload=["numpy", "pandas"]) as runtime:
+        value = runtime.execute_code(script).value
+
+    assert value["mean"] == 1.5
+    assert value["rows"][0] == {"a": 1, "b": 0.5}
+    assert value["dot"] == 14
+    assert value["problem"] in ("OSError", "PermissionError")
+    assert value["where"].startswith("/packages/")
+
+
+def test_a_module_that_cannot_be_preloaded_is_named() -> None:
+    with pytest.raises(SandboxUnavailable, match="no_such_module"), SyncRuntime(preload=["no_such_module"]):
+        pass
+
+
+def test_an_unknown_backend_is_the_callers_error() -> None:
+    with pytest.raises(UsageError, match="nonsense"), SyncRuntime(backend="nonsense"):
+        pass
+
+
+def test_limits_load_from_toml(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "limits.toml").write_text("wall_s = 2.5\nmemory_bytes = 67108864\n")
+
+    assert Limits.from_toml(tmp_path / "limits.toml") == Limits(wall_s=2.5, memory_bytes=64 << 20)
+    (tmp_path / "bad.toml").write_text("wall_seconds = 2\n")
+    with pytest.raises(UsageError, match="wall_seconds"):
+        Limits.from_toml(tmp_path / "bad.toml")
+
+
+def test_a_sync_runtime_works_inside_a_running_event_loop() -> None:
+    import asyncio
+
+    async def notebook() -> object:
+        with SyncRuntime(pool=PoolConfig(warm=0)) as runtime:
+            return runtime.execute_code("set_result(5)").value
+
+    assert asyncio.run(notebook()) == 5
