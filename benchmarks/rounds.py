@@ -56,22 +56,22 @@ class Seat:
         """The contestant's whole life; ends when the seat is closed."""
         current: list[_Request] = []
         is_open = False
-        try:
-            async with self.contestant:
-                is_open = True
-                task_status.started()
-                async for request in self._requests:
-                    current[:] = [request]
-                    await _take(request, self.contestant)
+        with self._requests:
+            try:
+                async with self.contestant:
+                    is_open = True
+                    task_status.started()
+                    async for request in self._requests:
+                        current[:] = [request]
+                        await _take(request, self.contestant)
+                        request.done.set()
+            except Exception as exc:
+                self.problem = told(exc)
+                for request in current:
+                    request.problem = request.problem or self.problem
                     request.done.set()
-        except Exception as exc:
-            self.problem = told(exc)
-            self._requests.close()
-            for request in current:
-                request.problem = request.problem or self.problem
-                request.done.set()
-            if not is_open:
-                task_status.started()
+        if not is_open:
+            task_status.started()
 
     async def turn(self, measurement: Measurement, effort: Effort) -> _Request:
         """Let it take one turn; comes back with samples or a problem."""

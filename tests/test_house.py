@@ -19,6 +19,7 @@ LAYERS = (
     ("toolcell_bridge",),
     ("toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
     ("toolcell.audit", "toolcell.sandbox", "toolcell.tools"),
+    ("toolcell.verdict",),
     ("toolcell.session",),
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents", "toolcell.cli", "toolcell.web", "toolcell.testing"),
@@ -96,7 +97,8 @@ def test_every_public_name_can_be_had() -> None:
 def test_the_package_imports_elsewhere_and_says_what_to_use_there(platform: str) -> None:
     code = f"""
 import sys
-import anyio, asyncio, anyio._backends._asyncio, psutil
+import anyio, asyncio, anyio._backends._asyncio, psutil, sysconfig
+sysconfig.get_config_vars()
 sys.platform = {platform!r}
 for name in ("resource", "fcntl", "pwd", "grp", "termios"): sys.modules[name] = None
 import toolcell
@@ -113,7 +115,16 @@ except ImportError as error: print("import failed:", error)
 
 @pytest.mark.conforms("T1")
 def test_the_project_is_laid_out_as_documented() -> None:
-    for name in ("pyproject.toml", "runtime", "bridge", "sandbox_images", "tests", "examples", "SECURITY.md", "README.md"):
+    for name in (
+        "pyproject.toml",
+        "runtime",
+        "bridge",
+        "sandbox_images",
+        "tests",
+        "examples",
+        "SECURITY.md",
+        "README.md",
+    ):
         assert (ROOT / name).exists(), name
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {name.partition(">")[0].lower() for name in project["dependencies"]}

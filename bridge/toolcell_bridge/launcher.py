@@ -70,7 +70,9 @@ def _launch(control: socket.socket, plan: dict[str, object]) -> int:
         try:
             _become_zygote(mapped, plan, proc, control)
         except BaseException as exc:
-            control.send(json.dumps({"error": f"{type(exc).__name__}: {exc}", "trace": traceback.format_exc()}).encode())
+            control.send(
+                json.dumps({"error": f"{type(exc).__name__}: {exc}", "trace": traceback.format_exc()}).encode()
+            )
             os._exit(1)
     write_maps(proc, str(pid), uids, gids, deny_setgroups=ids is None)
     os.close(mapped[0])

@@ -304,7 +304,8 @@ def fits(wanted: Limits, made_with: Limits) -> bool:
     if wanted is made_with:
         return True
     return all(getattr(wanted, name) == getattr(made_with, name) for name in FIXED) and all(
-        getattr(wanted, name) <= getattr(made_with, name) for name in ("memory_bytes", "processes", "open_files", "cpu_s")
+        getattr(wanted, name) <= getattr(made_with, name)
+        for name in ("memory_bytes", "processes", "open_files", "cpu_s")
     )
 
 

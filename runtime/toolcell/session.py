@@ -6,11 +6,10 @@ words only say what its code raised. Knows neither registry nor audit: calls go 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -22,10 +21,11 @@ from toolcell.errors import SandboxUnavailable, ToolAbort
 from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, ToolCallRecord, Usage
 from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.sandbox.capture import Capture, Stream
-from toolcell_bridge.connection import Connection, State
+from toolcell.sandbox.returned import ReturnedFiles
+from toolcell.verdict import breach_error, error_info, killed, later, limited
 from toolcell_bridge.codec import packed_size
+from toolcell_bridge.connection import Connection, State
 from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.guest.files import media_type
 from toolcell_bridge.messages import (
     CallTool,
     CancelCall,
@@ -53,7 +53,6 @@ SLICE_S = 0.002
 FRAME_COST_BYTES = 256
 """What each frame counts besides its text towards the output flood: an empty one costs the host time too."""
 
-NAME_CHARS = 1024
 REFUSALS = 1000
 """Calls past `tool_calls` that are answered with a refusal; a script that goes on after that is flooding."""
 
@@ -79,14 +78,6 @@ class Report:
     calls: tuple[ToolCallRecord, ...]
     usage: Usage
     isolation: Isolation
-
-
-@dataclass(slots=True)
-class _File:
-    name: str
-    media_type: str
-    parts: list[bytes] = field(default_factory=list)
-    size: int = 0
 
 
 class Session:
@@ -184,9 +175,7 @@ class Execution:
         self._done: Done | None = None
         self._value: Any = None
         self._has_value = False
-        self._files: dict[str, OutputFile] = {}
-        self._open_file: _File | None = None
-        self._files_bytes = 0
+        self._files = ReturnedFiles(limits)
         self._calls: dict[int, ToolCallRecord] = {}
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._queue: deque[CallTool] = deque()
@@ -278,18 +267,13 @@ class Execution:
             case Result(value):
                 self._check_result(value)
                 self._value, self._has_value = value, True
-                # A new result voids every file of the one before, finished or not.
-                self._files.clear()
-                self._files_bytes, self._open_file = 0, None
+                self._files.forget()
             case Done():
                 self._done = message
             case FilePart():
-                self._take_part(message)
-            case FileProblem(name, size, problem):
-                self._open_file = None
-                if len(name) > NAME_CHARS or len(problem) > NAME_CHARS:
-                    raise RemoteProtocolError("a file's name or problem is too long")
-                self._keep(OutputFile(name, media_type(name, b""), size, None, None, problem))
+                self._files.take_part(message)
+            case FileProblem():
+                self._files.take_problem(message)
             case CancelCall(id):
                 self._check_flood()
                 if (scope := self._scopes.get(id)) is not None:
@@ -401,29 +385,6 @@ class Execution:
         self._aborted = why
         self.sandbox.kill()
 
-    # Files.
-
-    def _take_part(self, part: FilePart) -> None:
-        file = self._open_file
-        if file is None:
-            check_file_name(part.name, part.media_type)
-            file = self._open_file = _File(part.name, part.media_type)
-        file.size += len(part.data)
-        self._files_bytes += len(part.data)
-        if len(self._files) >= self.limits.files or self._files_bytes > self.limits.files_bytes:
-            # The guest's harness checks this and says it nicely; one that does not is not our harness.
-            raise RemoteProtocolError("more files than the run may return")
-        file.parts.append(part.data)
-        if part.last:
-            data = b"".join(file.parts)
-            self._open_file = None
-            self._keep(OutputFile(file.name, file.media_type, len(data), data, hashlib.sha256(data).hexdigest()))
-
-    def _keep(self, file: OutputFile) -> None:
-        if len(self._files) >= self.limits.files + REFUSALS:
-            raise RemoteProtocolError("more files than the run may return")
-        self._files[file.name] = file
-
     # The end.
 
     async def _settle(self) -> Exit:
@@ -432,10 +393,10 @@ class Execution:
             self._sample = self.sandbox.sample()
             self._take_output()
             return Exit()
-        self._sample = _later(self._sample, self.sandbox.sample())
+        self._sample = later(self._sample, self.sandbox.sample())
         self.sandbox.kill()
         end = await self.sandbox.ended()
-        self._sample = _later(self._sample, self.sandbox.sample())
+        self._sample = later(self._sample, self.sandbox.sample())
         await self._drain()
         return end
 
@@ -488,7 +449,7 @@ class Execution:
             self._value,
             self._has_value,
             self._capture.logs(),
-            tuple(self._files.values()),
+            self._files.finished(),
             tuple(self._calls.values()),
             usage,
             Isolation(self.sandbox.backend, dict(self.sandbox.layers)),
@@ -506,7 +467,7 @@ class Execution:
         if breach is not None:
             return breach.outcome, breach_error(breach)
         if self._done is None:
-            return Outcome.KILLED, _killed(end)
+            return Outcome.KILLED, killed(end)
         if self._done.ok:
             return Outcome.OK, None
         error = error_info(self._done.error or {})
@@ -538,73 +499,6 @@ class Execution:
         return self._done is not None and self._done.ok
 
 
-BREACHES: Mapping[Outcome, tuple[str, str]] = {
-    Outcome.TIMEOUT: ("Timeout", "execution timed out after {limit:g} s"),
-    Outcome.CPU_LIMIT: ("CpuLimit", "used {used:.2f} s of CPU time, limit {limit:g} s"),
-    Outcome.MEMORY_LIMIT: ("MemoryLimit", "used {used:.0f} bytes of memory, limit {limit:.0f} bytes"),
-    Outcome.PROCESS_LIMIT: ("ProcessLimit", "tried to have more than {limit:.0f} processes and threads"),
-    Outcome.OUTPUT_LIMIT: ("OutputLimit", "printed {used:.0f} bytes, limit {limit:.0f} bytes"),
-    Outcome.CALL_LIMIT: ("CallLimit", "made {used:.0f} tool calls, limit {limit:.0f}"),
-}
-
-
-def breach_error(breach: Breach) -> ErrorInfo:
-    """A breach in words a model can act on."""
-    kind, text = BREACHES[breach.outcome]
-    message = text.format(limit=breach.value, used=breach.used)
-    return ErrorInfo(kind, message, limit=breach.limit, limit_value=breach.value, used=breach.used)
-
-
-def limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
-    """The script's own error, with the limit that caused it."""
-    return ErrorInfo(
-        error.type, error.message, error.line, error.column, error.traceback, limit, value, used, None, error.exit_code
-    )
-
-
-def _killed(end: Exit) -> ErrorInfo:
-    if end.signal is not None:
-        return ErrorInfo("Killed", f"the sandbox died of signal {end.signal}", signal=end.signal)
-    return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {end.code})", exit_code=end.code)
-
-
-def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
-    """The guest's description of its exception; every field is checked, because the guest is not trusted."""
-
-    def text(key: str, most: int) -> str:
-        value = claimed.get(key)
-        return value[:most] if isinstance(value, str) else ""
-
-    def number(key: str) -> int | None:
-        value = claimed.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    found = claimed.get("findings")
-    findings = tuple(each for each in found[:50] if isinstance(each, dict)) if isinstance(found, list) else ()
-    return ErrorInfo(
-        text("type", 200) or "Exception",
-        text("message", 16_384),
-        number("line"),
-        number("column"),
-        text("traceback", 65_536),
-        exit_code=number("exit_code"),
-        findings=findings,
-    )
-
-
-def check_file_name(name: str, kind: str) -> None:
-    """A returned file's name must be one that cannot lead anywhere when somebody saves it.
-
-    Raises:
-        RemoteProtocolError: it is absolute, climbs, or is absurdly long; our harness sends no such name.
-    """
-    parts = name.split("/")
-    if len(name) > NAME_CHARS or len(kind) > NAME_CHARS or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        raise RemoteProtocolError("a returned file's name is not a plain relative path")
-    if not kind.isascii() or not kind.isprintable():
-        raise RemoteProtocolError("a returned file's media type is not one")
-
-
 def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> ToolCallRecord:
     failed = isinstance(answer, ToolFail)
     return ToolCallRecord(
@@ -617,16 +511,4 @@ def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> Tool
         record.started_s,
         duration_s,
         record.line,
-    )
-
-
-def _later(before: Sample, after: Sample) -> Sample:
-    """The larger of two measurements, field by field: a dead sandbox measures as nothing."""
-    return Sample(
-        max(before.cpu_s, after.cpu_s),
-        max(before.peak_memory_bytes, after.peak_memory_bytes),
-        max(before.processes, after.processes),
-        max(before.peak_processes, after.peak_processes),
-        max(before.memory_kills, after.memory_kills),
-        max(before.refused_processes, after.refused_processes),
     )

@@ -84,6 +84,3 @@ async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> No
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-

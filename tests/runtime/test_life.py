@@ -16,7 +16,17 @@ import anyio
 import psutil
 import pytest
 
-from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime, ToolRegistry, UsageError
+from toolcell import (
+    Limits,
+    Outcome,
+    Policy,
+    PoolConfig,
+    Runtime,
+    SandboxUnavailable,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
 
 from .conftest import Run, eventually, open_descriptors
 

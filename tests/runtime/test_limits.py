@@ -46,7 +46,9 @@ def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
 
 @pytest.mark.conforms("Q-b10")
 def test_a_grandchild_that_holds_the_output_open_does_not_hold_the_run(run: Run) -> None:
-    script = "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)\nprint('parent')"
+    script = (
+        "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)\nprint('parent')"
+    )
     result = run(script, limits=Limits(wall_s=5))
 
     assert result.outcome is Outcome.OK

@@ -214,7 +214,9 @@ def test_both_streams_keep_their_order(run: Run) -> None:
 
 @pytest.mark.conforms("Q17")
 def test_raw_writes_to_descriptors_are_captured_too(run: Run) -> None:
-    result = run("import os, ctypes\nos.write(1, b'raw\\n')\nos.write(2, b'bad \\xff\\n')\nctypes.CDLL(None).puts(b'libc')")
+    result = run(
+        "import os, ctypes\nos.write(1, b'raw\\n')\nos.write(2, b'bad \\xff\\n')\nctypes.CDLL(None).puts(b'libc')"
+    )
 
     assert "raw\n" in result.logs.stdout
     assert result.logs.stderr == "bad \ufffd\n"
@@ -391,7 +393,9 @@ set_result([db.execute("select x from t").fetchone()[0], squares, P(1), zoneinfo
 
 @pytest.mark.conforms("Q27", "Q25")
 def test_a_run_leaves_nothing_for_the_next(run: Run) -> None:
-    run("open('left.txt','w').write('x'); open('/tmp/left','w').write('x'); import json; json.left = 1; __builtins__.left = 1")
+    run(
+        "open('left.txt','w').write('x'); open('/tmp/left','w').write('x'); import json; json.left = 1; __builtins__.left = 1"
+    )
     script = "import os, json\nset_result([os.listdir('.'), os.listdir('/tmp'), hasattr(json, 'left'), 'left' in dir(__builtins__)])"
 
     assert run(script).value == [[], [], False, False]

@@ -24,7 +24,8 @@ def test_a_call_blocks_and_returns_the_tools_value(run: Run) -> None:
 
 @pytest.mark.conforms("Q-b13", "Q12")
 @pytest.mark.parametrize(
-    ("kind", "text"), [("number", "123"), ("true", "true"), ("null", "null"), ("zeros", "007"), ("error", "error: none")]
+    ("kind", "text"),
+    [("number", "123"), ("true", "true"), ("null", "null"), ("zeros", "007"), ("error", "error: none")],
 )
 def test_plain_text_stays_text_whatever_it_looks_like(run: Run, kind: str, text: str) -> None:
     assert run(f"set_result(call_tool('text', kind={kind!r}))").value == text

@@ -309,4 +309,3 @@ async def test_in_sequence_each_call_lives_its_whole_life_before_the_next(how: s
 
     assert log == [f"{what} {name}" for name in "ABC" for what in ("start", "before", "after", "end", "msg")]
     assert running[1] == 1
-

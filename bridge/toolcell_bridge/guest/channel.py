@@ -106,9 +106,7 @@ class Channel:
         """Send one CallTool per request, all in one write; the slots are filled by `wait`."""
         return self.call_with(requests, None)
 
-    def call_with(
-        self, requests: Sequence[Request], on_answer: Callable[[], object] | None
-    ) -> list[tuple[int, Slot]]:
+    def call_with(self, requests: Sequence[Request], on_answer: Callable[[], object] | None) -> list[tuple[int, Slot]]:
         """As `call`; `on_answer` runs in whichever thread reads the answer."""
         with self._lock:
             placed = []

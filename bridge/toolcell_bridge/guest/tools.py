@@ -102,7 +102,9 @@ class Toolbox:
         self._channel = channel
         self.names = tuple(names)
 
-    def call_tool(self, name: str, args: Mapping[str, Any] | None = None, /, *, raw: bool = False, **kwargs: Any) -> Any:
+    def call_tool(
+        self, name: str, args: Mapping[str, Any] | None = None, /, *, raw: bool = False, **kwargs: Any
+    ) -> Any:
         """Call a tool of the host and return its value.
 
         `raw=True` gives text: a str unchanged, anything else as JSON.

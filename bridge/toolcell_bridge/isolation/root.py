@@ -89,7 +89,9 @@ def build(plan: RootPlan) -> None:
     for descriptor, (_, target) in zip(sources, plan.binds, strict=True):
         _bind(descriptor, f".{target}", MS_NODEV)
     for mask in plan.masks:
-        mount("tmpfs", f".{mask}", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=1,mode=555")
+        mount(
+            "tmpfs", f".{mask}", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=1,mode=555"
+        )
     for descriptor, name in zip(devices, DEVICES, strict=True):
         _bind(descriptor, f"./dev/{name}", MS_NOEXEC)
     for target, to in plan.links:

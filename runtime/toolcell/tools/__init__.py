@@ -5,6 +5,7 @@ Knows no sandbox, no session and no model; `runtime` and `agents` build on it.
 
 from toolcell.errors import ToolError
 from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, ToolObject
+from toolcell.tools.builder import Tool
 from toolcell.tools.call import Call, ToolContext, current_context
 from toolcell.tools.context import Budget, CallObserver, RunContext, Secrets
 from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
@@ -15,13 +16,15 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import ToolRegistry, tool
 from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
 from toolcell.tools.table import Settings
+from toolcell.tools.toolcalls import ToolCall, decode_tool_call
 from toolcell.tools.traits import CODE, MODEL, PLAN, SUBAGENT, Origin, Traits
+from toolcell.tools.typed import must_tool, new_tool
 
 __all__ = [
     "CODE", "MODEL", "PLAN", "SUBAGENT",
     "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver", "CallPolicy", "ErrorCode", "Event", "EventBus",
     "File", "FunctionTool", "Hook", "Image", "JobTable", "Modify", "Origin", "Override", "Reject", "Rewrite",
-    "RunContext", "Secrets", "Settings", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "ToolContext",
+    "RunContext", "Secrets", "Settings", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext",
     "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject", "ToolRegistry", "ToolResult",
-    "Traits", "approval_hook", "current_context", "tool",
+    "Traits", "approval_hook", "current_context", "decode_tool_call", "must_tool", "new_tool", "tool",
 ]  # fmt: skip

@@ -67,7 +67,13 @@ class ProcessSandbox:
     """One forked child of the zygote."""
 
     def __init__(
-        self, child: Child, stream: SocketStream, output: tuple[int, int], limits: Limits, ident: str, required: frozenset[str],
+        self,
+        child: Child,
+        stream: SocketStream,
+        output: tuple[int, int],
+        limits: Limits,
+        ident: str,
+        required: frozenset[str],
         cgroup: Cgroup | None,
         cgroup_kind: str,
     ) -> None:
@@ -171,7 +177,6 @@ class ProcessSandbox:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-
     async def _remove_cgroup(self) -> None:
         """Everything inside has been killed; the kernel takes a moment to count it out."""
         wait_s = 0.001
@@ -187,7 +192,9 @@ class ProcessBackend:
     name: ClassVar[str] = "process"
     isolates: ClassVar[bool] = True
 
-    def __init__(self, *, policy: Policy | None = None, packages: Path | None = None, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, policy: Policy | None = None, packages: Path | None = None, preload: Sequence[str] = ()
+    ) -> None:
         self._policy = policy or Policy()
         self._packages = packages
         self._preload = tuple(preload)
@@ -279,7 +286,9 @@ class ProcessBackend:
             guest_bridge.close()
             for descriptor in (guest_out, guest_err, *entries):
                 os.close(descriptor)
-        sandbox = ProcessSandbox(child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, kind)
+        sandbox = ProcessSandbox(
+            child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, kind
+        )
         try:
             await child.wait_started()
         except BaseException:

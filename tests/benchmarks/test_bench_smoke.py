@@ -1,0 +1,57 @@
+"""The benchmarks themselves, as a command. What they measure is not judged here: only that they do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.isolation, pytest.mark.slow]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command from the root of the repository."""
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_quick_run_measures_our_sandboxes_and_plain_processes_and_names_the_live_layers(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+
+    done = bench("--only", "run", "call", "--contestants", "toolcell", "python subprocess", "--json", str(out))
+
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert results["isolation"]["seccomp"]
+    assert results["machine"]["cores"]
+    for key in ("run", "call"):
+        contestants = results["measurements"][key]["contestants"]
+        for name in ("toolcell", "python subprocess"):
+            assert contestants[name]["problem"] is None
+            assert contestants[name]["p50"] > 0
+    assert "one run, one call" in done.stdout
+
+
+def test_idle_sandboxes_are_counted_in_bytes_per_sandbox(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+
+    done = bench("--only", "idle", "--idle", "3", "--contestants", "python subprocess", "--json", str(out))
+
+    assert done.returncode == 0, done.stderr
+    group = json.loads(out.read_text())["measurements"]["idle"]
+    assert "3 idle" in group["title"]
+    assert 1 < group["contestants"]["python subprocess"]["p50"] < 100
+
+
+def test_an_unknown_measurement_is_refused_with_the_names_there_are() -> None:
+    done = bench("--only", "speed")
+
+    assert done.returncode == 2
+    assert "throughput" in done.stderr
