@@ -93,9 +93,10 @@ def _show_machine(console: Console, results: Mapping[str, Any]) -> None:
         highlight=False,
     )
     console.print(", ".join(f"{name} {number}" for name, number in machine["versions"].items()), highlight=False)
-    layers = results["isolation"]
-    told = ", ".join(f"{name} ({detail})" if detail else name for name, detail in layers.items())
-    console.print(f"toolcell's live layers: {told or 'none'}\n", highlight=False, markup=False)
+    if results["expects_isolation"]:
+        layers = results["isolation"].items()
+        told = ", ".join(f"{name} ({detail})" if detail else name for name, detail in layers) or "none"
+        console.print(f"toolcell's live layers: {told}", highlight=False, markup=False)
 
 
 def _cells(name: str, entry: Mapping[str, Any]) -> list[str]:

@@ -121,27 +121,23 @@ def outside(
     bridge: bool = False,
     environment: dict[str, str] | None = None,
     within_s: float = 20.0,
-    stdin: int | None = None,
     **inputs: Any,
 ) -> Outside:
     """Run `source` with nothing around it but its own process group, which ends with it."""
-    read, write = os.pipe()
     ours, theirs = socket.socketpair()
     host = UnsuspectingHost(ours)
     extra = [str(Path(msgpack.__file__).parents[1])] if bridge else []
-    command = [sys.executable, "-I", "-S", "-c", _OUTSIDE, str(write), json.dumps(extra)]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as workspace, theirs, open(read, "rb") as told:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as workspace, theirs, tempfile.TemporaryFile() as told:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", "-c", _OUTSIDE, str(told.fileno()), json.dumps(extra)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=workspace,
             env={"LANG": "C.UTF-8", **(environment or {})},
-            pass_fds=[write, *([theirs.fileno()] if bridge else [])],
+            pass_fds=[told.fileno(), *([theirs.fileno()] if bridge else [])],
             start_new_session=True,
         )
-        os.close(write)
         theirs.close()
         if bridge:
             host.start()
@@ -156,7 +152,8 @@ def outside(
         if bridge:
             host.join(5)
         ours.close()
-        lines = _available(told).splitlines()
+        told.seek(0)
+        lines = told.read().splitlines()
     value = json.loads(lines[-1]) if lines else None
     assert value is not None or status is None or bridge or not output.startswith(b"Traceback"), output.decode()
     return Outside(value, status, output, host.believed, host.received_bytes)
@@ -198,6 +195,8 @@ class Inside:
 
     @property
     def value(self) -> Any:
+        """What the attack reported; a run that reported nothing shows why."""
+        assert self.result.has_value, f"{self.result.outcome}: {self.result.error}\n{self.result.logs.text[-2000:]}"
         return self.result.value
 
     @property

@@ -52,7 +52,7 @@ def test_each_of_the_ten_probes_works_in_a_plain_process_and_fails_in_a_sandbox(
     target.unlink(missing_ok=True)
     doomed.touch()
     inside = victim.run(PROBES[probe], **inputs)
-    assert inside.value != "escaped"
+    assert inside.result.value != "escaped"
     assert inside.outcome in ("error", "ok")
     assert not target.exists()
     assert doomed.exists()

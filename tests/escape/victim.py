@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import struct
 import sys
 import warnings
@@ -30,12 +31,13 @@ MEETING_S = 10.0
 class Host:
     """Tools, and a tally of what they really did."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_mortal: bool) -> None:
+        self._is_mortal = is_mortal
         self.registry = ToolRegistry()
         self.effects: list[str] = []
         self._meetings: dict[str, list[Any]] = defaultdict(list)
         self._changed = anyio.Event()
-        for tool in (self.echo, self.big, self.wait_forever, self.meet, self.seen, self.fails, self.touch):
+        for tool in (self.echo, self.big, self.wait_forever, self.meet, self.seen, self.fails, self.touch, self.die):
             self.registry.tool(tool)
 
     async def echo(self, text: str) -> str:
@@ -56,6 +58,12 @@ class Host:
         """Do something that a test can see afterwards."""
         self.effects.append(tag)
         return tag
+
+    async def die(self) -> str:
+        """Kill the host, where it was started to be killed."""
+        if self._is_mortal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "alive"
 
     async def meet(self, place: str, count: int, word: str = "") -> list[str]:
         """Wait until `count` callers are at `place`; all get all their words."""
@@ -162,7 +170,7 @@ def write(stream: BinaryIO, value: Any) -> None:
 
 async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until stdin closes."""
-    host = Host()
+    host = Host(options.get("mortal", False))
     async with Runtime(
         host.registry,
         pool=PoolConfig(warm=options.get("warm", 1)),

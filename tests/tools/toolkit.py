@@ -84,7 +84,15 @@ class FakeRuntime:
         self.sources: list[str] = []
 
     async def execute_code(
-        self, source: str, /, *, tools: ToolRegistry | None = None, context: RunContext | None = None
+        self,
+        source: str,
+        /,
+        *,
+        tools: ToolRegistry | None = None,
+        limits: Any = None,
+        context: RunContext | None = None,
+        on_log: Callable[[str, str], None] | None = None,
+        on_progress: Callable[[object], None] | None = None,
     ) -> ExecutionResult:
         assert tools is not None
         self.sources.append(source)
@@ -95,6 +103,8 @@ class FakeRuntime:
                 raise ToolError(result.message, code=result.error.code if result.error else "")
             return result.guest_value()
 
+        if self._logs and on_log is not None:
+            on_log("stdout", self._logs)
         logs = Logs((LogEntry("stdout", self._logs),) if self._logs else ())
         try:
             value = await self._script(call_tool)

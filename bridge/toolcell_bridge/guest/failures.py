@@ -50,9 +50,8 @@ def _exit(error: SystemExit) -> dict[str, Plain]:
     code = error.code
     number = code if isinstance(code, int) else 1
     message = f"exit code {number}" if isinstance(code, int) else _message(error)
-    return {
-        "type": "SystemExit", "message": message, "line": None, "column": None, "traceback": "", "exit_code": number & 255,
-    }  # fmt: skip
+    nowhere: dict[str, Plain] = {"line": None, "column": None, "traceback": ""}
+    return nowhere | {"type": "SystemExit", "message": message, "exit_code": number & 255}
 
 
 def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:

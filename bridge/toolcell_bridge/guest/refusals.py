@@ -6,11 +6,10 @@ code. These replacements say it in words. They are manners, not a wall: a script
 
 from __future__ import annotations
 
+import _posixsubprocess  # type: ignore[import-not-found, unused-ignore]
 import errno
 import os
 from typing import Any, NoReturn
-
-import _posixsubprocess  # type: ignore[import-not-found, unused-ignore]
 
 MESSAGE = "blocked: use call_tool() instead; nothing can be executed in the sandbox"
 

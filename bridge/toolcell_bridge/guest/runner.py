@@ -143,14 +143,14 @@ class Runner:
         try:
             self._set_result(value, None, run)
         except (UnsendableValue, ValueTooLarge) as exc:
-            print(f"[toolcell] the last expression's value was not kept as the result: {exc}", file=sys.stderr)
+            sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {exc}\n")
 
     @staticmethod
     def _flush() -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BaseException:  # noqa: S110 - the script may have replaced or closed it
+            except BaseException:  # the script may have replaced or closed it
                 pass
 
 

@@ -28,7 +28,7 @@ from toolcell_bridge.isolation.syscalls import (
 )
 
 STAGING = ("/tmp", "/mnt", "/run", "/dev/shm")
-"""Any of these serves as the place where the new root is put together; the mount is private and gone after the pivot."""
+"""Any of these serves as the place where the new root is put together; the mount is private, gone after the pivot."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ST_NOEXEC = 8

@@ -139,12 +139,13 @@ ALLOWED = (
     ),
     _group(
         "descriptors it already has: the bridge and its own socket pairs",
-        "recvfrom recvmsg sendmsg shutdown getsockname getpeername",
+        "shutdown getsockname getpeername",
     ),
 )
 
 _NAMESPACE_FLAGS = 0x7E020080
 _SOCK_FLAGS = 0o2004000  # SOCK_CLOEXEC | SOCK_NONBLOCK
+_MSG_OOB = 0x1
 _S_IFMT = 0o170000
 _PLAIN_NODES = (0, 0o100000, 0o010000)  # regular twice, fifo
 
@@ -159,7 +160,14 @@ RULES = (
         "AF_UNIX stream (asyncio, multiprocessing) and seqpacket; a datagram one could send to any named socket",
         (Argument(0, (1,)), Argument(1, (1, 5), _WORD & ~_SOCK_FLAGS), Argument(2, (0, 1))),
     ),
-    Rule("sendto", "send() without an address", (Argument(4, (0,), _QUAD),)),
+    Rule(
+        "sendto",
+        "send() without an address; out-of-band data on unix sockets has freed the kernel's memory (CVE-2025-38236)",
+        (Argument(4, (0,), _QUAD), Argument(3, (0,), _MSG_OOB)),
+    ),
+    Rule("sendmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
+    Rule("recvfrom", "not out of band", (Argument(3, (0,), _MSG_OOB),)),
+    Rule("recvmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
     Rule(
         "getsockopt",
         "what the socket module asks; not SO_PEERPIDFD, a descriptor of the host's process",

@@ -21,10 +21,10 @@ from toolcell.tools.traits import CODE, MODEL, PLAN, SUBAGENT, Origin, Traits
 from toolcell.tools.typed import must_tool, new_tool
 
 __all__ = [
-    "CODE", "MODEL", "PLAN", "SUBAGENT",
-    "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver", "CallPolicy", "ErrorCode", "Event", "EventBus",
-    "File", "FunctionTool", "Hook", "Image", "JobTable", "Modify", "Origin", "Override", "Reject", "Rewrite",
-    "RunContext", "Secrets", "Settings", "SimpleTool", "Status", "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext",
-    "ToolDefinition", "ToolDescriptionWarning", "ToolError", "ToolFailure", "ToolObject", "ToolRegistry", "ToolResult",
-    "Traits", "approval_hook", "current_context", "decode_tool_call", "must_tool", "new_tool", "tool",
+    "CODE", "MODEL", "PLAN", "SUBAGENT", "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver",
+    "CallPolicy", "ErrorCode", "Event", "EventBus", "File", "FunctionTool", "Hook", "Image", "JobTable", "Modify",
+    "Origin", "Override", "Reject", "Rewrite", "RunContext", "Secrets", "Settings", "SimpleTool", "Status",
+    "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning",
+    "ToolError", "ToolFailure", "ToolObject", "ToolRegistry", "ToolResult", "Traits", "approval_hook",
+    "current_context", "decode_tool_call", "must_tool", "new_tool", "tool",
 ]  # fmt: skip

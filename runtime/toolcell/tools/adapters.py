@@ -6,6 +6,7 @@ Knows how to call each shape; knows nothing of policy, hooks or order.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -60,12 +61,13 @@ class AgentTool:
     traits: Traits = DEFAULT_TRAITS
 
 
-@dataclass(frozen=True, slots=True)
 class FunctionTool:
     """A function with the definition derived from it. Calling it calls the function."""
 
-    function: Callable[..., Any]
-    shape: Shape
+    def __init__(self, function: Callable[..., Any], shape: Shape) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.shape = shape
 
     @property
     def definition(self) -> ToolDefinition:

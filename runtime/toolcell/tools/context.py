@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 
-from toolcell.errors import UsageError
+from toolcell.errors import ToolAbort, UsageError
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
 from toolcell.tools.policy import CallPolicy
@@ -122,6 +122,8 @@ class RunState:
         """None: what the registry of the first call says."""
         self.budget = budget
         self.cancel_reason: str | None = None
+        self.abort: ToolAbort | None = None
+        """Set when a tool ended the run, for those between it and the run who do not see its exception."""
         self.active: dict[int, Call] = {}
         """Calls being executed, by identity."""
         self.waiting: set[anyio.CancelScope] = set()

@@ -20,6 +20,10 @@ MIN_DESCRIPTION_CHARS = 15
 """Shorter descriptions make models misuse a tool; registering one warns."""
 
 
+ANYTHING = {"type": "object", "properties": {}, "additionalProperties": True}
+"""Parameters of a tool that gives no schema: whatever is sent arrives."""
+
+
 class ToolDescriptionWarning(UserWarning):
     """A description is too short for a model to choose well."""
 
@@ -58,7 +62,7 @@ class ToolDefinition:
 
     def __init__(self, name: str, description: str, parameters: Mapping[str, Any] | None = None) -> None:
         try:
-            text = json.dumps(parameters if parameters is not None else {"type": "object", "properties": {}})
+            text = json.dumps(ANYTHING if parameters is None else parameters)
         except (TypeError, ValueError, RecursionError) as exc:
             raise RegistrationError(f"tool {name!r}: parameters are not JSON: {exc}") from exc
         set_once = object.__setattr__

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from toolcell.errors import AuditError
+from toolcell.errors import AuditError, ToolAbort
 from toolcell.tools.call import Call
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, execute
@@ -125,6 +125,8 @@ def _finish(call: Call, result: ToolResult) -> None:
 
 async def abandon(call: Call, exc: BaseException) -> None:
     """Close the books on a call that is being cancelled from above or ended its run: it has a result all the same."""
+    if isinstance(exc, ToolAbort) and not call.run.is_shared:
+        call.run.state.abort = exc
     if call.is_concluded:
         return
     if not call.started_at:

@@ -5,10 +5,10 @@ What they say depends on what else the model may use at that moment. The sandbox
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolcell.errors import SandboxUnavailable
+from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools.adapters import with_traits
 from toolcell.tools.call import Call
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 CODE_TOOL = "execute_code"
 MAX_STUBS = 32
 """Tools written out as stubs in the description of execute_code; the script can list the others itself."""
+
+MAX_PROGRESS_CHARS = 4_000
+"""Of what a running script has printed."""
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -52,9 +55,17 @@ class CodeRuntime(Protocol):
     """Runs a script in a sandbox, with `tools` as what it may call and `context` as the run its calls belong to."""
 
     async def execute_code(
-        self, source: str, /, *, tools: ToolRegistry | None = None, context: RunContext | None = None
+        self,
+        source: str,
+        /,
+        *,
+        tools: ToolRegistry | None = None,
+        limits: Any = None,
+        context: RunContext | None = None,
+        on_log: Callable[[str, str], None] | None = None,
+        on_progress: Callable[[object], None] | None = None,
     ) -> ExecutionResult:
-        """Run `source` to its end."""
+        """Run `source` to its end. `on_log` hears (stream, text) and `on_progress` values while it runs."""
 
 
 def plan_shape(traits: Mapping[str, Any]) -> Shape:
@@ -79,7 +90,7 @@ def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> Shape:
     """`execute_code` as a tool."""
 
     def invoke(call: Call) -> Any:
-        return run_code(runtime, call.dispatcher, call.args["code"], call.nested_run())
+        return run_code(runtime, call.dispatcher, call.args["code"], call.nested_run(), call.context.update)
 
     known = Traits(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
     return Shape(
@@ -93,15 +104,43 @@ def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> Shape:
     )
 
 
-async def run_code(runtime: CodeRuntime, registry: Any, source: str, run: RunContext) -> ToolResult:
-    """Run a model's script and put what came of it in words."""
+async def run_code(
+    runtime: CodeRuntime, registry: Any, source: str, run: RunContext, update: Callable[..., None]
+) -> ToolResult:
+    """Run a model's script and put what came of it in words. What it prints meanwhile is progress of the call.
+
+    Raises:
+        ToolAbort: a tool the script called ended the whole run.
+    """
     if not source.strip():
         return ToolResult.fail(f"{CODE_TOOL} requires non-empty code", code=ErrorCode.INVALID_ARGUMENTS)
+    printed = _Printed(update)
     try:
-        result = await runtime.execute_code(source, tools=registry, context=run)
-    except SandboxUnavailable as exc:
+        result = await runtime.execute_code(
+            source,
+            tools=registry,
+            limits=run.limits,
+            context=run,
+            on_log=printed.add,
+            on_progress=lambda value: update(details=value),
+        )
+    except (SandboxUnavailable, UsageError) as exc:
         return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, exc=exc)
+    if run.state.abort is not None:
+        raise run.state.abort
     return code_result(result)
+
+
+class _Printed:
+    """What a script has printed so far, as progress: the latest of it, since updates may replace each other."""
+
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
+        self._tail = ""
+
+    def add(self, stream: str, text: str) -> None:
+        self._tail = (self._tail + text)[-MAX_PROGRESS_CHARS:]
+        self._update(self._tail)
 
 
 def code_result(result: ExecutionResult) -> ToolResult:

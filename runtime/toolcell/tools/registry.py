@@ -296,4 +296,4 @@ def tool(
         return functools.partial(tool, name=name, description=description, prepare=prepare, **traits)
     known = with_traits(Traits(), traits)
     shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
-    return functools.update_wrapper(FunctionTool(function, shape), function)
+    return FunctionTool(function, shape)

@@ -1,0 +1,164 @@
+"""What records say: one table of kinds and their fields, and their canonical encoding.
+
+A body is msgpack of [seq, at, kind, run, content]; content is msgpack of the kind's fields in order, as bytes of its own.
+Both in the one form that `pack` writes: a body that does not encode to itself again was not written here.
+Knows nothing of files, keys or redaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from toolcell_bridge.guest.values import to_plain
+
+SEGMENT = "segment"
+OPENED = "opened"
+CHECKPOINT = "checkpoint"
+RETIRED = "retired"
+TOOLS = "tools"
+RUN_STARTED = "run_started"
+CALL_STARTED = "call_started"
+CALL_ENDED = "call_ended"
+RUN_ENDED = "run_ended"
+
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    SEGMENT: ("format", "log", "chain", "number", "more"),
+    OPENED: ("host", "pid", "toolcell", "python", "key", "algorithm", "torn", "more"),
+    CHECKPOINT: ("reason", "key", "signature"),
+    RETIRED: ("first", "last", "seq", "link", "reason", "more"),
+    TOOLS: ("digest", "definitions", "more"),
+    RUN_STARTED: (
+        "id", "sort", "source", "sha256", "inputs", "inputs_sha256", "files", "tools", "limits", "policy", "isolation",
+        "who", "more",
+    ),
+    CALL_STARTED: ("number", "call", "parent", "tool", "origin", "line", "args", "more"),
+    CALL_ENDED: ("number", "status", "duration_us", "value", "code", "more"),
+    RUN_ENDED: (
+        "outcome", "value", "has_value", "value_sha256", "logs", "logs_bytes", "files", "error", "usage", "calls", "more",
+    ),
+}  # fmt: skip
+"""Fields of each kind's content, in order. New ones go to the end; a reader gives None to those that are missing.
+
+`more` holds what most records of a kind have not got: redactions, digests of what was left out, coercions, agents.
+"""
+
+_BIG_INT, _ODD = 1, 2
+"""Extension types. The bridge knows none, so no guest can put one into a record."""
+
+_MAX_REPR_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecordable:
+    """Stands for a value that has no form in a record."""
+
+    type: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One decoded record."""
+
+    seq: int
+    at_ns: int
+    """Wall clock when it was written, since the epoch."""
+    kind: str
+    run: int
+    """Seq of the run's first record; 0 when it belongs to none."""
+    content: bytes
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its content by name."""
+        names = FIELDS[self.kind]
+        values = unpack(self.content)
+        return {name: values[index] if index < len(values) else None for index, name in enumerate(names)}
+
+
+packer: Final = msgpack.Packer(unicode_errors="surrogatepass")
+"""Quick and unshared: only under a log's lock. Raises for what `pack` converts."""
+
+
+def pack(value: object) -> bytes:
+    """Encode plain data; what is not plain becomes what a guest would be sent, or an `Unrecordable`."""
+    try:
+        packed: bytes = msgpack.Packer(unicode_errors="surrogatepass", default=_encode_odd).pack(value)
+    except (ValueError, OverflowError, RecursionError) as exc:  # nested too deep, or a conversion that fails
+        packed = pack(Unrecordable(type(value).__name__, f"{type(exc).__name__}: {exc}"[:_MAX_REPR_CHARS]))
+    return packed
+
+
+def pack_fields(fields: tuple[Any, ...]) -> bytes:
+    """Encode a content field by field, so that one odd value does not cost the others."""
+    return bytes([0x90 | len(fields)]) + b"".join(map(pack, fields))
+
+
+def unpack(data: bytes) -> Any:
+    """Decode what `pack` wrote.
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    try:
+        return msgpack.unpackb(data, unicode_errors="surrogatepass", ext_hook=_decode_odd, strict_map_key=False)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise ValueError(f"not a record: {type(exc).__name__} {exc}") from exc
+
+
+def parse(body: bytes) -> Record:
+    """Decode a body.
+
+    Raises:
+        ValueError: it is not a record.
+    """
+    match unpack(body):
+        case [int(seq), int(at_ns), str(kind), int(run), bytes(content)] if kind in FIELDS:
+            return Record(seq, at_ns, kind, run, content)
+    raise ValueError("not a record")
+
+
+def is_canonical(record: Record, body: bytes) -> bool:
+    """True when `body` is the one way to write this record."""
+    if packer.pack((record.seq, record.at_ns, record.kind, record.run, record.content)) != body:
+        return False
+    try:
+        values = unpack(record.content)
+    except ValueError:
+        return False
+    fits = isinstance(values, list) and len(values) <= len(FIELDS[record.kind])
+    return fits and pack_fields(tuple(values)) == record.content
+
+
+def _encode_odd(value: Any) -> Any:
+    if isinstance(value, int):
+        return msgpack.ExtType(_BIG_INT, str(value).encode())
+    if isinstance(value, Unrecordable):
+        return _stand_in(value.type, value.text)
+    try:
+        return to_plain(value)
+    except Exception:  # whatever a stranger's class does while it is converted
+        return _stand_in(type(value).__name__, _repr_of(value))
+
+
+def _stand_in(kind: str, text: str) -> msgpack.ExtType:
+    return msgpack.ExtType(_ODD, pack([kind, text]))
+
+
+def _repr_of(value: object) -> str:
+    try:
+        return repr(value)[:_MAX_REPR_CHARS]
+    except Exception:
+        return ""
+
+
+def _decode_odd(code: int, data: bytes) -> Any:
+    if code == _BIG_INT:
+        return int(data)
+    if code == _ODD:
+        kind, text = unpack(data)
+        return Unrecordable(str(kind), str(text))
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,205 @@
+"""Taking secrets out of what is about to be written: registered values, well-known credentials, values under telling
+names.
+
+Works in two steps, because nearly every record holds none: a scan of the encoded bytes for a few literals, and only
+where one is found a walk over the values. Decides; it never writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell.audit.config import SENSITIVE_NAMES
+
+REDACTED: Final = "[redacted]"
+MIN_SECRET_CHARS: Final = 4
+"""A shorter value would be found in everything."""
+
+_Replace = Callable[[str], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What to replace in a text, and the lower-case literal without which there is nothing to replace."""
+
+    anchor: str
+    replace: _Replace
+
+
+def _pattern(anchor: str, pattern: str, flags: int = 0) -> _Rule:
+    compiled = re.compile(pattern, flags)
+    return _Rule(anchor, lambda text: compiled.subn(_hide, text))
+
+
+def _hide(match: re.Match[str]) -> str:
+    """Replace the first group that took part, or else the whole; lines stay where they were."""
+    whole = match[0]
+    if match.re.groups and match.lastindex:
+        start, end = match.start(match.lastindex) - match.start(), match.end(match.lastindex) - match.start()
+    else:
+        start, end = 0, len(whole)
+    return f"{whole[:start]}{REDACTED}{_lines(whole[start:end])}{whole[end:]}"
+
+
+def _lines(hidden: str) -> str:
+    return "\n" * hidden.count("\n")
+
+
+PATTERNS: Final[tuple[_Rule, ...]] = (
+    _pattern("sk-", r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic
+    _pattern("_live_", r"\b[rsp]k_live_[A-Za-z0-9]{10,}"),  # Stripe
+    _pattern("ghp_", r"(?<![A-Za-z0-9])ghp_[A-Za-z0-9]{30,}"),  # GitHub, as are the next three
+    _pattern("gho_", r"(?<![A-Za-z0-9])gho_[A-Za-z0-9]{30,}"),
+    _pattern("ghs_", r"(?<![A-Za-z0-9])ghs_[A-Za-z0-9]{30,}"),
+    _pattern("github_pat_", r"github_pat_[A-Za-z0-9_]{30,}"),
+    _pattern("glpat-", r"glpat-[A-Za-z0-9_-]{16,}"),  # GitLab
+    _pattern("akia", r"(?<![A-Za-z0-9])AKIA[A-Z0-9]{16}"),  # AWS, long-lived and temporary
+    _pattern("asia", r"(?<![A-Za-z0-9])ASIA[A-Z0-9]{16}"),
+    _pattern("aiza", r"AIza[A-Za-z0-9_-]{35}"),  # Google
+    _pattern("xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}"),  # Slack
+    _pattern("eyj", r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON Web Tokens
+    _pattern("private", r"-----BEGIN [A-Z ]*PRIVATE KEY-----([\s\S]*?)(?:-----END|\Z)"),
+    _pattern("bearer ", r"\bbearer +([A-Za-z0-9._~+/=-]{12,})", re.IGNORECASE),
+    _pattern("basic ", r"\bbasic +([A-Za-z0-9+/]{12,}=*)", re.IGNORECASE),
+    _pattern("://", r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"),  # a password in a URL
+)
+
+_WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "private", "auth", "cred", "cookie")
+"""Each of `SENSITIVE_NAMES` holds one of these, however it is spelled."""
+
+_LITERAL: Final = re.compile(
+    r"""(?ix) \b [\w-]* (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
+    ['"]? \s* [:=] \s* [bru]{0,2} (['"]) ([^'"\n]{6,}) \1"""
+)
+"""`password = "..."` in source code or JSON inside a text."""
+
+_SEPARATORS: Final = re.compile(r"[^A-Za-z]+")
+
+
+class Redactor:
+    """What may not be written. Immutable; `with_secrets` makes a stricter one."""
+
+    def __init__(
+        self, secrets: Iterable[str] = (), names: Sequence[str] = SENSITIVE_NAMES, patterns: Sequence[str] = ()
+    ) -> None:
+        self._secrets = frozenset(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS)
+        self._names = tuple(_SEPARATORS.sub("", name).lower() for name in names)
+        self._custom = tuple(patterns)
+        forms = {form for secret in self._secrets for form in forms_of(secret)}
+        self._hidden = tuple(sorted(forms, key=len, reverse=True))  # a secret inside another goes with it
+        self._needles = tuple(form.encode("utf-8", "surrogatepass") for form in self._hidden)
+        rules = (*PATTERNS, *(_pattern("", pattern) for pattern in patterns))
+        self._rules = tuple((rule.anchor, rule) for rule in rules)
+        own = {name for name in self._names if not any(word in name for word in _WORDS)}
+        self._words = (*_WORDS, *own)
+        self._is_numeric = any(secret.isdecimal() for secret in self._secrets)
+        self.is_sensitive = functools.lru_cache(maxsize=4096)(self._names_a_secret)
+
+    def with_secrets(self, secrets: Iterable[str]) -> Redactor:
+        """The same, and these values too."""
+        more = frozenset(secrets)
+        return self if more <= self._secrets else Redactor(self._secrets | more, self._names, self._custom)
+
+    def scan(self, packed: bytes) -> list[_Rule] | None:
+        """What may be found in encoded data; None when it holds nothing to redact."""
+        low = packed.lower().decode("latin-1")
+        rules = [rule for anchor, rule in self._rules if anchor in low]
+        words = [word for word in self._words if word in low]
+        if not (rules or words or self._is_numeric) and not any(needle in packed for needle in self._needles):
+            return None
+        if words:
+            rules.append(_Rule("", self._hide_literals))
+        return rules
+
+    def clean(self, value: Any, rules: Sequence[_Rule]) -> tuple[Any, int]:
+        """A copy of plain data without what may not be written, and how many times something was taken out."""
+        walk = _Walk(self, rules)
+        cleaned = walk.value(value)
+        return (cleaned, walk.count) if walk.count else (value, 0)
+
+    def clean_all(self, value: Any) -> Any:
+        """A copy of plain data without what may not be written, whatever it is."""
+        return self.clean(value, (*(rule for _, rule in self._rules), _Rule("", self._hide_literals)))[0]
+
+    def hide_secrets(self, text: str) -> tuple[str, int]:
+        """A text without the registered secrets."""
+        count = 0
+        for form in self._hidden:
+            if form in text:
+                count += text.count(form)
+                text = text.replace(form, REDACTED + _lines(form))
+        return text, count
+
+    def is_secret_number(self, number: int) -> bool:
+        """True when its digits are a registered secret."""
+        return self._is_numeric and str(number) in self._secrets
+
+    def _names_a_secret(self, key: str) -> bool:
+        letters = _SEPARATORS.sub("", key).lower()
+        return letters.endswith(self._names)
+
+    @staticmethod
+    def _hide_literals(text: str) -> tuple[str, int]:
+        return _LITERAL.subn(lambda match: f"{match[0][: match.start(2) - match.start()]}{REDACTED}{match[1]}", text)
+
+
+class _Walk:
+    """One pass over one value."""
+
+    def __init__(self, redactor: Redactor, rules: Sequence[_Rule]) -> None:
+        self._redactor = redactor
+        self._rules = rules
+        self.count = 0
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            return self.text(value)
+        if kind is dict:
+            return {self.value(key): self.entry(key, item) for key, item in value.items()}
+        if kind is list or kind is tuple:
+            return [self.value(item) for item in value]
+        if kind is bytes:
+            return self.text(value.decode("latin-1")).encode("latin-1", "replace")
+        if kind is int and self._redactor.is_secret_number(value):
+            self.count += 1
+            return REDACTED
+        return value
+
+    def entry(self, key: Any, item: Any) -> Any:
+        if isinstance(key, str) and item is not None and type(item) is not bool and self._redactor.is_sensitive(key):
+            self.count += item != REDACTED
+            return REDACTED
+        return self.value(item)
+
+    def text(self, text: str) -> str:
+        text, count = self._redactor.hide_secrets(text)
+        for rule in self._rules:
+            text, found = rule.replace(text)
+            count += found
+        self.count += count
+        return text
+
+
+def forms_of(secret: str) -> set[str]:
+    """How a secret may be spelled in text: as it is, escaped for JSON or Python or a URL, in base64."""
+    raw = secret.encode("utf-8", "surrogatepass")
+    encoded = base64.b64encode(raw).decode()
+    return {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        repr(secret)[1:-1],
+        urllib.parse.quote(raw),
+        urllib.parse.quote_plus(raw),
+        encoded.rstrip("="),
+        base64.urlsafe_b64encode(raw).decode().rstrip("="),
+        raw.decode("latin-1"),
+    }

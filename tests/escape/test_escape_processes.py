@@ -1,0 +1,328 @@
+"""Other processes, and what is left of one's own: SECURITY.md, "process"."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from escape.attack import Victim, outside
+from escape.prologues import RAW
+
+pytestmark = pytest.mark.isolation
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the host that has nothing to do with it."""
+    with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "BYSTANDER": "secret"}) as process:
+        yield process
+        process.kill()
+
+
+REACH = RAW + """
+import signal
+def reach(pid):
+    return {
+        "signal 0": attempt(os.kill, pid, 0),
+        "stop and go on": attempt(lambda: (os.kill(pid, signal.SIGSTOP), os.kill(pid, signal.SIGCONT))),
+        "environment": attempt(open, f"/proc/{pid}/environ", "rb"),
+        "memory": attempt(open, f"/proc/{pid}/mem", "rb"),
+        "files": attempt(os.listdir, f"/proc/{pid}/fd"),
+        "pidfd": attempt(os.pidfd_open, pid),
+        "session": attempt(os.getsid, pid),
+        "group": attempt(os.getpgid, pid),
+        "affinity": attempt(os.sched_getaffinity, pid),
+        "scheduler": attempt(os.sched_getscheduler, pid),
+        "limits": attempt(lambda: __import__("resource").prlimit(pid, 7)),
+        "priority": attempt(os.getpriority, os.PRIO_PROCESS, pid),
+        "adopt": attempt(os.setpgid, 0, pid),
+    }
+"""
+
+
+def test_a_process_of_the_host_cannot_be_seen_or_touched(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
+    source = REACH + "set_result(reach(pid))"
+    reached = outside(source, pid=bystander.pid).value
+    assert {name for name, how in reached.items() if how == "ok"} == reached.keys() - {"adopt"}
+    assert set(victim.run(source, pid=bystander.pid).value.values()) <= {"ESRCH", "ENOENT", "EPERM", "ProcessLookupError"}
+    assert bystander.poll() is None
+
+
+def test_no_process_id_leads_out_of_the_sandbox(victim: Victim) -> None:
+    """Signal 0 to every id there can be: only its own init answers."""
+    source = RAW + """
+set_result([pid for pid in range(1, last) if pid not in (os.getpid(), os.getppid()) and attempt(os.kill, pid, 0) == "ok"])
+"""
+    assert outside(source, last=psutil.Process().pid + 1).value
+    assert victim.run(source, last=100_000).value == []
+
+
+def test_a_concurrent_sandbox_cannot_be_seen_or_touched(victim: Victim) -> None:
+    """Even told the real process ids of its neighbour, of the zygote and of the host, a guest reaches none of them."""
+    name = f"toolcell{secrets.token_hex(3)}"
+    neighbour = RAW + """
+libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
+call_tool("meet", {"place": "ready", "count": 2})
+call_tool("meet", {"place": "done", "count": 2})
+set_result("alive")
+"""
+    attacker = REACH + """
+call_tool("meet", {"place": "ready", "count": 2})
+pids = call_tool("seen", {"name": name}) + hosts
+told = [sorted(set(reach(pid).values())) for pid in pids]
+for pid in pids:
+    attempt(os.kill, pid, signal.SIGKILL)
+call_tool("meet", {"place": "done", "count": 2})
+set_result([len(pids), told])
+"""
+    hosts = [victim.pid, *(child.pid for child in psutil.Process(victim.pid).children(recursive=True))]
+    one, two = victim.run_together([(neighbour, {"name": name}), (attacker, {"name": name, "hosts": hosts})])
+    assert one.value == "alive"
+    count, told = two.value
+    assert count == 1 + len(hosts)
+    assert all(set(each) <= {"ESRCH", "ENOENT", "EPERM"} for each in told)
+
+
+@pytest.mark.parametrize("target", [0, -1], ids=["its group", "everybody"])
+def test_signals_to_many_stay_inside(target: int, victim: Victim) -> None:
+    """kill(0) goes to a process group, which no pid namespace bounds; kill(-1) to all one may signal."""
+    source = RAW + """
+import signal
+for number in range(1, 65):
+    if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
+        signal.signal(number, signal.SIG_IGN)
+if not walled:
+    os.setpgid(0, 0)
+bystander = os.fork()
+if bystander == 0:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.pause()
+if target == 0 or walled:
+    os.kill(target, signal.SIGUSR1)
+else:
+    os.kill(bystander, signal.SIGUSR1)  # everybody would mean this machine
+hit = os.waitpid(bystander, 0)[1]
+if walled:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
+        attempt(os.kill, target, number)
+set_result(hit)
+"""
+    assert outside(source, target=target).value == signal.SIGUSR1
+    before = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)[:2]]
+    assert victim.run(source, target=target).value == signal.SIGUSR1
+    assert all(process.is_running() for process in before)
+    victim.assert_healthy()
+
+
+def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
+    """An id of 0 means: led by somebody outside, whom signals to the group would reach but for other walls."""
+    source = RAW + "set_result([os.getpgrp(), os.getsid(0)])"
+    assert 0 not in outside(source).value
+    assert 0 not in victim.run(source).value
+
+
+@pytest.mark.conforms("Q-b10")
+@pytest.mark.parametrize("ending", ["done", "exit", "crash", "timeout"])
+def test_a_daemon_does_not_outlive_its_run(ending: str, victim: Victim) -> None:
+    """Forked twice, in a session of its own, deaf to signals, holding stdout and the bridge."""
+    name = f"escapee{secrets.token_hex(3)}"
+    source = RAW + """
+import signal, time
+ready, tell = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for number in range(1, 32):
+            attempt(signal.signal, number, signal.SIG_IGN)
+        libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
+        os.write(tell, str(os.getpid()).encode())
+        while True:
+            time.sleep(60)
+    os._exit(0)
+os.wait()
+set_result([int(os.read(ready, 20)), call_tool("seen", {"name": name}) if walled else []])
+if not walled:
+    os._exit(0)
+{"done": lambda: None, "exit": lambda: os._exit(3), "crash": lambda: os.kill(os.getpid(), 11) or ctypes.string_at(0),
+ "timeout": lambda: time.sleep(60)}[ending]()
+"""
+    survivor = psutil.Process(outside(source, name=name, ending=ending).value[0])
+    assert survivor.name() == name
+    survivor.kill()
+
+    inside = victim.run(source, name=name, ending=ending, limits={"wall_s": 0.7})
+    assert inside.outcome == {"done": "ok", "exit": "killed", "crash": "killed", "timeout": "timeout"}[ending]
+    _, seen = inside.value
+    assert len(seen) == 1
+    assert still_there(name, seen) == []
+    assert victim.named(name) == []
+
+
+def still_there(name: str, pids: list[int]) -> list[int]:
+    """Those of `pids` that go by `name` and do not end soon."""
+    left = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.name() == name:
+                left.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return [process.pid for process in psutil.wait_procs(left, timeout=5)[1]]
+
+
+@pytest.mark.conforms("Q-b10")
+def test_a_child_that_holds_stdout_does_not_hold_the_run(victim: Victim) -> None:
+    source = RAW + """
+import time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(3 if not walled else 600)
+    os._exit(0)
+set_result("finished")
+"""
+    held = outside(source, within_s=1.0)
+    assert (held.value, held.status) == ("finished", None)  # its output pipe stayed open past its own end
+    inside = victim.run(source, limits={"wall_s": 600})
+    assert (inside.value, inside.outcome) == ("finished", "ok")
+    victim.assert_healthy()
+
+
+FORK_BOMB = RAW + """
+import signal
+made = 0
+while made < bound:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    made += 1
+if not walled:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+set_result(made)
+"""
+
+
+def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(victim: Victim) -> None:
+    assert outside(FORK_BOMB, bound=200).value == 200
+    inside = victim.run(FORK_BOMB, bound=10**9, limits={"processes": 16, "wall_s": 10})
+    assert inside.outcome == "process_limit"
+    assert inside.result.usage.peak_processes <= 16
+    victim.assert_healthy()
+
+
+def test_a_fork_bomb_that_ignores_refusals_is_ended(victim: Victim) -> None:
+    source = RAW + """
+generations = 0
+while generations < bound:
+    try:
+        if os.fork() == 0 and not walled:
+            os._exit(0)
+    except OSError:
+        pass
+    generations += 1
+set_result(generations)
+"""
+    assert outside(source, bound=100).value == 100
+    inside = victim.run(source, bound=10**9, limits={"processes": 16, "wall_s": 1.0, "cpu_s": 3})
+    assert inside.outcome in ("process_limit", "timeout", "cpu_limit")
+    victim.assert_healthy()
+
+
+def test_a_thread_bomb_ends_at_the_limit(victim: Victim) -> None:
+    source = RAW + """
+import threading
+stop = threading.Event()
+started = 0
+while started < bound:
+    threading.Thread(target=stop.wait, daemon=True).start()
+    started += 1
+stop.set()
+set_result(started)
+"""
+    assert outside(source, bound=200).value == 200
+    inside = victim.run(source, bound=10**6, limits={"processes": 16, "wall_s": 10})
+    assert inside.outcome == "process_limit"
+    assert inside.result.usage.peak_processes <= 16
+    victim.assert_healthy()
+
+
+def test_raw_clones_count_like_any_process(victim: Victim) -> None:
+    """vfork, CLONE_VM and CLONE_THREAD go around Python and the C library."""
+    source = RAW + """
+made, flags = 0, 0x100 | 0x200 | 0x400 | 17  # VM, FS, FILES
+stacks = ctypes.create_string_buffer(1 << 20)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p).value
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+while made < bound:
+    top = (ctypes.addressof(stacks) + (1 << 20) - 64 - made * 4096) & ~15
+    if libc.clone(pause, top, flags, None) < 0:
+        break
+    made += 1
+if not walled:
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+set_result(made)
+"""
+    assert outside(source, bound=100).value == 100
+    assert victim.run(source, bound=200, limits={"processes": 16}).value < 24
+    victim.assert_healthy()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP, signal.SIGKILL, signal.SIGSEGV])
+def test_a_guest_that_signals_itself_ends_or_goes_on_and_never_hangs(number: int, victim: Victim) -> None:
+    source = RAW + """
+import signal
+def hit():
+    os.kill(os.getpid(), number)
+    return "went on"
+child = os.fork()
+if child == 0:
+    hit()
+    os._exit(0)
+ended = os.waitpid(child, os.WUNTRACED)[1]
+if not walled:
+    attempt(os.kill, child, signal.SIGKILL)
+set_result([os.WIFSTOPPED(ended), os.WIFSIGNALED(ended)])
+if walled:
+    hit()
+"""
+    assert True in outside(source, number=int(number)).value
+    inside = victim.run(source, number=int(number), limits={"wall_s": 1.5})
+    assert inside.outcome in ("ok", "killed", "timeout")
+    victim.assert_healthy()
+
+
+def test_everything_dies_with_its_host(victim: Victim) -> None:
+    """SIGKILL of the host in the middle of a run, with a daemon in the sandbox."""
+    name = f"orphan{secrets.token_hex(3)}"
+    source = RAW + """
+import time
+if os.fork() == 0:
+    os.setsid()
+    libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
+    while True:
+        time.sleep(60)
+while not call_tool("seen", {"name": name}):
+    time.sleep(0.01)
+call_tool("meet", {"place": "up", "count": 1})
+call_tool("die")
+"""
+    host = Victim(mortal=True)
+    try:
+        host.start()
+        family = psutil.Process(host.pid).children(recursive=True)
+        with pytest.raises(AssertionError, match="died"):
+            host.run(source, name=name)
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+        alive = [process for process in psutil.process_iter(["name"]) if process.info["name"] == name]
+        assert psutil.wait_procs(alive, timeout=10)[1] == []
+    finally:
+        host.kill()

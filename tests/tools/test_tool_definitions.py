@@ -1,0 +1,281 @@
+"""Group A: what a tool is, and what the model is told about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from toolcell.agents import Agent
+from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.errors import RegistrationError
+from toolcell.tools import (
+    CODE,
+    MODEL,
+    PLAN,
+    AgentTool,
+    Tool,
+    ToolContext,
+    ToolDefinition,
+    ToolDescriptionWarning,
+    ToolRegistry,
+    ToolResult,
+    Traits,
+    tool,
+)
+
+pytestmark = pytest.mark.anyio
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@pytest.mark.conforms("A3")
+def test_a_definition_has_name_description_and_parameters_and_passes_them_on_unchanged() -> None:
+    odd = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}, "x-mine": [1, None]}
+
+    definition = ToolDefinition("odd", "A schema with a mind of its own", odd)
+
+    assert list(definition.parameters) == ["type", "properties", "x-mine"]
+    assert list(definition.parameters["properties"]) == ["z", "a"]
+    assert definition.parameters == odd
+
+
+@pytest.mark.conforms("A4", "A5", "E1")
+async def test_both_shapes_of_tool_objects_live_in_one_registry() -> None:
+    class Single:
+        name = "single"
+        description = "A tool with one function."
+        parameters = EMPTY
+
+        async def execute(self, ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+            return ToolResult.ok("one")
+
+    class Several:
+        def definitions(self) -> list[ToolDefinition]:
+            return [
+                ToolDefinition("first", "The first one of two.", EMPTY),
+                ToolDefinition("second", "The second one of two.", EMPTY),
+            ]
+
+        def execute(self, ctx: ToolContext, name: str, args: dict[str, Any]) -> ToolResult:
+            return ToolResult.ok(name)
+
+    registry = ToolRegistry([Single(), Several()])
+
+    assert registry.list() == ["single", "first", "second"]
+    assert [(await registry.execute(name)).text for name in registry] == ["one", "first", "second"]
+
+
+@pytest.mark.conforms("A8", "A9", "A7")
+def test_builder_types_are_those_of_json_schema_and_the_order_is_kept() -> None:
+    built = Tool("all", "A parameter of every type there is.")
+    for number, kind in enumerate(("string", "integer", "number", "boolean", "array", "object")):
+        built = built.param(f"p{number}", kind, kind) if number % 2 else built.param_opt(f"p{number}", kind, kind)
+    definition = built.call(lambda args: "x").definition
+
+    assert definition.parameters["required"] == ["p1", "p3", "p5"]
+    assert [part["type"] for part in definition.parameters["properties"].values()] == [
+        "string", "integer", "number", "boolean", "array", "object",
+    ]  # fmt: skip
+    with pytest.raises(RegistrationError, match="comes last"):
+        built.param("late", "string", "too late")
+    with pytest.raises(RegistrationError, match="no function"):
+        ToolRegistry([Tool("bare", "A tool without a function.")])
+
+
+@pytest.mark.conforms("A10", "A12")
+async def test_a_record_gets_its_call_id_unchanged_and_its_label_stays_out_of_the_model() -> None:
+    seen: list[Any] = []
+
+    async def execute(ctx: ToolContext, call_id: str, args: dict[str, Any], on_update: Any) -> ToolResult:
+        seen.append((ctx.call_id, call_id, args, callable(on_update)))
+        return ToolResult.ok("done")
+
+    record = AgentTool(ToolDefinition("act", "Do what has to be done.", EMPTY), execute, label="Acting…", mode="")
+    registry = ToolRegistry([record])
+    model = ScriptedModel(
+        [{"content": "", "tool_calls": [{"id": "toolu_01 odd/id", "name": "act", "arguments": "{}"}]}, "done"]
+    )
+
+    await Agent(model, tools=registry).run("go")
+
+    assert seen == [("toolu_01 odd/id", "toolu_01 odd/id", {}, True)]
+    assert "Acting" not in repr([request.tools for request in model.requests])
+    assert registry.to_mcp()[0]["title"] == "Acting…"
+
+
+@pytest.mark.conforms("A11", "T4")
+def test_the_core_works_with_no_built_in_tool_and_no_model_sdk() -> None:
+    script = (
+        "import sys, anyio, toolcell.tools as t, toolcell.agents\n"
+        "r = t.ToolRegistry(); r.enable_plan_execution()\n"
+        "print(anyio.run(r.execute, 'execute_plan', {'steps': [{'tool': 'x', 'args': {}}]}).value[0]['status'])\n"
+        "loaded = [m for m in sys.modules if m.startswith(('toolcell.tools.builtin', 'openai', 'anthropic', 'docker'))]\n"
+        "print(loaded)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.split() == ["error", "[]"]
+
+
+@pytest.mark.conforms("A15")
+async def test_tools_given_with_a_run_replace_the_agents_own_and_enabled_ones_come_after() -> None:
+    async def usual() -> str:
+        """The tool the agent usually has."""
+        return "usual"
+
+    async def special() -> str:
+        """The tool of this run alone."""
+        return "special"
+
+    model = ScriptedModel(["one", "two"])
+    agent = Agent(model, tools=[usual], plan_execution=True, ask_user=lambda question: "yes")
+
+    await agent.run("a", tools=[special])
+    await agent.run("b")
+
+    assert model.requests[0].tool_names == ["special", "execute_plan", "ask_user"]
+    assert model.requests[1].tool_names == ["usual", "execute_plan", "ask_user"]
+
+
+@pytest.mark.conforms("A16")
+def test_limits_written_into_descriptions_survive_to_every_payload() -> None:
+    async def search(limit: int = 10) -> str:
+        """Search for things.
+
+        Args:
+            limit: how many, default 10, max 50
+        """
+        return ""
+
+    registry = ToolRegistry([search])
+
+    for payload in (registry.to_provider_defs(), registry.schemas(), registry.to_mcp()):
+        assert "how many, default 10, max 50" in repr(payload)
+
+
+BAD = [
+    (ToolDefinition("no spaces", "A name with a space in it", EMPTY), "name must match"),
+    (ToolDefinition("x" * 65, "A name that is too long", EMPTY), "name must match"),
+    (ToolDefinition("", "A tool without a name", EMPTY), "name must match"),
+    (ToolDefinition("mute", "  ", EMPTY), "description is empty"),
+    (ToolDefinition("list", "Parameters that are a list", {"type": "array"}), '"type": "object"'),
+    (ToolDefinition("odd", "A type that does not exist", {"type": "object", "properties": {"x": {"type": "strng"}}}),
+     "invalid schema"),
+    (ToolDefinition("gap", "Requires what is not there", {**EMPTY, "required": ["ghost"]}), "'ghost' is required"),
+    (ToolDefinition("far", "Refers to another document", {"type": "object", "$ref": "https://example.com/s"}),
+     "invalid schema"),
+]  # fmt: skip
+
+
+@pytest.mark.conforms("A-b1", "C18")
+@pytest.mark.parametrize(("definition", "reason"), BAD, ids=lambda value: getattr(value, "name", None))
+def test_a_bad_definition_is_refused_when_it_is_registered(definition: ToolDefinition, reason: str) -> None:
+    registry = ToolRegistry()
+
+    with pytest.raises(RegistrationError) as caught:
+        registry.add(AgentTool(definition, lambda args: ToolResult.ok("")))
+
+    assert reason in str(caught.value)
+    assert repr(definition.name) in str(caught.value)
+    assert registry.is_empty()
+
+
+@pytest.mark.conforms("A-b2")
+async def test_plain_functions_become_tools_and_synchronous_ones_leave_the_loop_alone() -> None:
+    loop_thread = threading.get_ident()
+    registry = ToolRegistry()
+
+    @registry.tool
+    def blocking(city: str, units: str = "celsius") -> str:
+        """Get the weather of a city.
+
+        Args:
+            city: City name
+        """
+        assert threading.get_ident() != loop_thread
+        return f"{city} in {units}"
+
+    @registry.tool(name="quick", blocking=False)
+    def inline() -> bool:
+        """Answer without a thread of its own."""
+        return threading.get_ident() == loop_thread
+
+    @tool
+    async def later(text: str) -> str:
+        """Say it again, only later."""
+        return text
+
+    registry.add(later)
+    parameters = registry.definitions()[0].parameters
+
+    assert (await registry.execute("blocking", {"city": "Rome"})).text == "Rome in celsius"
+    assert (await registry.execute("quick")).value is True
+    assert (await registry.execute("later", {"text": "hi"})).text == await later("hi") == "hi"
+    assert registry.definitions()[0].description == "Get the weather of a city."
+    assert parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "City name"},
+            "units": {"type": "string", "default": "celsius"},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.conforms("A-b3")
+def test_a_description_nobody_can_choose_by_is_warned_about() -> None:
+    with pytest.warns(ToolDescriptionWarning, match=r"'vague'.*shorter than 15"):
+        ToolRegistry().register("vague", "Search.", EMPTY, lambda args: "")
+
+
+@pytest.mark.conforms("A-b4")
+async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(read_only=True, idempotent=True, timeout_s=5, max_result_bytes=100, callable_from={MODEL, PLAN})
+    async def look() -> str:
+        """Look without touching anything."""
+        return "seen"
+
+    @registry.tool(requires_approval=True, callable_from={CODE})
+    async def touch() -> str:
+        """Touch something in the workspace."""
+        return "touched"
+
+    entry = registry.entry("look")
+    assert entry is not None
+    assert (entry.traits.read_only, entry.traits.timeout_s, entry.traits.max_result_bytes) == (True, 5, 100)
+    assert {origin: registry.names(origin) for origin in (MODEL, PLAN, CODE)} == {
+        MODEL: ["look"], PLAN: ["look"], CODE: ["touch"],
+    }  # fmt: skip
+    refused = await registry.dispatch("look", {}, origin=CODE)
+    direct = await registry.dispatch("touch", {}, origin=MODEL)
+    assert refused.text == "look cannot be called from within execute_code"
+    assert direct.text == "touch cannot be called by a model directly"
+    assert registry.to_mcp()[0]["annotations"]["readOnlyHint"] is True
+    with pytest.raises(RegistrationError, match="no trait is called 'retries'"):
+        registry.tool(look, name="again", retries=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.conforms("A-b5")
+def test_nothing_handed_out_can_change_what_the_registry_knows() -> None:
+    mine: dict[str, Any] = {"type": "object", "properties": {"q": {"type": "string"}}}
+    registry = ToolRegistry()
+    registry.register("search", "Search the web for things", mine, lambda args: "")
+
+    mine["properties"]["sneaked"] = {"type": "string"}
+    registry.definitions()[0].parameters["properties"].clear()
+    registry.to_provider_defs()[0]["function"]["parameters"].clear()
+    registry.schemas()[0]["input_schema"]["properties"]["q"]["type"] = "integer"
+
+    assert registry.definitions()[0].parameters == {"type": "object", "properties": {"q": {"type": "string"}}}
+    with pytest.raises(AttributeError):
+        registry.definitions()[0].name = "other"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Traits().read_only = True  # type: ignore[misc]
