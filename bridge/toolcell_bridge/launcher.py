@@ -38,6 +38,9 @@ def main() -> None:
         os._exit(1)
     control.close()
     _, status = os.waitpid(pid, 0)
+    # Standard input ends when the host closes it or dies. A host that lives may start another zygote, and still needs
+    # its cgroups.
+    os.read(0, 1)
     _remove_cgroups(cgroups, plan["cgroup_folder"])
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 

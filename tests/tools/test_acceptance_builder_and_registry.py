@@ -7,13 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
-from tools.toolkit import Meeting
 
 from toolcell.agents import Agent
 from toolcell.agents.scripted import ScriptedModel, calls
 from toolcell.errors import RegistrationError
 from toolcell.tools import RunContext, Tool, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.projections import observed, to_for_llm
+from tools.toolkit import Meeting
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +26,8 @@ def search_tool() -> Tool:
         .call(lambda args: f"Results for '{args['query']}': ...")
     )
 
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 SEARCH_SCHEMA = {
     "type": "object",
@@ -187,7 +189,7 @@ class Echo:
 
     name = "where"
     description = "Tell which chat this is."
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters = EMPTY
     channel = ""
     chat_id = ""
 
@@ -227,7 +229,7 @@ class Background:
 
     name = "background"
     description = "Work in the background for a while."
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters = EMPTY
     callback: Any = None
     handles: list[Any]
 

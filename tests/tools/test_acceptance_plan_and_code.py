@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 from toolcell.agents import Agent
 from toolcell.agents.scripted import ScriptedModel, calls
-from toolcell.tools import ToolError, ToolRegistry, ToolResult
+from toolcell.tools import Block, Call, ToolError, ToolRegistry, ToolResult
+from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
 
@@ -117,8 +117,6 @@ async def test_plan_and_code_are_both_on_offer_and_neither_can_be_called_from_co
 
 @pytest.mark.conforms("EX-27", "G1", "G2", "G3", "G-b2")
 async def test_a_hook_that_blocks_a_tool_blocks_it_on_every_path(tmp_path: Any) -> None:
-    from toolcell.tools import Block, Call
-
     file = tmp_path / "precious.txt"
     file.write_text("keep me")
 

@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import pytest
 from pydantic import BaseModel, Field
-from tools.toolkit import Meeting, kinds, recorded
 
 from toolcell.agents import Agent
 from toolcell.agents.scripted import ScriptedModel, calls
@@ -24,6 +23,7 @@ from toolcell.tools import (
     ToolResult,
 )
 from toolcell.tools.typed import must_tool
+from tools.toolkit import Meeting, kinds, recorded
 
 pytestmark = pytest.mark.anyio
 

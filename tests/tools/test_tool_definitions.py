@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.scripted import ScriptedModel
 from toolcell.errors import RegistrationError
 from toolcell.tools import (
     CODE,

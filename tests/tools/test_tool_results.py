@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tools.toolkit import FakeRuntime
 
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.scripted import ScriptedModel, calls
@@ -30,6 +29,7 @@ from toolcell.tools import (
 from toolcell.tools import projections as shapes
 from toolcell.tools.outcome import cut_text
 from toolcell.tools.result import TokenUsage
+from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
 

@@ -63,12 +63,15 @@ class Channel:
         self._sending = False
         self._held: list[Message] = []
         self.interrupted: str | None = None
-        os.register_at_fork(after_in_child=self._forget)
 
     @property
     def fileno(self) -> int:
         """Descriptor of the bridge socket; -1 in a forked child."""
         return self._sock.fileno()
+
+    def stay_here(self) -> None:
+        """Keep the bridge to this process. Called by the sandbox, not by the zygote that made the channel for it."""
+        os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         # A forked child shares the socket: two writers would tear each other's frames.

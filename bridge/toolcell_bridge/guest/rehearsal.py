@@ -8,13 +8,16 @@ that it is ready. Leaves nothing behind but warm pages.
 from __future__ import annotations
 
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from toolcell_bridge.connection import Connection
 from toolcell_bridge.guest import output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.runner import Runner
 from toolcell_bridge.messages import PROTOCOL_VERSION, CallTool, Hello, Run, ToolReturn
+
+if TYPE_CHECKING:
+    import socket
 
 SCRIPT = """\
 rows = call_tool("echo", {"q": 1, "rows": rows})
@@ -56,16 +59,27 @@ class _Echo:
         return data
 
 
-def rehearse(frame_bytes: int) -> None:
-    """Run `SCRIPT` once through every layer of the guest."""
-    echo = _Echo(frame_bytes)
-    channel = Channel(cast("object", echo), Connection.guest(max_frame_bytes=frame_bytes))  # type: ignore[arg-type]
-    output.capture(channel)
-    channel.send(Hello(PROTOCOL_VERSION, "rehearsal", "", {}))
-    echo.ask(Run(1, SCRIPT, {"rows": [1]}, ["echo"], "off", 1 << 20, 8, 1 << 20, None, None))
-    request = channel.next_request()
-    done = Runner(channel, "/work").run(cast("Run", request))
-    channel.send(done)
-    if not done.ok:
-        raise RuntimeError(f"rehearsal failed: {done.error}")
-    sys.modules.pop("__main__", None)
+class Rehearsal:
+    """A guest and a host in one process, to be run any number of times."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._echo = _Echo(frame_bytes)
+        connection = Connection.guest(max_frame_bytes=frame_bytes)
+        self._channel = Channel(cast("socket.socket", self._echo), connection)
+        self._runner = Runner(self._channel, "/work")
+        self._channel.send(Hello(PROTOCOL_VERSION, "rehearsal", "", {}))
+
+    def run(self) -> None:
+        """Run `SCRIPT` once through every layer of the guest; sys.stdout and sys.stderr are left pointing here.
+
+        Raises:
+            RuntimeError: it failed, so nothing else can be expected to work.
+        """
+        main = sys.modules.get("__main__")
+        output.capture(self._channel)
+        self._echo.ask(Run(1, SCRIPT, {"rows": [1]}, ["echo"], "off", 1 << 20, 8, 1 << 20, None, None))
+        done = self._runner.answer(cast("Run", self._channel.next_request()))
+        if not done.ok:
+            raise RuntimeError(f"rehearsal failed: {done.error}")
+        if main is not None:
+            sys.modules["__main__"] = main

@@ -20,7 +20,13 @@ from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.refusals import install_package
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import Done, Plain, PutFile, Result, Run
+from toolcell_bridge.messages import Done, Message, Plain, PutFile, Result, Run
+
+LAST = "<last>"
+"""Names, in the script's namespace while it runs, the value of the expression it ends with. No source can say it."""
+
+LAST_RESULT = "<set_result>"
+"""What a script calls when its last statement is a call of set_result."""
 
 ONLY_AST = 0x400
 TOP_LEVEL_AWAIT = 0x2000
@@ -39,6 +45,9 @@ class Runner:
         self._inputs: list[str] = []
         self._put_error: str | None = None
         self._result_set = False
+        self._held: list[Message] = []
+        self._is_last = False
+        self._ours: object = None
 
     def serve(self) -> None:
         """Answer requests until the host closes the bridge."""
@@ -48,12 +57,23 @@ class Runner:
                 if isinstance(request, PutFile):
                     self._put(request)
                 else:
-                    self._channel.send(self.run(request))
+                    self.answer(request)
         except (ChannelClosed, ProtocolError):
             return
 
-    def run(self, run: Run) -> Done:
-        """Execute one script and return its last word; never raises for anything the script does."""
+    def answer(self, run: Run) -> Done:
+        """Execute one script and send its last word, which is returned too.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        done = self._run(run)
+        self._channel.send(*self._held, done)
+        self._held.clear()
+        return done
+
+    def _run(self, run: Run) -> Done:
+        """Never raises for anything the script does. What is held afterwards belongs before the last word."""
         self._result_set = False
         try:
             if self._put_error is not None:
@@ -88,15 +108,19 @@ class Runner:
             seed(run.seed)
         if run.clock is not None:
             freeze_clock(run.clock)
-        body, last, guards = parse(run)
+        code, guards = parse(run)
         namespace.update(guards)
         # Inputs come last: a caller's name wins over ours.
         namespace.update(run.inputs)
-        value = _evaluate(body, namespace)
-        if last is not None:
-            value = _evaluate(last, namespace)
-            if value is not None and not self._result_set:
-                self._set_trailing(value, run)
+        if LAST_RESULT in code.co_names:
+            namespace[LAST_RESULT] = self._set_last_result
+        try:
+            _evaluate(code, namespace)
+        finally:
+            value = namespace.pop(LAST, None)
+            namespace.pop(LAST_RESULT, None)
+        if value is not None and not self._result_set:
+            self._set_trailing(value, run)
 
     def _names(self, run: Run) -> dict[str, Any]:
         toolbox = Toolbox(self._channel, run.tools)
@@ -111,6 +135,7 @@ class Runner:
                 raise ValueError(f"log level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
             print(f"[{level}]", *values, file=sys.stderr if level in ("warning", "error") else sys.stdout)
 
+        self._ours = set_result
         return {
             "call_tool": toolbox.call_tool,
             "call_tools_parallel": toolbox.call_tools_parallel,
@@ -134,10 +159,24 @@ class Runner:
         if size > run.result_bytes:
             raise ValueTooLarge("result", size, run.result_bytes)
         self._flush()
-        self._channel.send(message)
+        if self._is_last and not wanted:
+            # Nothing of the script can come after it: it leaves with Done, which spares both ends a system call and
+            # the host a wake-up.
+            self._held[:] = [message]
+        else:
+            self._channel.send(message)
         self._result_set = True
         for part in files.collect(wanted, self._workspace, run.files, run.files_bytes):
             self._channel.send(part)
+
+    def _set_last_result(self, *args: Any, **kwargs: Any) -> Any:
+        # Looked up as the script would have: it may have one of its own by now, and that may do more than set it.
+        found = eval("set_result", self._module.__dict__)
+        self._is_last = found is self._ours
+        try:
+            return found(*args, **kwargs)
+        finally:
+            self._is_last = False
 
     def _set_trailing(self, value: Any, run: Run) -> None:
         try:
@@ -162,8 +201,8 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(run: Run) -> tuple[types.CodeType, types.CodeType | None, dict[str, Any]]:
-    """Compile a script into its body, the expression it ends with (or None), and names it needs.
+def parse(run: Run) -> tuple[types.CodeType, dict[str, Any]]:
+    """Compile a script and return it with the names it needs. The value it ends with will be found under `LAST`.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
@@ -179,23 +218,22 @@ def parse(run: Run) -> tuple[types.CodeType, types.CodeType | None, dict[str, An
         if checked.findings:
             raise Denied(_denied(checked.findings))
         tree, guards = checked.tree, checked.guards
-    last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
-        expression = _ast.Expression(tree.body.pop().value)
-        flags = TOP_LEVEL_AWAIT | _future_flags(tree)
-        last = compile(expression, SCRIPT, "eval", flags, dont_inherit=True)
-    return compile(tree, SCRIPT, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), last, guards
+        tree.body[-1] = _kept(tree.body[-1])
+    return compile(tree, SCRIPT, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), guards
 
 
-def _future_flags(tree: Any) -> int:
-    """Compiler flags that the script's own `from __future__` lines ask for; they hold for its last line too."""
-    import __future__
-
-    flags = 0
-    for node in tree.body:
-        if isinstance(node, _ast.ImportFrom) and node.module == "__future__":
-            flags |= sum(getattr(__future__, alias.name).compiler_flag for alias in node.names)
-    return flags
+def _kept(last: _ast.Expr) -> _ast.Assign:
+    """The statement `last`, with its value kept under `LAST`."""
+    called = last.value.func if isinstance(last.value, _ast.Call) else None
+    if isinstance(called, _ast.Name) and called.id == "set_result":
+        called.id = LAST_RESULT
+    name, kept = _ast.Name(LAST, _ast.Store()), _ast.Assign([], last.value)
+    kept.targets.append(name)
+    for node in (name, kept):
+        node.lineno, node.col_offset = last.lineno, last.col_offset
+        node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
+    return kept
 
 
 def _denied(findings: Any) -> dict[str, Plain]:

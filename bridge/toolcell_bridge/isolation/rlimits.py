@@ -56,14 +56,28 @@ def apply(plan: RlimitPlan) -> None:
         ValueError: a value is negative; RLIM_INFINITY is -1, and nothing here is unlimited.
         OSError: the kernel refused a row.
     """
+    apply_numbered(numbered(plan))
+
+
+def numbered(plan: RlimitPlan) -> tuple[tuple[int, int], ...]:
+    """The table with the resource module's numbers for its names: what can be worked out ahead of `apply_numbered`.
+
+    Raises:
+        ValueError: a value is negative; RLIM_INFINITY is -1, and nothing here is unlimited.
+    """
     import resource  # not on Windows
 
-    rows = plan.rows()
-    for name, value in rows:
+    for name, value in plan.rows():
         if value < 0:
             raise ValueError(f"{name}: {value} would mean unlimited")
-    for name, value in rows:
-        kind: int = getattr(resource, name)
+    return tuple((getattr(resource, name), value) for name, value in plan.rows())
+
+
+def apply_numbered(rows: tuple[tuple[int, int], ...]) -> None:
+    """Set every row of `numbered` on this process; see `apply`."""
+    import resource
+
+    for kind, value in rows:
         try:
             resource.setrlimit(kind, (value, value))
         except ValueError:  # above the hard limit, and we may not raise it

@@ -8,7 +8,6 @@ degrades by itself.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ from toolcell_bridge.isolation.syscalls import (
     close_range,
     mount,
     prctl,
-    syscall,
     unshare,
 )
 
@@ -42,19 +40,26 @@ LINKS = (("/tmp", PLACES[1]), ("/dev/shm", PLACES[2]), ("/work", WORKSPACE))
 GUEST_ID = 1000
 """What the script of an ordinary user's sandbox sees as its uid and gid."""
 
-_RULE_PATH_BENEATH = 1
-
 
 @dataclass(frozen=True, slots=True)
 class WallPlan:
-    """What differs from sandbox to sandbox."""
+    """What differs from sandbox to sandbox, in the form the system calls take.
+
+    Made before the fork: each page a child is the first to touch costs it 3 us, so it does no work that can be done
+    where the pages are warm.
+    """
 
     outer_id: int
     """Id in the zygote's namespace; distinct per live sandbox where the zygote has a range."""
 
-    disk_bytes: int
-    inodes: int
-    rlimits: rlimits.RlimitPlan
+    scratch: str
+    """Mount options of the tmpfs."""
+
+    rlimits: tuple[tuple[int, int], ...]
+    """Number in the resource module, value for soft and hard."""
+
+    ruleset: int
+    """Descriptor of a Landlock ruleset, complete but for the tmpfs. Building it in the child cost 0.4 ms."""
 
 
 class Walls:
@@ -68,13 +73,12 @@ class Walls:
         """
         self._own_ids = own_ids
         self._abi = landlock.supported_abi()
-        self._handled = landlock.handled(self._abi)
         rows = [
             *((path, landlock.READ) for path in read),
             *((path, landlock.READ_EXEC) for path in read_exec),
             *((path, landlock.READ_FILE | landlock.WRITE_FILE) for path in devices),
         ]
-        self._rules = [self._rule(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows]
+        self._rows = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows]
         self._program = seccomp.guest_program()
         if own_ids:
             # Inherited by every child: it saves each some forty system calls. Permitted capabilities stay until
@@ -96,8 +100,18 @@ class Walls:
             "rlimits": "hard limits",
         }
 
-    def _rule(self, descriptor: int, rights: int) -> bytes:
-        return struct.pack("=Qi", rights & self._handled.fs, descriptor)
+    def plan(self, outer_id: int, disk_bytes: int, inodes: int, limits: rlimits.RlimitPlan) -> WallPlan:
+        """Get everything ready for one sandbox; the ruleset is the caller's to close.
+
+        Raises:
+            ValueError: a limit is negative, which would mean unlimited.
+        """
+        scratch = f"size={disk_bytes},nr_inodes={inodes},mode=700,uid={outer_id},gid={outer_id}"
+        rows = rlimits.numbered(limits)
+        ruleset = landlock.create_ruleset(self._abi)
+        for descriptor, rights in self._rows:
+            landlock.add_rule(ruleset, descriptor, rights, self._abi)
+        return WallPlan(outer_id, scratch, rows, ruleset)
 
     def raise_around(self, plan: WallPlan, proc: int, keep: int) -> None:
         """Shut this process in. Descriptors from `keep` upwards are closed; `proc` is one of a procfs that shows it.
@@ -106,38 +120,26 @@ class Walls:
             OSError: a wall did not go up; the caller must exit.
         """
         unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWCGROUP)
-        _mount_scratch(plan)
+        mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, plan.scratch)
         os.setresgid(plan.outer_id, plan.outer_id, plan.outer_id)
         os.setresuid(plan.outer_id, plan.outer_id, plan.outer_id)
         if not self._own_ids:
             _enter_user_namespace(plan.outer_id, proc)
             capabilities.drop_bounding()
         # After the last user namespace: set before, RLIMIT_NPROC counts every process of the id on the machine.
-        rlimits.apply(plan.rlimits)
+        rlimits.apply_numbered(plan.rlimits)
         for place in PLACES:
             os.mkdir(place, 0o700)
         os.chdir(WORKSPACE)
         capabilities.drop_capabilities()
         capabilities.set_no_new_privileges()
         capabilities.set_undumpable()
-        self._restrict()
-        close_range(keep)
-        seccomp.install(self._program)
-
-    def _restrict(self) -> None:
-        ruleset = landlock.create_ruleset(self._abi)
-        for rule in self._rules:
-            syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
         for place in PLACES:
             # Beneath each, not beneath all: the three themselves can be neither removed nor moved.
-            rule = self._rule(os.open(place, os.O_PATH | os.O_CLOEXEC), landlock.READ_WRITE)
-            syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0)
-        landlock.restrict_self(ruleset, self._abi)
-
-
-def _mount_scratch(plan: WallPlan) -> None:
-    options = f"size={plan.disk_bytes},nr_inodes={plan.inodes},mode=700,uid={plan.outer_id},gid={plan.outer_id}"
-    mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+            landlock.add_path(plan.ruleset, place, landlock.READ_WRITE, self._abi)
+        landlock.restrict_self(plan.ruleset, self._abi)
+        close_range(keep)
+        seccomp.install(self._program)
 
 
 def _enter_user_namespace(outer_id: int, proc: int) -> None:

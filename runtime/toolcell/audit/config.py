@@ -17,8 +17,8 @@ Keep = Literal["full", "digest", "omit"]
 """`full` records the value, `digest` its size and sha256, `omit` only that there was one."""
 
 SENSITIVE_NAMES: tuple[str, ...] = (
-    "password", "passwd", "passphrase", "secret", "token", "apikey", "accesskey", "privatekey", "authorization",
-    "credential", "credentials", "cookie",
+    "password", "passwd", "passwords", "passphrase", "secret", "secrets", "token", "apikey", "accesskey", "privatekey",
+    "authorization", "credential", "credentials", "cookie", "cookies",
 )  # fmt: skip
 """A key whose letters end with one of these hides its value: password, db_password, apiKey, x-auth-token."""
 

@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.audit.config import SENSITIVE_NAMES
+from toolcell.audit.records import Unrecordable
 
 REDACTED: Final = "[redacted]"
 MIN_SECRET_CHARS: Final = 4
 """A shorter value would be found in everything."""
+
+MAX_NAME_CHARS: Final = 100
+"""Longer keys are no names and are not looked at."""
 
 _Replace = Callable[[str], tuple[str, int]]
 
@@ -64,7 +68,7 @@ PATTERNS: Final[tuple[_Rule, ...]] = (
     _pattern("asia", r"(?<![A-Za-z0-9])ASIA[A-Z0-9]{16}"),
     _pattern("aiza", r"AIza[A-Za-z0-9_-]{35}"),  # Google
     _pattern("xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}"),  # Slack
-    _pattern("eyj", r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON Web Tokens
+    _pattern("eyj", r"(?<![\w.-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON Web Tokens
     _pattern("private", r"-----BEGIN [A-Z ]*PRIVATE KEY-----([\s\S]*?)(?:-----END|\Z)"),
     _pattern("bearer ", r"\bbearer +([A-Za-z0-9._~+/=-]{12,})", re.IGNORECASE),
     _pattern("basic ", r"\bbasic +([A-Za-z0-9+/]{12,}=*)", re.IGNORECASE),
@@ -75,10 +79,13 @@ _WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "pri
 """Each of `SENSITIVE_NAMES` holds one of these, however it is spelled."""
 
 _LITERAL: Final = re.compile(
-    r"""(?ix) \b [\w-]* (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
-    ['"]? \s* [:=] \s* [bru]{0,2} (['"]) ([^'"\n]{6,}) \1"""
+    r"""(?ix) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
+    ['"]? \s* [:=] \s* [bru]{0,2} (['"]) (?!\[redacted\]) ([^'"\n]{6,}) \1"""
 )
 """`password = "..."` in source code or JSON inside a text."""
+
+# Texts come from guests. No pattern here may take quadratic time: each starts at a literal that its own repetition
+# cannot contain, or cannot fail once it has begun to repeat.
 
 _SEPARATORS: Final = re.compile(r"[^A-Za-z]+")
 
@@ -119,13 +126,13 @@ class Redactor:
         return rules
 
     def clean(self, value: Any, rules: Sequence[_Rule]) -> tuple[Any, int]:
-        """A copy of plain data without what may not be written, and how many times something was taken out."""
+        """A copy of decoded data without what may not be written, and how many times something was taken out."""
         walk = _Walk(self, rules)
         cleaned = walk.value(value)
         return (cleaned, walk.count) if walk.count else (value, 0)
 
     def clean_all(self, value: Any) -> Any:
-        """A copy of plain data without what may not be written, whatever it is."""
+        """A copy of decoded data without what may not be written, whatever it is."""
         return self.clean(value, (*(rule for _, rule in self._rules), _Rule("", self._hide_literals)))[0]
 
     def hide_secrets(self, text: str) -> tuple[str, int]:
@@ -168,16 +175,21 @@ class _Walk:
             return [self.value(item) for item in value]
         if kind is bytes:
             return self.text(value.decode("latin-1")).encode("latin-1", "replace")
+        if kind is Unrecordable:
+            return Unrecordable(self.text(value.type), self.text(value.text))
         if kind is int and self._redactor.is_secret_number(value):
             self.count += 1
             return REDACTED
         return value
 
     def entry(self, key: Any, item: Any) -> Any:
-        if isinstance(key, str) and item is not None and type(item) is not bool and self._redactor.is_sensitive(key):
+        if isinstance(key, str) and item is not None and type(item) is not bool and self._is_sensitive(key):
             self.count += item != REDACTED
             return REDACTED
         return self.value(item)
+
+    def _is_sensitive(self, key: str) -> bool:
+        return len(key) <= MAX_NAME_CHARS and self._redactor.is_sensitive(key)
 
     def text(self, text: str) -> str:
         text, count = self._redactor.hide_secrets(text)

@@ -17,6 +17,9 @@ from toolcell.errors import SandboxUnavailable
 
 T = TypeVar("T")
 
+TRIES = 3
+"""Failed starts in a row after which whoever waits is told."""
+
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 """Pause after the n-th failed start in a row; the last one repeats."""
 
@@ -151,7 +154,9 @@ class Pool(Generic[T]):
             item = await self._start()
         except SandboxUnavailable as exc:
             self._failures += 1
-            self._problem = exc
+            # Once or twice may be a parent that died under its children; the next start gets a new one.
+            if self._failures >= TRIES:
+                self._problem = exc
         finally:
             self._starting -= 1
         if item is not None:
@@ -161,7 +166,7 @@ class Pool(Generic[T]):
                 return
             self._idle.append((anyio.current_time(), item))
         self._tell()
-        if item is not None:
+        if item is not None or self._waiting:
             self._fill()
 
     def _tell(self) -> None:

@@ -97,8 +97,10 @@ class _Repair:
         while position < len(text):
             char = text[position]
             if char == "\\":
-                copied.append(text[position : position + 2])
-                position += 2
+                escape = text[position : position + (6 if text[position + 1 : position + 2] == "u" else 2)]
+                position += len(escape)
+                if position < len(text):  # else it may be unfinished, and the string is in any case
+                    copied.append(escape)
                 continue
             position += 1
             if char == '"':
@@ -114,8 +116,6 @@ class _Repair:
         inside_object = bool(self._open) and self._open[-1] == "}"
         if inside_object and not before.endswith(":"):
             return
-        if copied[-1] == "\\" or re.fullmatch(r"\\u[0-9a-fA-F]{0,3}", "".join(copied[-5:])):
-            copied.pop()
         self._out.append("".join(copied) + '"')
         self._safe = len(self._out)
 

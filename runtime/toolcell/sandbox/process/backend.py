@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import resource
+import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -86,9 +87,14 @@ class ProcessSandbox:
         self.layers: Mapping[str, str] = {}
         self.backend = "process"
         self._required = required
+        self._end = select.poll()
         self._sample = Sample()
         self._tree: TreeWatch | None = None
         self._cgroup, self._cgroup_kind = cgroup, cgroup_kind
+
+    def watch_end(self) -> None:
+        """Begin to notice its end; once its pidfd is known."""
+        self._end.register(self._child.pidfd, select.POLLIN)
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take the layers named in Hello; refuse to run without a required one."""
@@ -112,8 +118,8 @@ class ProcessSandbox:
             return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
 
     def is_alive(self) -> bool:
-        """False once its end is known."""
-        return self._child.end is None and self._child.problem is None
+        """False once it has ended, reported or not: its pidfd turns readable then."""
+        return self._child.end is None and self._child.problem is None and not self._end.poll(0)
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of the run it is handed to, from outside."""
@@ -151,7 +157,7 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill every process inside at once: the child is init of its pid namespace."""
-        if self._child.pidfd >= 0 and self.is_alive():
+        if self._child.pidfd >= 0 and self._child.end is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
 
@@ -233,7 +239,7 @@ class ProcessBackend:
         zygote = Zygote.spawn(view(self._packages, extras), preload, next(_slots), self._policy.hash_seed, where)
         await zygote.wait_ready()
         if zygote.problems:
-            zygote.close()
+            zygote.kill()
             problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
             raise SandboxUnavailable(f"preloading failed: {problems}")
         assert self._tasks is not None
@@ -259,7 +265,7 @@ class ProcessBackend:
             raise SandboxUnavailable("the process backend is not open")
         async with self._starting:
             if self._zygote.is_dead:
-                self._zygote.close()
+                await self._zygote.aclose()
                 await self._start_zygote()
         return self._zygote
 
@@ -291,6 +297,7 @@ class ProcessBackend:
         )
         try:
             await child.wait_started()
+            sandbox.watch_end()
         except BaseException:
             await sandbox.destroy()
             raise
@@ -312,7 +319,7 @@ class ProcessBackend:
     async def close(self) -> None:
         """End the zygote and everything below it."""
         if self._zygote is not None:
-            self._zygote.close()
+            await self._zygote.aclose()
         self._close_cgroups()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()

@@ -1,8 +1,8 @@
 """A private copy of one interpreter, made once: what a guest sees as /usr, with no trace of where it came from.
 
 An interpreter carries the path it was built or installed under in its compiled modules, its build settings and its
-own binary, and that path often names a person. The copy replaces it, byte for byte of the same length, by a path that
-means /usr. It also makes the view one directory, where binding each shared library would make every sandbox's mount
+own binary, and that path often names a person. The copy replaces its telling part by one of the same length that says
+nothing. It also makes the view one directory, where binding each shared library would make every sandbox's mount
 namespace five times as large. Knows files; knows nothing of mounts or sandboxes.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from toolcell.errors import SandboxUnavailable
 from toolcell_bridge.isolation import elf
 
-FORMAT = 1
+FORMAT = 2
 """Part of the key: goes up when a snapshot's content would differ."""
 
 LEFT_OUT = frozenset({
@@ -102,7 +102,8 @@ def _make(place: Path, executable: Path, library: Path, packages: Path | None) -
 
 
 def _fill(work: Path, executable: Path, library: Path, packages: Path | None) -> dict[str, str]:
-    scrub = functools.partial(_scrub, private=str(library.parent.parent).encode())
+    # The parent of the installation: its own name may be the tail of a version string that the linker merged with it.
+    scrub = functools.partial(_scrub, private=str(library.parent.parent.parent).encode())
     version = library.name
     for source in _standard_library(library):
         target = work / "usr" / sys.platlibdir / version / source.relative_to(library)
@@ -140,7 +141,7 @@ def _copy(source: Path, target: Path, scrub: functools.partial[bytes] | None) ->
 
 
 def _scrub(data: bytes, private: bytes) -> bytes:
-    """Replace every occurrence of a path by one of the same length that means /usr."""
+    """Replace every occurrence of a path by one of the same length that says nothing."""
     if private == PUBLIC or len(private) < len(PUBLIC):
         return data
     rest = len(private) - len(PUBLIC)

@@ -16,7 +16,7 @@ import msgpack
 
 import toolcell_bridge
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process import snapshot
+from toolcell.sandbox.process import harness, snapshot
 from toolcell.sandbox.process.packages import default_cache_dir
 from toolcell_bridge.isolation.root import RootPlan
 from toolcell_bridge.isolation.walls import GUEST_ID, LINKS, SCRATCH
@@ -37,6 +37,8 @@ class View:
     """The same interpreter on the host, for the launcher."""
     interpreter: str
     sys_path: tuple[str, ...]
+    launcher: str
+    """Step one of starting, on the host, next to its bytecode."""
 
 
 @functools.cache
@@ -68,8 +70,8 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = ()) -> 
     version = library.name
     lib = f"/usr/{sys.platlibdir}/{version}"
     libraries = f"/usr/{snapshot.below_usr(taken.libraries)}"
-    binds = [(str(taken.root), "/usr")]
-    binds += [(folder, f"{HARNESS}/{name}") for name, folder in _harness_folders(harness_extras)]
+    half = harness.take(_harness(harness_extras), default_cache_dir())
+    binds = [(str(taken.root), "/usr"), (str(half), HARNESS)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
     loader = os.path.basename(taken.loader)
@@ -81,16 +83,10 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = ()) -> 
         directories=(SCRATCH,),
     )
     paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), HARNESS)
-    return View(root, str(executable), f"/usr/bin/{version}", paths)
+    return View(root, str(executable), f"/usr/bin/{version}", paths, f"{half}/toolcell_bridge/launcher.py")
 
 
-def _harness_folders(extras: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(name, folder) of the modules the guest's own half needs."""
-    folders = [
-        ("toolcell_bridge", os.path.dirname(toolcell_bridge.__file__)),
-        ("msgpack", os.path.dirname(msgpack.__file__)),
-    ]
-    for name in extras:
-        module = __import__(name)
-        folders.append((name, os.path.dirname(str(module.__file__))))
-    return folders
+def _harness(extras: tuple[str, ...]) -> dict[str, Path]:
+    """Name and folder of the packages the guest's own half needs."""
+    modules = {"toolcell_bridge": toolcell_bridge, "msgpack": msgpack} | {name: __import__(name) for name in extras}
+    return {name: Path(str(module.__file__)).parent for name, module in modules.items()}

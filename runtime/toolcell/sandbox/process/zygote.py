@@ -10,7 +10,8 @@ import os
 import select
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,11 +20,13 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.view import View
-from toolcell_bridge import launcher
 
 READY_S = 60.0
 """A zygote that has not said it is ready by then is given up: preloading large packages from a cold disk takes
 seconds, never minutes."""
+
+END_S = 5.0
+"""A zygote whose control socket is closed ends within milliseconds; after this long it is killed."""
 
 MESSAGE_BYTES = 64 * 1024
 
@@ -121,6 +124,8 @@ class Zygote:
         self.python = ""
         self.problems: Mapping[str, str] = {}
         self.is_dead = False
+        self._listens = False
+        self._deaf = anyio.Event()
 
     @classmethod
     def spawn(
@@ -135,9 +140,9 @@ class Zygote:
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [view.executable, "-I", "-S", "-B", launcher.__file__,
+                    [view.executable, "-I", "-S", "-B", view.launcher,
                      str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
                 )  # fmt: skip
         except OSError as exc:
@@ -162,7 +167,7 @@ class Zygote:
             config = {"preload": list(preload), "sys_path": list(view.sys_path), "own_ids": zygote.id_count > 1}
             ours.send(msgpack.packb(config))
         except OSError as exc:
-            zygote.close()
+            zygote.kill()
             raise SandboxUnavailable(f"the launcher did not take its plan: {exc}") from exc
         return zygote
 
@@ -176,11 +181,11 @@ class Zygote:
             with anyio.fail_after(READY_S):
                 message, _ = await self._receive()
         except TimeoutError:
-            self.close()
+            self.kill()
             raise SandboxUnavailable(f"the zygote was not ready after {READY_S:g} s") from None
         if not message.get("ready"):
             errors = message.get("error") or self._last_words()
-            self.close()
+            self.kill()
             raise SandboxUnavailable(f"isolation could not be set up: {errors}")
         self.python = message["python"]
         self.problems = message["problems"]
@@ -211,6 +216,13 @@ class Zygote:
 
     async def listen(self) -> None:
         """Take its reports until it is gone."""
+        self._listens = True
+        try:
+            await self._listen()
+        finally:
+            self._deaf.set()
+
+    async def _listen(self) -> None:
         while True:
             message, descriptors = await self._receive()
             if not message or "error" in message:
@@ -257,19 +269,35 @@ class Zygote:
         child.problem = child.problem or "the zygote is gone"
         return child
 
-    def close(self, wait: Callable[[subprocess.Popen[bytes]], None] | None = None) -> None:
-        """End it and with it every sandbox it forked. Safe to call twice."""
-        if self._control.fileno() >= 0:
-            try:
-                anyio.notify_closing(self._control)
-            except (RuntimeError, anyio.NoEventLoopError):
-                pass
-            self._control.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
+    async def aclose(self) -> None:
+        """End it and with it every sandbox it forked. Safe to call twice.
+
+        Cancellation: shielded, and bounded: what does not end by itself is killed.
+        """
+        with anyio.CancelScope(shield=True):
+            if self._control.fileno() >= 0:
+                with suppress(OSError):
+                    self._control.shutdown(socket.SHUT_RDWR)
+                if self._listens:
+                    # Its number must stay taken until nobody waits on it: one that is reused too soon would lose its
+                    # registration to the waiter that is only just waking up.
+                    await self._deaf.wait()
+            self._close_descriptors()
+            with anyio.move_on_after(END_S):
+                while self._process.poll() is None:
+                    await anyio.sleep(0.002)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once, without an event loop's help. Safe to call twice."""
+        self._close_descriptors()
+        if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(5)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+            self._process.wait(END_S)
         self._bury("the zygote was closed")
+
+    def _close_descriptors(self) -> None:
+        self._control.close()
+        for pipe in (self._process.stdin, self._process.stderr):
+            if pipe is not None:
+                pipe.close()

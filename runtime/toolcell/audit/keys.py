@@ -1,0 +1,264 @@
+"""Keys that sign checkpoints. The log never holds one: who can write the log cannot forge a signature.
+
+HMAC-SHA256 needs nothing but proves only to those who hold the same key; Ed25519 needs `toolcell[signing]` and proves to
+everybody who has the public key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from toolcell.errors import AuditError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+HMAC, ED25519 = "hmac-sha256", "ed25519"
+_HMAC_PREFIX: Final = "toolcell-hmac-sha256:"
+_HMAC_BYTES: Final = 32
+_ID_CHARS: Final = 16
+
+
+class Verifier(Protocol):
+    """Tells whether a signature was made with one key."""
+
+    @property
+    def key_id(self) -> str:
+        """Names the key without giving it away."""
+        ...
+
+    @property
+    def algorithm(self) -> str:
+        """`hmac-sha256` or `ed25519`."""
+        ...
+
+    def is_valid(self, data: bytes, signature: bytes) -> bool:
+        """True when the holder of the key signed `data`."""
+        ...
+
+
+class Signer(Verifier, Protocol):
+    """Signs. A key that lives elsewhere (a KMS, a hardware token) implements this."""
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of `data`."""
+        ...
+
+
+class HmacKey:
+    """A shared secret: signs and verifies."""
+
+    algorithm = HMAC
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < _HMAC_BYTES:
+            raise UsageError(f"an HMAC key has at least {_HMAC_BYTES} bytes, not {len(secret)}")
+        self._secret = secret
+        self.key_id = self.sign(b"toolcell audit key id").hex()[:_ID_CHARS]
+
+    @classmethod
+    def generate(cls) -> HmacKey:
+        """A fresh key."""
+        return cls(os.urandom(_HMAC_BYTES))
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of `data`."""
+        return hmac.digest(self._secret, data, "sha256")
+
+    def is_valid(self, data: bytes, signature: bytes) -> bool:
+        """True when the holder of the key signed `data`."""
+        return hmac.compare_digest(self.sign(data), signature)
+
+    def to_text(self) -> str:
+        """As it is kept in a file."""
+        return f"{_HMAC_PREFIX}{self._secret.hex()}\n"
+
+    def __repr__(self) -> str:
+        return f"<HmacKey {self.key_id}>"
+
+
+class Ed25519Verifier:
+    """A public key."""
+
+    algorithm = ED25519
+
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+        self.key_id = hashlib.sha256(public.public_bytes_raw()).hexdigest()[:_ID_CHARS]
+
+    def is_valid(self, data: bytes, signature: bytes) -> bool:
+        """True when the holder of the private key signed `data`."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._public.verify(signature, data)
+        except InvalidSignature:
+            return False
+        return True
+
+    def to_text(self) -> str:
+        """PEM."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        return self._public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+    def __repr__(self) -> str:
+        return f"<Ed25519Verifier {self.key_id}>"
+
+
+class Ed25519Signer(Ed25519Verifier):
+    """A private key."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        super().__init__(private.public_key())
+        self._private = private
+
+    @classmethod
+    def generate(cls) -> Ed25519Signer:
+        """A fresh key.
+
+        Raises:
+            UsageError: `cryptography` is not installed.
+        """
+        return cls(_ed25519().Ed25519PrivateKey.generate())
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of `data`."""
+        return self._private.sign(data)
+
+    def private_text(self) -> str:
+        """PEM of the private key."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+    def __repr__(self) -> str:
+        return f"<Ed25519Signer {self.key_id}>"
+
+
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as exc:
+        raise UsageError("Ed25519 needs the cryptography package: pip install 'toolcell[signing]'") from exc
+    return ed25519
+
+
+# Files
+
+
+def default_key_path() -> Path:
+    """$TOOLCELL_AUDIT_KEY, or audit.key in toolcell's configuration directory."""
+    if named := os.environ.get("TOOLCELL_AUDIT_KEY"):
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "toolcell" / "audit.key"
+
+
+def load_signer(path: str | os.PathLike[str]) -> Signer:
+    """The key in a file: ours for HMAC, or a PEM of an Ed25519 private key.
+
+    Raises:
+        AuditError: it cannot be read, others may read it, or it is no such key.
+    """
+    text = _read(Path(path), is_private=True)
+    if text.startswith(_HMAC_PREFIX):
+        return HmacKey(_hex(text, path))
+    if "PRIVATE KEY" in text:
+        return Ed25519Signer(_pem(text, path))
+    raise AuditError(f"{path} holds neither an HMAC key of toolcell's nor an Ed25519 private key")
+
+
+def load_verifier(path: str | os.PathLike[str]) -> Verifier:
+    """The key in a file to check signatures with: an Ed25519 public key, or any key that signs.
+
+    Raises:
+        AuditError: as `load_signer`.
+    """
+    text = _read(Path(path), is_private=False)
+    return Ed25519Verifier(_pem(text, path, is_public=True)) if "PUBLIC KEY" in text else load_signer(path)
+
+
+def load_or_create_signer(path: str | os.PathLike[str] | None = None) -> Signer:
+    """The key in a file; a fresh HMAC key when there is no file yet.
+
+    Raises:
+        AuditError: the file cannot be read or made.
+    """
+    place = default_key_path() if path is None else Path(path)
+    with suppress(FileExistsError):
+        if not place.exists():
+            save_private(place, HmacKey.generate().to_text())
+    return load_signer(place)
+
+
+def save_private(path: Path, text: str) -> None:
+    """Write a key that only its owner may read.
+
+    Raises:
+        FileExistsError: there is a file already; keys are never overwritten.
+        AuditError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Complete before it has its name: two processes may both want to make the first key.
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        raise AuditError(f"cannot write the key {path}: {exc.strerror}") from exc
+
+
+def by_id(verifiers: Iterable[Verifier]) -> Mapping[str, Verifier]:
+    """Verifiers by the id that records name them with."""
+    return {verifier.key_id: verifier for verifier in verifiers}
+
+
+def _read(path: Path, is_private: bool) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read(64 * 1024)
+            mode = os.fstat(file.fileno()).st_mode
+    except (OSError, UnicodeDecodeError) as exc:
+        raise AuditError(f"cannot read the key {path}: {exc}") from exc
+    if is_private and stat.S_IMODE(mode) & 0o077:
+        raise AuditError(f"others may use the key {path}: want mode 0600, it has {stat.S_IMODE(mode):04o}")
+    return text
+
+
+def _hex(text: str, path: object) -> bytes:
+    try:
+        return bytes.fromhex(text.removeprefix(_HMAC_PREFIX).strip())
+    except ValueError as exc:
+        raise AuditError(f"the HMAC key in {path} is damaged") from exc
+
+
+def _pem(text: str, path: object, is_public: bool = False) -> Any:
+    module = _ed25519()
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        if is_public:
+            key: Any = serialization.load_pem_public_key(text.encode())
+        else:
+            key = serialization.load_pem_private_key(text.encode(), None)
+    except (ValueError, TypeError) as exc:
+        raise AuditError(f"{path} is not a PEM key that can be used: {exc}") from exc
+    wanted = module.Ed25519PublicKey if is_public else module.Ed25519PrivateKey
+    if not isinstance(key, wanted):
+        raise AuditError(f"{path} holds a key of another kind; want Ed25519")
+    return key

@@ -1,0 +1,325 @@
+"""`AuditLog`: the one place through which anything gets on disk, and the thread that signs it.
+
+Every record of a run passes the redactor here, whatever it holds and whoever made it. Knows no run and no tool; those are
+the recorder's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolcell.audit import chain as chains
+from toolcell.audit import content, layout, records, retention
+from toolcell.audit.chain import Chain
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.keys import Signer, load_or_create_signer, load_signer
+from toolcell.audit.redact import Redactor
+from toolcell.audit.seals import Head, default_heads_dir, save_head
+from toolcell.errors import AuditError, UsageError
+
+logger = logging.getLogger("toolcell.audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One record as a sink gets it, after it was written."""
+
+    kind: str
+    chain: str
+    seq: int
+    run: int
+    at_ns: int
+    fields: Mapping[str, Any]
+    """Redacted and cut, as on disk."""
+
+
+Sink = Callable[[Event], None]
+"""Told of every record of a run, in order, in the task that made it. One that fails is noted and ignored."""
+
+
+class AuditLog:
+    """An append-only, hash-chained, signed log in a directory. Opened by the `Runtime` it is given to, or by `with`.
+
+    Safe in several threads. Several processes may share a directory: each writes a chain of its own.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        config: AuditConfig | None = None,
+        key: Signer | str | os.PathLike[str] | None = None,
+        secrets: Mapping[str, str] | Iterable[str] = (),
+        sinks: Iterable[Sink] = (),
+        heads: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.config = config or AuditConfig()
+        self.heads = Path(heads) if heads is not None else default_heads_dir()
+        """Where the newest head of each chain is kept, away from the log."""
+        values = secrets.values() if isinstance(secrets, Mapping) else secrets
+        self.redactor = Redactor(values, self.config.redact_names, self.config.redact_patterns)
+        self._key = key
+        self._sinks = tuple(sinks)
+        self._lock = threading.Lock()
+        self._signer: Signer | None = None
+        self._chain: Chain | None = None
+        self._why_closed = "it is not open"
+        self._sealer: threading.Thread | None = None
+        self._needs_seal = threading.Event()
+        self._is_closing = threading.Event()
+        self._to_sync: list[int] = []
+        self._failure: AuditError | None = None
+        self.written_tools: set[str] = set()
+        """Digests of tool definitions that the segment being written holds."""
+
+    # Opening and closing
+
+    def open(self) -> Self:
+        """Take a chain and begin to write.
+
+        Raises:
+            AuditError: the key or the directory cannot be used.
+            UsageError: it is open already, or the key lies in the log.
+        """
+        if self._chain is not None:
+            raise UsageError(f"the audit log {self.directory} is already open")
+        self._signer = self._load_key()
+        log = layout.make_log(self.directory)
+        self._chain = Chain.take(self.directory, log, self._signer)
+        self._is_closing.clear()
+        self._failure = None
+        self.written_tools.clear()
+        self._note_fork()
+        self._sealer = threading.Thread(target=self._seal_now_and_then, name="toolcell-audit", daemon=True)
+        self._sealer.start()
+        self._needs_seal.set()
+        return self
+
+    def _load_key(self) -> Signer:
+        key = self._key
+        if key is not None and not isinstance(key, str | os.PathLike):
+            return key
+        if key is not None and Path(key).resolve().is_relative_to(self.directory.resolve()):
+            raise UsageError(f"the key {os.fspath(key)} lies in the log it signs: who can change one could use the other")
+        return load_or_create_signer() if key is None else load_signer(key)
+
+    def _note_fork(self) -> None:
+        myself = weakref.ref(self)
+
+        def disown() -> None:
+            if (log := myself()) is not None and log._chain is not None:
+                log._chain, log._why_closed = None, "it was opened by the parent of this process"
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=disown)
+
+    def close(self) -> None:
+        """Sign what is left and let go. Safe to call twice.
+
+        Raises:
+            AuditError: the last words could not be written.
+        """
+        chain = self._chain
+        if chain is None or self._sealer is None:
+            return
+        self._is_closing.set()
+        self._needs_seal.set()
+        self._sealer.join()
+        try:
+            with self._lock:
+                self._chain, self._why_closed = None, "it is closed"
+                chain.checkpoint("closed")
+                if self.config.fsync != "never":
+                    chain.sync()
+            self._save_head(chain)
+        finally:
+            chain.release()
+            self._sync_old()
+
+    @property
+    def is_open(self) -> bool:
+        """True between `open` and `close`."""
+        return self._chain is not None
+
+    @property
+    def chain(self) -> str:
+        """Name of the chain being written."""
+        return self._writable().name
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Writing
+
+    def append(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None) -> int:
+        """Write one record and return its seq. When this returns the record survives the end of this process.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        redactor = redactor or self.redactor
+        at_ns = time.time_ns()
+        packed: bytes | None
+        with self._lock:
+            try:
+                packed = records.packer.pack(fields)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                packed = None
+            if packed is not None and len(packed) <= self.config.value_bytes and redactor.scan(packed) is None:
+                seq = self._write(kind, run, packed, at_ns)
+            else:
+                packed = None
+        if packed is None:
+            packed = self._presentable(kind, fields, redactor)
+            with self._lock:
+                seq = self._write(kind, run, packed, at_ns)
+        if self._sinks:
+            self._tell(kind, run or seq, seq, at_ns, packed)
+        return seq
+
+    def _write(self, kind: str, run: int, packed: bytes, at_ns: int) -> int:
+        chain = self._writable()
+        seq = chain.append_packed(kind, run, packed, at_ns)
+        if self.config.fsync == "always":
+            chain.sync()
+        if chain.unsigned == 1 or chain.unsigned >= self.config.checkpoint_records:
+            self._needs_seal.set()
+        if chain.size > self.config.segment_bytes:
+            self._to_sync.append(chain.rotate())
+            self.written_tools.clear()
+            self._needs_seal.set()
+        return seq
+
+    def _presentable(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
+        """A content without secrets and no larger than it may be. Cutting comes last: no half of a secret stays."""
+        packed = records.pack_fields(fields)
+        rules = redactor.scan(packed)
+        plain: list[Any] = records.unpack(packed)
+        if rules is not None:
+            # Definitions describe arguments called `token`; they do not hold any.
+            plain, count = redactor.clean(plain, rules, with_names=kind != records.TOOLS)
+            if count:
+                plain[-1] = plain[-1] | {"redacted": count}
+        return records.pack_fields(tuple(content.fitted(kind, plain, self.config)))
+
+    def _writable(self) -> Chain:
+        if self._chain is None:
+            raise AuditError(f"the audit log {self.directory} cannot be written: {self._why_closed}")
+        if self._failure is not None:
+            raise self._failure
+        return self._chain
+
+    def _tell(self, kind: str, run: int, seq: int, at_ns: int, packed: bytes) -> None:
+        fields = dict(zip(records.FIELDS[kind], records.unpack(packed), strict=False))
+        event = Event(kind, self._chain.name if self._chain is not None else "", seq, run, at_ns, fields)
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except Exception:
+                logger.exception("an audit sink failed")
+
+    # Signing
+
+    def checkpoint(self) -> Head:
+        """Sign everything written so far, now, and return the head to keep elsewhere.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        with self._lock:
+            chain = self._writable()
+            chain.checkpoint("asked")
+            head = self._head(chain)
+            if self.config.fsync != "never":
+                chain.sync()
+        with suppress(OSError):
+            save_head(self.heads, head)
+        return head
+
+    def _head(self, chain: Chain) -> Head:
+        assert self._signer is not None
+        return Head.sign(chain.log, chain.name, chain.seq, chain.link, time.time_ns(), self._signer)
+
+    def _save_head(self, chain: Chain) -> None:
+        try:
+            save_head(self.heads, self._head(chain))
+        except OSError as exc:
+            logger.warning("the head of the audit log could not be kept in %s: %s", self.heads, exc)
+
+    def _seal_now_and_then(self) -> None:
+        """Sign soon after something was written; the thread's whole life."""
+        while True:
+            self._needs_seal.wait()
+            self._needs_seal.clear()
+            if self._is_closing.is_set():
+                return
+            chain = self._chain
+            if chain is not None and chain.unsigned < self.config.checkpoint_records:
+                self._wait_a_while(chain)
+            try:
+                self._seal()
+            except AuditError as exc:
+                self._failure = exc
+
+    def _wait_a_while(self, chain: Chain) -> None:
+        deadline = time.monotonic() + self.config.checkpoint_s
+        while not self._is_closing.is_set() and chain.unsigned < self.config.checkpoint_records:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._needs_seal.wait(left):
+                return
+            self._needs_seal.clear()
+
+    def _seal(self) -> None:
+        with self._lock:
+            chain = self._chain
+            if chain is None or not chain.unsigned:
+                return
+            chain.checkpoint("time" if chain.unsigned < self.config.checkpoint_records else "records")
+            head = self._head(chain)
+            newest = chain.duplicate()
+        was_rotated = bool(self._to_sync)
+        self._sync_old()
+        try:
+            if self.config.fsync != "never":
+                chains.sync(newest)
+        finally:
+            os.close(newest)
+        with suppress(OSError):
+            save_head(self.heads, head)
+        if was_rotated:
+            self.prune()
+
+    def _sync_old(self) -> None:
+        while self._to_sync:
+            descriptor = self._to_sync.pop()
+            try:
+                if self.config.fsync != "never":
+                    chains.sync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def prune(self) -> int:
+        """Remove segments that the configuration no longer keeps; returns how many. Done at every rotation anyway."""
+        chain = self._writable()
+        assert self._signer is not None
+        try:
+            return retention.prune(chain, self.config, self._signer, self._lock)
+        except (OSError, ValueError, IndexError, AuditError) as exc:
+            logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
+            return 0

@@ -1,0 +1,320 @@
+"""Group E: keeping tools, showing them, and views over them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.agents import Agent
+from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolError, ToolRegistry, ToolResult
+from toolcell.tools.middleware import cache, rate_limit, retry
+
+pytestmark = pytest.mark.anyio
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def with_tools(*names: str, **settings: Any) -> ToolRegistry:
+    registry = ToolRegistry(**settings)
+    for name in names:
+        registry.register(name, f"The tool that is called {name}", EMPTY, lambda args, name=name: name, blocking=False)
+    return registry
+
+
+@pytest.mark.conforms("E1", "E2")
+async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
+    registry = with_tools("a", "b")
+
+    assert [definition.name for definition in registry.all_definitions()] == ["a", "b"]
+    assert [(await registry.execute(name, {})).text for name in ("b", "a")] == ["b", "a"]
+
+
+@pytest.mark.conforms("E3", "V-6")
+async def test_register_or_replace_lets_the_later_tool_win_and_keep_the_place() -> None:
+    registry = with_tools("a", "b", "c")
+
+    registry.register_or_replace("b", "Another tool called b", EMPTY, lambda args: "newer", blocking=False)
+
+    assert registry.list() == ["a", "b", "c"]
+    assert (await registry.execute("b")).text == "newer"
+
+
+@pytest.mark.conforms("E4", "E5")
+def test_looking_for_what_is_not_there_is_no_exception() -> None:
+    registry = with_tools("a")
+
+    assert registry.get("ghost") == (None, False)
+    assert registry.get("a")[1] is True
+    assert (registry.has("a"), registry.has("ghost"), "a" in registry) == (True, False, True)
+    assert (len(registry), registry.count(), registry.is_empty()) == (1, 1, False)
+    assert registry.get_summaries() == ["- `a` - The tool that is called a"]
+    assert ToolRegistry().is_empty()
+
+
+@pytest.mark.conforms("E6", "E7")
+def test_one_registry_speaks_every_format() -> None:
+    registry = with_tools("a")
+    text = "The tool that is called a"
+
+    assert registry.get_definitions() == registry.to_provider_defs() == [
+        {"type": "function", "function": {"name": "a", "description": text, "parameters": EMPTY}}
+    ]  # fmt: skip
+    assert registry.schemas() == [{"name": "a", "description": text, "input_schema": EMPTY}]
+    assert registry.to_mcp() == [
+        {
+            "name": "a",
+            "description": text,
+            "inputSchema": EMPTY,
+            "annotations": {"readOnlyHint": False, "idempotentHint": False, "destructiveHint": False},
+        }
+    ]
+
+
+@pytest.mark.conforms("E8", "E-b5", "J4")
+async def test_an_unknown_tool_is_a_result_that_lists_what_there_is_within_bounds() -> None:
+    few, many = with_tools("alpha", "beta"), with_tools(*(f"tool_{number}" for number in range(50)))
+
+    listed = await few.execute("gamma")
+    bounded = await many.execute("gamma")
+
+    assert listed.text == "unknown tool: gamma; available tools: alpha, beta"
+    assert "tool_19 and 30 more" in bounded.text
+    assert "tool_20" not in bounded.text
+    assert listed.error is not None
+    assert listed.error.details["available"] == ["alpha", "beta"]
+
+
+@pytest.mark.conforms("E9")
+def test_threads_may_register_look_and_execute_at_once() -> None:
+    registry = with_tools("base")
+    ready = threading.Barrier(4)
+
+    def register(start: int) -> None:
+        ready.wait()
+        for number in range(start, start + 25):
+            registry.register(f"t{number}", "A tool registered by a thread", EMPTY, lambda args: "t", blocking=False)
+
+    def use(_: int) -> list[str]:
+        ready.wait()
+        return [anyio.run(registry.execute, "base").text + str(len(registry.definitions()) > 0) for _ in range(25)]
+
+    with ThreadPoolExecutor(4) as pool:
+        registering = [pool.submit(register, start) for start in (0, 100)]
+        using = [pool.submit(use, number) for number in range(2)]
+        assert all(future.result(30) is None for future in registering)
+        assert all(set(future.result(30)) == {"baseTrue"} for future in using)
+
+    assert registry.count() == 51
+
+
+@pytest.mark.conforms("E10")
+async def test_executing_without_a_context_is_executing_with_an_empty_one() -> None:
+    async def whose(ctx: ToolContext) -> list[Any]:
+        """Tell whose call this is."""
+        return [ctx.channel, ctx.chat_id, ctx.user_id, ctx.callback is None]
+
+    registry = ToolRegistry([whose])
+
+    assert (await registry.execute("whose")).value == (await registry.execute_with_context("whose", {})).value
+    assert (await registry.execute("whose")).value == ["", "", "", True]
+
+
+@pytest.mark.conforms("E11", "L5", "E-b4")
+async def test_calls_are_logged_with_timing_and_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(text: str) -> str:
+        """Work on a text."""
+        return "four"
+
+    async def later(text: str) -> ToolResult:
+        """Start working on a text."""
+        return ToolResult.async_("started")
+
+    async def fail(text: str) -> str:
+        """Fail to work on a text."""
+        raise ToolError(f"cannot use {text}")
+
+    registry = ToolRegistry([work, later, fail])
+    run = RunContext(secrets=Secrets({"key": "hunter22"}))
+
+    with caplog.at_level(logging.INFO, "toolcell.tools"):
+        for name in registry:
+            await registry.dispatch(name, {"text": "hunter22 " + "x" * 2000}, context=run)
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.split(":")[0].split(" in ")[0].split(" after ")[0] for message in messages] == [
+        "tool work started", "tool work completed",
+        "tool later started", "tool later started (async)",
+        "tool fail started", "tool fail failed",
+    ]  # fmt: skip
+    assert messages[1].endswith("ms, 4 characters")
+    assert "hunter22" not in caplog.text
+    assert "[redacted]" in messages[0]
+    assert all(len(message) < 700 for message in messages)
+
+
+@pytest.mark.conforms("E12")
+async def test_a_registry_needs_no_agent_and_no_event_loop_to_be_filled() -> None:
+    assert (await with_tools("a").execute("a")).text == "a"
+
+
+@pytest.mark.conforms("E-b1")
+@given(names=st.lists(st.sampled_from("abcdefgh"), unique=True), replaced=st.sets(st.sampled_from("abcdefgh")))
+def test_definitions_come_in_order_of_registration_and_replacing_keeps_the_place(
+    names: list[str], replaced: set[str]
+) -> None:
+    registry = with_tools(*names)
+    for name in replaced & set(names):
+        registry.register(name, "The tool that took its place", EMPTY, lambda args: "", replace=True)
+
+    assert [definition.name for definition in registry.definitions()] == names
+    assert [entry["function"]["name"] for entry in registry.to_provider_defs()] == names
+    assert [entry["name"] for entry in registry.schemas()] == names
+
+
+@pytest.mark.conforms("E-b2", "V-6")
+def test_a_name_taken_twice_is_refused_and_a_tool_with_one_bad_name_registers_nothing() -> None:
+    class Both:
+        def definitions(self) -> list[ToolDefinition]:
+            return [ToolDefinition(name, "One of two functions", EMPTY) for name in ("fresh", "a")]
+
+        async def execute(self, ctx: ToolContext, name: str, args: dict[str, Any]) -> ToolResult:
+            return ToolResult.ok(name)
+
+    registry = with_tools("a", "b")
+
+    with pytest.raises(RegistrationError, match="'a' is already registered"):
+        registry.add(Both())
+    assert registry.list() == ["a", "b"]
+    registry.add(Both(), replace=True)
+    assert registry.list() == ["a", "b", "fresh"]
+    assert len(registry.definitions()) == 3
+
+
+@pytest.mark.conforms("E-b3")
+async def test_views_share_the_tools_and_leave_the_registry_alone() -> None:
+    registry = with_tools("read", "write", "list")
+
+    some = registry.subset(["read", "list"])
+    matching = registry.subset(lambda definition: definition.name.startswith("w"))
+    spaced = registry.namespaced("fs")
+    frozen = registry.snapshot()
+
+    assert some.list() == ["read", "list"]
+    assert matching.list() == ["write"]
+    assert spaced.list() == ["fs_read", "fs_write", "fs_list"]
+    assert (await spaced.execute("fs_read")).text == "read"
+    assert registry.unregister("write") is True
+    assert registry.unregister("write") is False
+    assert frozen.list() == ["read", "write", "list"]
+    with pytest.raises(UsageError, match="frozen"):
+        frozen.register("late", "A tool that comes too late", EMPTY, lambda args: "")
+    with pytest.raises(UsageError, match="no such tools: ghost"):
+        registry.subset(["ghost"])
+
+
+@pytest.mark.conforms("E-b3")
+async def test_a_tool_registered_during_a_run_joins_the_next_one() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def grow() -> str:
+        """Register another tool while running."""
+        registry.register("late", "A tool that comes late", EMPTY, lambda args: "late", replace=True, blocking=False)
+        return "grown"
+
+    model = ScriptedModel([calls(("grow", {})), calls(("late", {})), "done", "again"])
+    agent = Agent(model, tools=registry)
+
+    run = await agent.run("go")
+    await agent.run("once more")
+
+    assert "unknown tool: late" in run.messages[4]["content"]
+    assert [request.tool_names for request in model.requests] == [["grow"]] * 3 + [["grow", "late"]]
+
+
+@pytest.mark.conforms("E-b3")
+def test_registries_can_be_merged_unless_they_disagree_about_a_name() -> None:
+    one, other, rival = with_tools("a"), with_tools("b"), with_tools("a")
+    other.blacklist("a")
+
+    merged = one.merged(other)
+
+    assert merged.list() == ["a", "b"]
+    assert merged.names() == ["b"]
+    with pytest.raises(RegistrationError, match="two registries offer a tool 'a'"):
+        one.merged(rival)
+
+
+@pytest.mark.conforms("E-b6")
+async def test_middleware_retries_what_is_idempotent_and_nothing_else() -> None:
+    tried: dict[str, int] = {}
+    registry = ToolRegistry()
+
+    def flaky(name: str) -> Any:
+        async def run() -> str:
+            tried[name] = tried.get(name, 0) + 1
+            if tried[name] < 3:
+                raise ConnectionError("try again")
+            return "at last"
+
+        run.__name__, run.__doc__ = name, "A tool that fails at first."
+        return run
+
+    registry.add(flaky("safe"), idempotent=True)
+    registry.add(flaky("unsafe"))
+    registry.add_middleware(retry(attempts=3, delay_s=0))
+
+    assert (await registry.execute("safe")).text == "at last"
+    assert (await registry.execute("unsafe")).is_error
+    assert tried == {"safe": 3, "unsafe": 1}
+
+
+@pytest.mark.conforms("E-b6")
+async def test_middleware_remembers_for_each_asker_and_holds_a_pace() -> None:
+    now, asked = [0.0], list[str]()
+    registry = ToolRegistry()
+
+    @registry.tool(read_only=True)
+    async def price(item: str) -> str:
+        """Look up the price of an item."""
+        asked.append(item)
+        return f"price {len(asked)}"
+
+    @registry.tool
+    async def send() -> str:
+        """Send a message to somebody."""
+        return "sent"
+
+    registry.add_middleware(cache(ttl_s=10, clock=lambda: now[0]), rate_limit(2, 60, clock=lambda: now[0]))
+
+    first = await registry.execute("price", {"item": "tea"})
+    again = await registry.execute("price", {"item": "tea"})
+    other = await registry.dispatch("price", {"item": "tea"}, context=RunContext(user_id="ada"))
+    now[0] = 61
+    later = await registry.execute("price", {"item": "tea"})
+    sent = [await registry.execute("send") for _ in range(3)]
+
+    assert (first.text, again.text, other.text, later.text) == ("price 1", "price 1", "price 2", "price 3")
+    assert [result.is_error for result in sent] == [False, False, True]
+    assert "try again in 60.0 s" in sent[2].text
+
+
+@pytest.mark.conforms("E-b6")
+async def test_middleware_that_fails_fails_the_call() -> None:
+    registry = with_tools("a")
+
+    async def broken(call: Any, proceed: Any) -> ToolResult:
+        raise ValueError("middleware broke")
+
+    registry.add_middleware(broken)
+
+    assert "middleware broke" in (await registry.execute("a")).text

@@ -1,0 +1,200 @@
+"""Group C, first half: schemas derived from Python types and signatures."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from toolcell.errors import RegistrationError
+from toolcell.tools import ToolContext, ToolRegistry, must_tool, new_tool
+from toolcell.tools.schema import type_schema
+
+pytestmark = pytest.mark.anyio
+
+
+class Inner(BaseModel):
+    title: str
+    note: str | None = None
+
+
+class Outer(BaseModel):
+    inner: Inner
+    many: list[Inner] = []
+    by_name: dict[str, Inner] = {}
+
+
+@dataclass
+class Plain:
+    name: str
+    count: int = 3
+
+
+class Typed(TypedDict):
+    name: str
+
+
+class Tree(BaseModel):
+    children: list[Tree] = []
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.mark.conforms("C2")
+def test_static_declarations_raise_and_dynamic_ones_answer() -> None:
+    definition, problem = new_tool("search", "Search the documentation", Plain)
+    nothing, why = new_tool("search", "Search the documentation", str)
+
+    assert definition == must_tool("search", "Search the documentation", Plain)
+    assert problem == ""
+    assert nothing is None
+    assert "not a record" in why
+
+
+@pytest.mark.conforms("C3")
+@pytest.mark.parametrize(("name", "record"), [("", Plain), ("  ", Plain), ("ok", str), ("ok", list[int]), ("ok", int)])
+def test_a_blank_name_or_a_type_that_is_no_record_gives_no_definition(name: str, record: Any) -> None:
+    with pytest.raises(RegistrationError):
+        must_tool(name, "Search the documentation", record)
+
+
+@pytest.mark.conforms("C1", "C5")
+@pytest.mark.parametrize("record", [Plain, Typed, Inner])
+def test_models_dataclasses_and_typed_dicts_all_describe_arguments(record: Any) -> None:
+    schema = must_tool("x", "Takes a record of some kind", record).parameters
+
+    assert schema["type"] == "object"
+    assert schema["required"] == [next(iter(schema["properties"]))]
+
+
+@pytest.mark.conforms("C4")
+def test_every_constraint_reaches_the_schema() -> None:
+    class Limits(BaseModel):
+        a: str = Field(description="what", min_length=1, max_length=9, pattern="^x")
+        b: int = Field(ge=1, le=5)
+        c: float = Field(gt=0, lt=1)
+        d: list[int] = Field(min_length=1, max_length=3)
+        e: Literal["x", "y"]
+        f: Colour
+
+    properties = must_tool("x", "Takes constrained arguments", Limits).parameters["properties"]
+
+    assert properties == {
+        "a": {"description": "what", "maxLength": 9, "minLength": 1, "pattern": "^x", "type": "string"},
+        "b": {"maximum": 5, "minimum": 1, "type": "integer"},
+        "c": {"exclusiveMaximum": 1.0, "exclusiveMinimum": 0.0, "type": "number"},
+        "d": {"items": {"type": "integer"}, "maxItems": 3, "minItems": 1, "type": "array"},
+        "e": {"enum": ["x", "y"], "type": "string"},
+        "f": {"enum": ["red", "blue"], "type": "string"},
+    }
+
+
+@pytest.mark.conforms("C6", "C-b3")
+def test_nested_records_are_inline_and_closed_at_every_level() -> None:
+    schema = must_tool("x", "Takes nested records", Outer).parameters
+    text = json.dumps(schema)
+
+    for word in ("$schema", "$id", "$ref", "$defs", 'title":', "anyOf", "null"):
+        assert word not in text.replace('"title": {"type": "string"}', "")
+    inner = schema["properties"]["inner"]
+    assert inner["additionalProperties"] is False
+    assert schema["properties"]["many"]["items"] == inner == schema["properties"]["by_name"]["additionalProperties"]
+    assert inner["properties"]["note"] == {"type": "string"}
+
+
+@pytest.mark.conforms("C-b3")
+def test_a_property_that_happens_to_be_called_title_is_kept() -> None:
+    assert "title" in type_schema(Inner)["properties"]
+
+
+@pytest.mark.conforms("C-b3")
+def test_a_type_that_contains_itself_is_refused_and_the_cycle_named() -> None:
+    with pytest.raises(RegistrationError, match="Tree -> Tree"):
+        must_tool("x", "Takes a tree of trees", Tree)
+
+
+@pytest.mark.conforms("C1", "A-b2")
+async def test_a_signature_is_a_schema_and_its_types_are_what_the_function_gets() -> None:
+    got: list[Any] = []
+
+    async def book(
+        who: Inner,
+        when: date,
+        colour: Colour,
+        seats: Annotated[int, Field(ge=1, description="How many")] = 2,
+        data: bytes = b"",
+        notes: str | None = None,
+        ctx: ToolContext = None,  # type: ignore[assignment]
+        **more: Any,
+    ) -> str:
+        """Book a table somewhere."""
+        got.append((who, when, colour, seats, data, notes, ctx.tool, more))
+        return "booked"
+
+    registry = ToolRegistry([book])
+    parameters = registry.definitions()[0].parameters
+    args = {"who": {"title": "Ada"}, "when": "2024-02-03", "colour": "blue", "data": b"\x01", "window": True}
+
+    result = await registry.execute("book", args)
+
+    assert result.text == "booked"
+    assert got == [(Inner(title="Ada"), date(2024, 2, 3), Colour.BLUE, 2, b"\x01", None, "book", {"window": True})]
+    assert parameters["required"] == ["who", "when", "colour"]
+    assert parameters["properties"]["seats"] == {
+        "type": "integer",
+        "minimum": 1,
+        "description": "How many",
+        "default": 2,
+    }
+    assert parameters["properties"]["notes"] == {"type": "string"}
+    assert "ctx" not in parameters["properties"]
+    assert parameters["additionalProperties"] is True
+
+
+@pytest.mark.conforms("C9")
+async def test_rules_only_the_python_type_knows_are_invalid_arguments_too() -> None:
+    ran: list[date] = []
+
+    async def on(day: date) -> str:
+        """Do something on a day."""
+        ran.append(day)
+        return "done"
+
+    result = await ToolRegistry([on]).execute("on", {"day": "2024-02-31"})
+
+    assert result.error is not None
+    assert result.error.code == "invalid_arguments"
+    assert ran == []
+
+
+@pytest.mark.parametrize("kind", ["positional only", "variable", "unresolved", "no schema"])
+def test_a_function_that_cannot_be_called_by_name_is_refused(kind: str) -> None:
+    def positional(query: str, /) -> str:
+        """Take an argument by position only."""
+        return query
+
+    def variable(*query: str) -> str:
+        """Take any number of arguments."""
+        return ""
+
+    def unresolved(query: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+        """Take an argument of an unknown type."""
+        return ""
+
+    def unschemable(query: type) -> str:
+        """Take an argument that is no data."""
+        return ""
+
+    made = {"positional only": positional, "variable": variable, "unresolved": unresolved, "no schema": unschemable}
+
+    with pytest.raises(RegistrationError):
+        ToolRegistry([made[kind]])
