@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig
-from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
+from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
@@ -32,6 +32,10 @@ from toolcell_bridge.errors import UnsendableValue
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.messages import CallTool, Run, ToolFail, ToolReturn
+
+if TYPE_CHECKING:
+    from toolcell.audit.log import AuditLog
+    from toolcell.audit.recorder import Recorder, RunRecord
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -55,6 +59,7 @@ class Runtime:
         preload: Sequence[str] = (),
         pool: PoolConfig | None = None,
         policy: Policy | None = None,
+        audit: str | os.PathLike[str] | AuditLog | None = None,
     ) -> None:
         self.registry = registry if registry is not None else ToolRegistry()
         self.limits = limits or Limits()
@@ -62,6 +67,9 @@ class Runtime:
         self.pool_config = pool or PoolConfig()
         self._packages, self._preload = tuple(packages), tuple(preload)
         self._backend_choice = backend
+        self._audit = audit
+        self._recorder: Recorder | None = None
+        self._about_environment: dict[str, Any] = {"packages": self._packages, "preload": self._preload}
         self._backend: Backend | None = None
         self._pool: Pool[Session] | None = None
         self._stack: AsyncExitStack | None = None
@@ -85,6 +93,7 @@ class Runtime:
         return self
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        self._open_audit(stack)
         self._backend = await self._make_backend()
         await self._backend.open()
         stack.push_async_callback(self._backend.close)
@@ -112,6 +121,19 @@ class Runtime:
         await stack.__aexit__(None, None, None)
         return None
 
+    def _open_audit(self, stack: AsyncExitStack) -> None:
+        if self._audit is None:
+            return
+        from toolcell.audit.log import AuditLog
+        from toolcell.audit.recorder import Recorder
+
+        log = self._audit if isinstance(self._audit, AuditLog) else AuditLog(self._audit)
+        if not log.is_open:
+            stack.callback(log.open().close)
+        self._recorder = Recorder(log)
+        if isinstance(self._backend_choice, str):
+            self.policy = self._recorder.policy(self.policy)
+
     async def _make_backend(self) -> Backend:
         choice = self._backend_choice
         if not isinstance(choice, str):
@@ -135,6 +157,7 @@ class Runtime:
         resolved = await anyio.to_thread.run_sync(
             lambda: packages.resolve(self._packages, python=interpreter_files()[0])
         )
+        self._about_environment["digest"] = resolved.digest
         return resolved.path
 
     async def _start_session(self, limits: Limits | None = None) -> Session:
@@ -159,18 +182,22 @@ class Runtime:
         limits: Limits | None = None,
         lint: LintProfile | None = None,
         context: RunContext | None = None,
+        seed: int | None = None,
+        clock: float | None = None,
         cancel: anyio.Event | None = None,
         on_log: Callable[[str, str], None] | None = None,
         on_progress: Callable[[object], None] | None = None,
     ) -> ExecutionResult:
         """Run a script in a fresh sandbox and return everything it left behind.
 
-        `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; setting
-        `cancel` ends the run with outcome `cancelled` and keeps what it had done until then.
+        `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; `seed` and
+        `clock` go before the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what it had done
+        until then.
 
         Raises:
             UsageError: an argument cannot cross into a sandbox; names it.
             SandboxUnavailable: no sandbox could be started, so nothing ran.
+            AuditError: the run could not be recorded; a call that could not be recorded was not made.
 
         Cancellation: the sandbox is killed with everything in it.
         """
@@ -181,31 +208,52 @@ class Runtime:
         wanted = limits or self.limits
         registry = (tools if tools is not None else self.registry).snapshot()
         message = self._run_message(source, inputs, registry, wanted, lint)
+        if seed is not None or clock is not None:
+            message = replace(
+                message,
+                seed=seed if seed is not None else message.seed,
+                clock=clock if clock is not None else message.clock,
+            )
         put = [guest_file(each) for each in files]
         context = context or RunContext(run_id=uuid.uuid4().hex)
+        recorder, record = self._recorder, None
+        if recorder is not None:
+            message = recorder.message(message)
         waiting = time.perf_counter()
         is_warm = fits(wanted, self.limits)
-        session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
+        try:
+            session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
+        except SandboxUnavailable as exc:
+            if recorder is not None:
+                self._begin_record(recorder, message, wanted, registry, context, put, None).failed(exc)
+            raise
         try:
             await session.sandbox.prepare(wanted)
             start_s = time.perf_counter() - waiting
+            if recorder is not None:
+                # Only now are the walls known; the script has not been sent.
+                record = self._begin_record(recorder, message, wanted, registry, context, put, session)
             report = await session.execute(
                 message,
                 wanted,
-                self._dispatcher(registry, context),
+                self._dispatcher(registry, context, record),
                 files=put,
                 watch=self._begin_watch,
                 cancel=cancel,
                 on_log=on_log,
                 on_progress=on_progress,
             )
+        except BaseException as exc:
+            if record is not None:
+                record.failed(exc)
+            raise
         finally:
             if is_warm:
                 self._pool.release(session)
             else:
                 with anyio.CancelScope(shield=True):
                     await self._end_session(session)
-        return ExecutionResult(
+        result = ExecutionResult(
             run_id=context.run_id,
             outcome=report.outcome,
             value=report.value,
@@ -216,6 +264,30 @@ class Runtime:
             calls=report.calls,
             usage=replace(report.usage, start_s=start_s),
             isolation=replace(report.isolation, lint=message.lint),
+        )
+        if record is not None:
+            record.end(result)
+        return result
+
+    def _begin_record(
+        self,
+        recorder: Recorder,
+        message: Run,
+        limits: Limits,
+        registry: ToolRegistry,
+        context: RunContext,
+        files: Sequence[GuestFile],
+        session: Session | None,
+    ) -> RunRecord:
+        return recorder.begin(
+            message,
+            limits=limits,
+            policy=self.policy,
+            registry=registry,
+            context=context,
+            files=files,
+            sandbox=session.sandbox if session is not None else None,
+            environment=self._about_environment,
         )
 
     def _run_message(
@@ -247,13 +319,26 @@ class Runtime:
             self.policy.clock,
         )
 
-    def _dispatcher(self, registry: ToolRegistry, context: RunContext) -> Callable[[CallTool], Awaitable[Answer]]:
+    def _dispatcher(
+        self, registry: ToolRegistry, context: RunContext, record: RunRecord | None
+    ) -> Callable[[CallTool], Awaitable[Answer]]:
+        if record is not None:
+            context = record.context
+
         async def dispatch(call: CallTool) -> Answer:
             if call.name == LIST_TOOLS:
                 return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
-            result = await registry.dispatch(
-                call.name, call.args, call_id=f"call_{call.id}", origin=Origin.CODE, context=context
-            )
+            call_id = f"call_{call.id}"
+            if record is not None:
+                record.lines[call_id] = call.line
+            try:
+                result = await registry.dispatch(
+                    call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context
+                )
+            except AuditError as exc:
+                if record is not None:
+                    record.problem = exc
+                raise ToolAbort("a tool call could not be recorded") from exc
             return answer(call.id, result)
 
         return dispatch

@@ -7,6 +7,7 @@ of them is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from toolcell.results import ErrorInfo, Outcome
@@ -30,10 +31,9 @@ def breach_error(breach: Breach) -> ErrorInfo:
 
 
 def limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
-    """The script's own error, with the limit that caused it."""
-    return ErrorInfo(
-        error.type, error.message, error.line, error.column, error.traceback, limit, value, used, None, error.exit_code
-    )
+    """The script's own error, with the limit that caused it; MemoryError has no words of its own."""
+    message = error.message or f"out of memory: limit {value:.0f} bytes"
+    return replace(error, message=message, limit=limit, limit_value=value, used=used)
 
 
 def killed(end: Exit) -> ErrorInfo:

@@ -171,6 +171,7 @@ def test_a_warm_sandbox_that_dies_is_not_handed_out(registry: ToolRegistry) -> N
             runtime.execute_code("1")
         for _, session in list(pool._idle):
             session.sandbox.kill()
+            assert until(lambda sandbox=session.sandbox: not sandbox.is_alive())  # type: ignore[misc]
         assert runtime.execute_code("set_result(3)").value == 3
 
 

@@ -346,8 +346,8 @@ async def test_when_the_caller_is_cancelled_no_tool_outlives_it_and_every_call_h
 
     async def wait(number: int) -> str:
         """Wait for ever with the others."""
-        await meeting.join()
         try:
+            await meeting.join()
             await anyio.sleep_forever()
         finally:
             left.append(number)
@@ -445,7 +445,7 @@ def test_no_workers_at_all_is_a_mistake() -> None:
 
 async def test_calls_can_be_written_in_every_providers_way() -> None:
     async def echo(text: str) -> str:
-        """Say it again."""
+        """Say the same thing again."""
         return text
 
     registry = ToolRegistry([echo])

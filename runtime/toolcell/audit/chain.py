@@ -1,8 +1,8 @@
 """One chain as its writer sees it: taking it over where it ended, appending, going on to the next segment.
 
-One process writes a chain at a time, and holds its lock for as long. Not safe in several threads; the log above sees to
-that. Nothing that was written is ever changed: an end that a crash tore off stays where it is, and the next segment says
-so.
+One process writes a chain at a time and holds its lock for as long. Not safe in several threads; the log above sees
+to that. Nothing that was written is ever changed: an end that a crash tore off stays where it is, and the next segment
+says so.
 """
 
 from __future__ import annotations

@@ -15,9 +15,6 @@ from toolcell.audit.config import AuditConfig, Keep
 HEAD_CHARS: Final = 1024
 """Kept of a text that is too large."""
 
-TRACE_CHARS: Final = 16 * 1024
-MESSAGE_CHARS: Final = 16 * 1024
-
 
 def digest_of(value: Any) -> str:
     """Sha256 of a value as it is recorded, in hex: of its canonical msgpack."""
@@ -60,6 +57,10 @@ LARGE: Final[dict[str, tuple[tuple[str, _Limit], ...]]] = {
 """Fields that may be too large to keep, and how much of each is."""
 
 
+LARGE_EXTRAS: Final = ("effective_args", "coerced", "message", "details", "text", "trace")
+"""The same among what only some calls have; each may be as large as a value."""
+
+
 def fitted(kind: str, fields: list[Any], config: AuditConfig) -> list[Any]:
     """The fields of a record with what is too large replaced; the last field notes it."""
     names = records.FIELDS[kind]
@@ -69,7 +70,12 @@ def fitted(kind: str, fields: list[Any], config: AuditConfig) -> list[Any]:
         if len(records.pack(fields[index])) > limit(config):
             more[f"{name}_cut"] = cut(fields[index], "size")
             fields[index] = None
-    for name in ("effective_args", "details", "text", "coerced"):
+    for name in LARGE_EXTRAS:
         if name in more and len(records.pack(more[name])) > config.value_bytes:
             more[f"{name}_cut"] = cut(more.pop(name), "size")
     return [*fields[:-1], more]
+
+
+def bytes_digest(data: bytes) -> str:
+    """Sha256 of bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,7 +1,7 @@
 """Keys that sign checkpoints. The log never holds one: who can write the log cannot forge a signature.
 
-HMAC-SHA256 needs nothing but proves only to those who hold the same key; Ed25519 needs `toolcell[signing]` and proves to
-everybody who has the public key.
+HMAC-SHA256 needs nothing but proves only to those who hold the same key; Ed25519 needs `toolcell[signing]` and proves
+to everybody who has the public key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`AuditLog`: the one place through which anything gets on disk, and the thread that signs it.
 
-Every record of a run passes the redactor here, whatever it holds and whoever made it. Knows no run and no tool; those are
-the recorder's.
+Every record of a run passes the redactor here, whatever it holds and whoever made it. Knows no run and no tool; those
+are the recorder's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolcell.audit import chain as chains
 from toolcell.audit import content, layout, records, retention
 from toolcell.audit.chain import Chain
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.keys import Signer, load_or_create_signer, load_signer
+from toolcell.audit.keys import Signer, default_key_path, load_or_create_signer, load_signer
 from toolcell.audit.redact import Redactor
 from toolcell.audit.seals import Head, default_heads_dir, save_head
 from toolcell.errors import AuditError, UsageError
@@ -42,6 +42,17 @@ class Event:
     fields: Mapping[str, Any]
     """Redacted and cut, as on disk."""
 
+
+_open_logs: weakref.WeakSet[AuditLog] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for log in tuple(_open_logs):
+        log._disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
 
 Sink = Callable[[Event], None]
 """Told of every record of a run, in order, in the task that made it. One that fails is noted and ignored."""
@@ -100,7 +111,7 @@ class AuditLog:
         self._is_closing.clear()
         self._failure = None
         self.written_tools.clear()
-        self._note_fork()
+        _open_logs.add(self)
         self._sealer = threading.Thread(target=self._seal_now_and_then, name="toolcell-audit", daemon=True)
         self._sealer.start()
         self._needs_seal.set()
@@ -110,19 +121,16 @@ class AuditLog:
         key = self._key
         if key is not None and not isinstance(key, str | os.PathLike):
             return key
-        if key is not None and Path(key).resolve().is_relative_to(self.directory.resolve()):
-            raise UsageError(f"the key {os.fspath(key)} lies in the log it signs: who can change one could use the other")
-        return load_or_create_signer() if key is None else load_signer(key)
+        path = Path(key) if key is not None else default_key_path()
+        if path.resolve().is_relative_to(self.directory.resolve()):
+            raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
+        return load_or_create_signer(path) if key is None else load_signer(path)
 
-    def _note_fork(self) -> None:
-        myself = weakref.ref(self)
-
-        def disown() -> None:
-            if (log := myself()) is not None and log._chain is not None:
-                log._chain, log._why_closed = None, "it was opened by the parent of this process"
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=disown)
+    def _disown(self) -> None:
+        """In a forked child: the chain is the parent's, and its lock may be held by a thread that is not here."""
+        if self._chain is not None:
+            self._lock = threading.Lock()
+            self._chain, self._why_closed = None, "it was opened by the parent of this process"
 
     def close(self) -> None:
         """Sign what is left and let go. Safe to call twice.

@@ -1,7 +1,7 @@
 """What records say: one table of kinds and their fields, and their canonical encoding.
 
-A body is msgpack of [seq, at, kind, run, content]; content is msgpack of the kind's fields in order, as bytes of its own.
-Both in the one form that `pack` writes: a body that does not encode to itself again was not written here.
+A body is msgpack of [seq, at, kind, run, content]; content is msgpack of the kind's fields in order, as bytes of its
+own. Both in the one form that `pack` writes: a body that does not encode to itself again was not written here.
 Knows nothing of files, keys or redaction.
 """
 
@@ -37,7 +37,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     CALL_STARTED: ("number", "call", "parent", "tool", "origin", "line", "args", "more"),
     CALL_ENDED: ("number", "status", "duration_us", "value", "code", "more"),
     RUN_ENDED: (
-        "outcome", "value", "has_value", "value_sha256", "logs", "logs_bytes", "files", "error", "usage", "calls", "more",
+        "outcome", "value", "has_value", "value_sha256", "logs", "logs_bytes", "files", "error", "usage", "calls",
+        "more",
     ),
 }  # fmt: skip
 """Fields of each kind's content, in order. New ones go to the end; a reader gives None to those that are missing.

@@ -125,9 +125,9 @@ class Redactor:
             rules.append(_Rule("", self._hide_literals))
         return rules
 
-    def clean(self, value: Any, rules: Sequence[_Rule]) -> tuple[Any, int]:
+    def clean(self, value: Any, rules: Sequence[_Rule], *, with_names: bool = True) -> tuple[Any, int]:
         """A copy of decoded data without what may not be written, and how many times something was taken out."""
-        walk = _Walk(self, rules)
+        walk = _Walk(self, rules, with_names)
         cleaned = walk.value(value)
         return (cleaned, walk.count) if walk.count else (value, 0)
 
@@ -160,9 +160,10 @@ class Redactor:
 class _Walk:
     """One pass over one value."""
 
-    def __init__(self, redactor: Redactor, rules: Sequence[_Rule]) -> None:
+    def __init__(self, redactor: Redactor, rules: Sequence[_Rule], with_names: bool) -> None:
         self._redactor = redactor
         self._rules = rules
+        self._with_names = with_names
         self.count = 0
 
     def value(self, value: Any) -> Any:
@@ -189,7 +190,7 @@ class _Walk:
         return self.value(item)
 
     def _is_sensitive(self, key: str) -> bool:
-        return len(key) <= MAX_NAME_CHARS and self._redactor.is_sensitive(key)
+        return self._with_names and len(key) <= MAX_NAME_CHARS and self._redactor.is_sensitive(key)
 
     def text(self, text: str) -> str:
         text, count = self._redactor.hide_secrets(text)

@@ -48,9 +48,7 @@ class Head:
 
     def is_signed_by(self, verifier: Verifier) -> bool:
         """True when it has not been changed since."""
-        return verifier.is_valid(
-            self._statement(self.log, self.chain, self.seq, self.link, self.at_ns), self.signature
-        )
+        return verifier.is_valid(self._statement(self.log, self.chain, self.seq, self.link, self.at_ns), self.signature)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
