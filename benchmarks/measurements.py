@@ -104,7 +104,7 @@ async def idle(contestant: Contestant, effort: Effort) -> list[float]:
 
 
 async def machine(contestant: Contestant, effort: Effort) -> list[float]:
-    """The same, as the machine sees it: what was available before less what is then. Kernel memory included."""
+    """The same by the machine's own counters: memory of the kernel included, and of everybody else."""
     before, used = memory.descendants(), memory.used_bytes()
     async with contestant.idle(effort.idle):
         await memory.wait_settled(before, effort.idle)

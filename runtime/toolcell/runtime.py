@@ -191,8 +191,8 @@ class Runtime:
         """Run a script in a fresh sandbox and return everything it left behind.
 
         `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; `seed` and
-        `clock` go before the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what it had done
-        until then.
+        `clock` go before the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what it had
+        done until then.
 
         Raises:
             UsageError: an argument cannot cross into a sandbox; names it.

@@ -11,7 +11,7 @@ def attempt(action, *arguments, **named):
     try:
         action(*arguments, **named)
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error))
+        return errno.errorcode.get(error.errno, type(error).__name__)
     except Exception as error:
         return type(error).__name__
     return "ok"

@@ -81,8 +81,8 @@ set_result(attempt(connect))
         letters.bind(postbox)
         inputs = {"port": listener, "named": named, "postbox": postbox, "abstract": abstract}
         # A connection that is taken and never answered is as good as one that is.
-        assert outside(source, **inputs).value in ("ok", "TimeoutError", "timed out")
-        assert victim.run(source, **inputs).value in ("EPERM", "gaierror", "URLError", "ENOENT", "[Errno -3] Temporary failure in name resolution", "[Errno -2] Name or service not known")
+        assert outside(source, **inputs).value in ("ok", "TimeoutError")
+        assert victim.run(source, **inputs).value in ("EPERM", "gaierror", "URLError")
 
 
 def test_a_pair_cannot_be_turned_towards_somebody_else(victim: Victim, tmp_path: Path) -> None:

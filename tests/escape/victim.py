@@ -24,6 +24,8 @@ SECRET = os.environ.get("VICTIM_SECRET", "")
 HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
 """Found by a guest that was forked from this process, or handed any of its memory."""
 
+WARM = 1
+LAUNCHER_AND_ZYGOTE = 2
 SETTLE_S = 5.0
 MEETING_S = 10.0
 
@@ -127,10 +129,10 @@ def forget_peak() -> None:
         clear.write("5")
 
 
-async def settle(wanted: dict[str, int]) -> dict[str, int]:
-    """Vitals once descriptors and processes are down to `wanted`, or after `SETTLE_S` whatever they are then."""
+async def settle(processes: int, descriptors: int) -> dict[str, int]:
+    """Vitals once the pool is full and nothing else is left, or after `SETTLE_S` whatever they are then."""
     with anyio.move_on_after(SETTLE_S):
-        while any(vitals()[name] > wanted[name] for name in ("descriptors", "processes")):
+        while (now := vitals())["processes"] != processes or now["descriptors"] > descriptors:
             await anyio.sleep(0.01)
     return vitals()
 
@@ -173,7 +175,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
     host = Host(options.get("mortal", False))
     async with Runtime(
         host.registry,
-        pool=PoolConfig(warm=options.get("warm", 1)),
+        pool=PoolConfig(warm=WARM),
         policy=Policy(**options.get("policy", {})),
         packages=options.get("packages", ()),
         preload=options.get("preload", ()),
@@ -185,9 +187,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
                 case "run":
                     write(answers, await run(runtime, host, request["runs"]))
                 case "settle":
-                    write(answers, await settle(request["wanted"]))
-                case "vitals":
-                    write(answers, vitals())
+                    write(answers, await settle(LAUNCHER_AND_ZYGOTE + WARM, request["descriptors"]))
                 case "named":
                     write(answers, named(request["name"]))
 

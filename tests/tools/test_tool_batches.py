@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
@@ -247,27 +248,51 @@ async def test_a_timeout_really_cancels_an_async_tool() -> None:
 
 
 @pytest.mark.conforms("F-b2", "J-b4", "F-b5")
-async def test_a_synchronous_tool_that_ignores_its_timeout_is_left_behind_and_counted() -> None:
-    release = threading.Event()
+async def test_a_synchronous_tool_that_will_not_stop_is_left_behind_and_counted() -> None:
+    started, release = anyio.Event(), threading.Event()
+    run, results = RunContext(), list[ToolResult]()
 
     def stubborn() -> str:
         """Ignore everything until released."""
+        anyio.from_thread.run_sync(started.set)
         release.wait(PATIENCE_S)
         return "late"
 
-    registry = ToolRegistry(timeout_s=0.01)
-    registry.add(stubborn)
+    registry = ToolRegistry([stubborn])
     before = abandoned_threads()
 
+    async def call() -> None:
+        results.append(await registry.dispatch("stubborn", {}, context=run))
+
     try:
-        result = await registry.execute("stubborn")
-        assert result.status is Status.TIMEOUT
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await started.wait()
+            run.cancel("enough")
+        assert [result.text for result in results] == ["enough"]
         assert abandoned_threads() == before + 1
     finally:
         release.set()
     with anyio.fail_after(PATIENCE_S):
         while abandoned_threads() > before:
             await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.conforms("F-b2", "J-b4")
+async def test_a_synchronous_tool_that_takes_too_long_is_a_timeout() -> None:
+    release = threading.Event()
+
+    def slow() -> str:
+        """Ignore everything until released."""
+        release.wait(PATIENCE_S)
+        return "late"
+
+    registry = ToolRegistry([slow], timeout_s=0.01)
+
+    try:
+        assert (await registry.execute("slow")).status is Status.TIMEOUT
+    finally:
+        release.set()
 
 
 @pytest.mark.conforms("F-b2")
@@ -420,13 +445,14 @@ async def test_an_empty_batch_is_empty_and_ends_nothing() -> None:
 @pytest.mark.conforms("F15")
 async def test_one_tool_may_run_with_itself_and_sees_its_own_cancellation() -> None:
     seen: list[bool] = []
-    run = RunContext()
+    run, meeting = RunContext(), Meeting(2)
 
     async def watch(ctx: ToolContext, cancel: bool = False) -> str:
         """Watch for cancellation."""
-        if cancel:
-            run.cancel()
         try:
+            await meeting.join()
+            if cancel:
+                run.cancel()
             await anyio.sleep_forever()
         finally:
             assert ctx.scope is not None

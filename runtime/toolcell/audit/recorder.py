@@ -1,6 +1,6 @@
 """From runs and calls to records: what is noted of each, and when.
 
-A start is on disk before its effect: the record of a run before its script is sent, that of a call before its tool runs.
+A start is recorded before its effect: that of a run before its script is sent, that of a call before its tool runs.
 Knows neither files nor keys; it hands plain data to the log.
 """
 
@@ -95,7 +95,7 @@ class Recorder:
         isolation: dict[str, Any] = {"environment": environment or {}}
         if sandbox is not None:
             isolation |= {"backend": sandbox.backend, "sandbox": sandbox.id, "layers": dict(sandbox.layers)}
-        known = self._policy_fields(policy) | {"lint": message.lint, "seed": message.seed, "clock": message.clock}
+        known = {**self._policy_fields(policy), "lint": message.lint, "seed": message.seed, "clock": message.clock}
         tools = self._note_tools(registry, message.tools)
         return self._begin(
             context, CODE, message.source, message.inputs, files, tools, self._limit_fields(limits), known, isolation
@@ -132,9 +132,10 @@ class Recorder:
             sha256 = content.text_digest(redactor.clean_all(source))
         if inputs and redactor.scan(records.pack(inputs)) is not None:
             inputs_digest = content.digest_of(redactor.clean_all(records.unpack(records.pack(inputs))))
-        fields = (
-            self._new_id(context), sort, source, sha256, inputs, inputs_digest, _input_files(files, self.log), tools, limits,
-            policy, isolation, _who(context), {},
+        put = _input_files(files, self.log)
+        fields: tuple[Any, ...] = (
+            self._new_id(context), sort, source, sha256, inputs, inputs_digest, put, tools, limits, policy, isolation,
+            _who(context), {},
         )  # fmt: skip
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
         return RunRecord(self, run, context, redactor)
@@ -189,8 +190,8 @@ class RunRecord:
     """The records of one run under way; sees its calls as their `CallObserver`."""
 
     __slots__ = (
-        "_calls", "_content_of", "_failed_calls", "_log", "_numbers", "_others", "_redactor", "_run", "context", "lines",
-        "problem",
+        "_calls", "_content_of", "_failed_calls", "_log", "_numbers", "_others", "_redactor", "_run", "context",
+        "lines", "problem",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, run: int, context: RunContext, redactor: Redactor) -> None:
@@ -294,11 +295,9 @@ class RunRecord:
     def _reduced_result(self, keep: ToolContent, value: Any, more: dict[str, Any]) -> Any:
         if keep.results == "full":
             return value
-        whole = [value, *(more.pop(name, None) for name in ("message", "details", "text", "trace"))]
-        content.kept(
-            whole if any(each is not None for each in whole[1:]) else value, keep.results, more, "value", self._clean
-        )
-        return None
+        said = [more.pop(name, None) for name in ("message", "details", "text", "trace")]
+        whole = value if said == [None] * 4 else [value, *said]
+        return content.kept(whole, keep.results, more, "value", self._clean)
 
     def _clean(self, value: Any) -> Any:
         return self._redactor.clean_all(records.unpack(records.pack(value)))

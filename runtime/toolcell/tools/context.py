@@ -172,6 +172,8 @@ class RunState:
         """A wait that the run's `cancel` ends, or its deadline."""
         with anyio.CancelScope(deadline=deadline) as scope:
             self.waiting.add(scope)
+            if self.cancel_reason is not None:
+                scope.cancel()
             try:
                 yield scope
             finally:

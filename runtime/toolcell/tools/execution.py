@@ -67,6 +67,8 @@ async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeou
     assert entry is not None
     own_s = entry.timeout_s if entry.timeout_s is not None else default_timeout_s
     call.timeout_s = own_s if call.timeout_s is None else min(own_s, call.timeout_s)
+    if call.run.state.cancel_reason is not None:  # while it waited for its task to start
+        return _cut_short(call)
     token = current.set(call)
     active = call.run.state.active
     try:
