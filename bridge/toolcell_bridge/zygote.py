@@ -47,7 +47,8 @@ FIRST_FREE = 10
 
 WARM_UPS = 32
 """Rehearsals in the zygote. The interpreter rewrites code that has run a dozen times; done here, children share the
-rewritten pages and run the faster code from the start (measured: a third less CPU time in each)."""
+rewritten pages: a tenth fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds). What it
+saves in CPU time was within the noise."""
 
 MERSENNE_WORDS = 624
 

@@ -390,7 +390,7 @@ class Execution:
     async def _settle(self) -> Exit:
         """After Done: read what is left. After anything else: wait for the corpse."""
         if self._done is not None and self._breach is None and self._violation is None:
-            self._sample = self.sandbox.sample()
+            self._sample = self.sandbox.sample(brief=self._done.ok)
             self._take_output()
             return Exit()
         self._sample = later(self._sample, self.sandbox.sample())

@@ -45,14 +45,14 @@ class CgroupFiles:
     def children(self, directory: Path) -> list[Path]:
         return [Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
 
-    def read(self, file: Path) -> str:
+    def read(self, file: Path | str) -> str:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, 65536).decode()
         finally:
             os.close(descriptor)
 
-    def write(self, file: Path, text: str) -> None:
+    def write(self, file: Path | str, text: str) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
@@ -87,6 +87,10 @@ class Cgroup(abc.ABC):
     @abc.abstractmethod
     def usage(self) -> CgroupUsage:
         """Read what has been used since the cgroup was made."""
+
+    @abc.abstractmethod
+    def consumed(self) -> tuple[float | None, int | None]:
+        """Read only what every run is told: (CPU seconds, peak memory in bytes)."""
 
     @abc.abstractmethod
     def _forbid_forks(self) -> None: ...
@@ -176,7 +180,9 @@ class V1Cgroup(Cgroup):
 
     def __init__(self, name: str, directories: dict[str, Path], files: CgroupFiles) -> None:
         super().__init__(name, tuple(directories.values()), files)
-        self._memory, self._pids, self._cpu = directories["memory"], directories["pids"], directories.get("cpuacct")
+        memory, pids, cpu = directories["memory"], directories["pids"], directories.get("cpuacct")
+        # Text, joined once: these are opened a dozen times in a sandbox's short life.
+        self._memory, self._pids, self._cpu = str(memory), str(pids), None if cpu is None else str(cpu)
 
     @property
     def entries(self) -> tuple[Path, ...]:
@@ -185,8 +191,8 @@ class V1Cgroup(Cgroup):
         return tuple(directory / "tasks" for directory in self._directories)
 
     def set_limits(self, memory_bytes: int, processes: int) -> None:
-        self._files.write(self._pids / "pids.max", str(processes))
-        limit, with_swap = self._memory / "memory.limit_in_bytes", self._memory / "memory.memsw.limit_in_bytes"
+        self._files.write(f"{self._pids}/pids.max", str(processes))
+        limit, with_swap = f"{self._memory}/memory.limit_in_bytes", f"{self._memory}/memory.memsw.limit_in_bytes"
         try:
             self._files.write(limit, str(memory_bytes))
         except OSError as error:
@@ -198,22 +204,27 @@ class V1Cgroup(Cgroup):
         try:
             self._files.write(with_swap, str(memory_bytes))
         except FileNotFoundError:  # no swap accounting: keep to memory as well as can be
-            self._files.write(self._memory / "memory.swappiness", "0")
+            self._files.write(f"{self._memory}/memory.swappiness", "0")
 
     def usage(self) -> CgroupUsage:
         read = self._files.read
-        cpu_s = None if self._cpu is None else int(read(self._cpu / "cpuacct.usage")) / 1e9
+        cpu_s, peak_memory_bytes = self.consumed()
         return CgroupUsage(
             cpu_s=cpu_s,
-            peak_memory_bytes=int(read(self._memory / "memory.max_usage_in_bytes")),
-            current_processes=int(read(self._pids / "pids.current")),
-            peak_processes=_optional_number(self._files, self._pids / "pids.peak"),
-            oom_kills=_field(read(self._memory / "memory.oom_control"), "oom_kill"),
-            processes_refused=_field(read(self._pids / "pids.events"), "max"),
+            peak_memory_bytes=peak_memory_bytes,
+            current_processes=int(read(f"{self._pids}/pids.current")),
+            peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
+            oom_kills=_field(read(f"{self._memory}/memory.oom_control"), "oom_kill"),
+            processes_refused=_field(read(f"{self._pids}/pids.events"), "max"),
         )
 
+    def consumed(self) -> tuple[float | None, int | None]:
+        read = self._files.read
+        cpu_s = None if self._cpu is None else int(read(f"{self._cpu}/cpuacct.usage")) / 1e9
+        return cpu_s, int(read(f"{self._memory}/memory.max_usage_in_bytes"))
+
     def _forbid_forks(self) -> None:
-        self._files.write(self._pids / "pids.max", "0")
+        self._files.write(f"{self._pids}/pids.max", "0")
 
 
 class V2Cgroup(Cgroup):
@@ -238,11 +249,16 @@ class V2Cgroup(Cgroup):
         except FileNotFoundError:  # no swap on this machine
             pass
 
+    def consumed(self) -> tuple[float | None, int | None]:
+        cpu_s = _field(self._files.read(self.directory / "cpu.stat"), "usage_usec") / 1e6
+        return cpu_s, _optional_number(self._files, self.directory / "memory.peak")
+
     def usage(self) -> CgroupUsage:
         read = self._files.read
+        cpu_s, peak_memory_bytes = self.consumed()
         return CgroupUsage(
-            cpu_s=_field(read(self.directory / "cpu.stat"), "usage_usec") / 1e6,
-            peak_memory_bytes=_optional_number(self._files, self.directory / "memory.peak"),
+            cpu_s=cpu_s,
+            peak_memory_bytes=peak_memory_bytes,
             current_processes=int(read(self.directory / "pids.current")),
             peak_processes=_optional_number(self._files, self.directory / "pids.peak"),
             oom_kills=_field(read(self.directory / "memory.events"), "oom_kill"),
@@ -265,7 +281,7 @@ def _field(text: str, key: str) -> int:
     return next(int(number) for name, _, number in (line.partition(" ") for line in text.splitlines()) if name == key)
 
 
-def _optional_number(files: CgroupFiles, file: Path) -> int | None:
+def _optional_number(files: CgroupFiles, file: Path | str) -> int | None:
     try:
         return int(files.read(file))
     except FileNotFoundError:

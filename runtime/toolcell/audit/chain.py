@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from toolcell.audit import frames, layout, records
 from toolcell.audit.frames import GENESIS, MAGIC, Frame
@@ -54,7 +54,6 @@ class Chain:
         self._signer = signer
         self._lock = lock
         self._fd = -1
-        self._broken = ""
 
     # Beginning
 
@@ -106,8 +105,7 @@ class Chain:
             self._fd = os.open(layout.segment_path(self.path, self.number), _FLAGS)
             if tail.size <= len(MAGIC):  # made, but its maker was killed before it wrote the first record
                 os.ftruncate(self._fd, 0)
-                self._write(MAGIC)
-                self._write_segment_record()
+                self._begin()
         python = ".".join(map(str, sys.version_info[:3]))
         host = (os.uname().nodename, os.getpid(), __version__, python)
         self.append(records.OPENED, 0, (*host, self._signer.key_id, self._signer.algorithm, torn, {}))
@@ -115,11 +113,12 @@ class Chain:
     def _begin_segment(self) -> None:
         self.number += 1
         self._fd = os.open(layout.segment_path(self.path, self.number), _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        self.size = 0
-        self._write(MAGIC)
-        self._write_segment_record()
+        self._begin()
 
-    def _write_segment_record(self) -> None:
+    def _begin(self) -> None:
+        if os.write(self._fd, MAGIC) != len(MAGIC):
+            self._give_up("the disk is full")
+        self.size = len(MAGIC)
         self.append(records.SEGMENT, 0, (layout.FORMAT, self.log, self.name, self.number, {}))
 
     # Writing
@@ -135,33 +134,31 @@ class Chain:
             AuditError: it could not be written; the log is as it was before.
         """
         seq = self.seq + 1
-        body = records.packer.pack((seq, at_ns, kind, run or (seq if kind == records.RUN_STARTED else 0), content))
+        if kind == records.RUN_STARTED:
+            run = seq
+        body = records.packer.pack((seq, at_ns, kind, run, content))
         link = frames.link(self.link, body)
-        self._write(frames.frame(self.link, body, link))
+        data = frames.frame(self.link, body, link)
+        try:
+            is_written = os.write(self._fd, data) == len(data)
+        except OSError as exc:
+            self._give_up(exc.strerror, exc)
+        if not is_written:
+            self._give_up("the disk is full")
+        self.size += len(data)
         self.seq, self.link = seq, link
         self.unsigned += 1
         return seq
 
-    def _write(self, data: bytes) -> None:
-        problem = self._broken
-        if not problem:
-            try:
-                written = os.write(self._fd, data)
-                if written == len(data):
-                    self.size += written
-                    return
-                problem = "the disk is full"
-            except OSError as exc:
-                problem = str(exc.strerror)
-            self._undo(problem)
-        raise AuditError(f"cannot write the audit log {self.path}: {problem}")
-
-    def _undo(self, problem: str) -> None:
+    def _give_up(self, problem: str | None, cause: OSError | None = None) -> NoReturn:
         """Take back the piece of a record that did not fit, so that the next one can follow the last whole one."""
-        try:
-            os.ftruncate(self._fd, self.size)
-        except OSError:
-            self._broken = problem
+        if self._fd >= 0:
+            try:
+                os.ftruncate(self._fd, self.size)
+            except OSError:  # nothing may follow what is half there
+                os.close(self._fd)
+                self._fd = -1
+        raise AuditError(f"cannot write the audit log {self.path}: {problem}") from cause
 
     def checkpoint(self, reason: str) -> None:
         """Sign everything up to here."""
@@ -189,9 +186,8 @@ class Chain:
             os.close(new)
             place.unlink()
             raise
-        self._fd, self.number, self.size = new, self.number + 1, 0
-        self._write(MAGIC)
-        self._write_segment_record()
+        self._fd, self.number = new, self.number + 1
+        self._begin()
         return old
 
     def sync(self) -> None:
@@ -212,7 +208,6 @@ class Chain:
             if descriptor >= 0:
                 os.close(descriptor)
         self._fd = self._lock = -1
-        self._broken = "it is closed"
 
 
 def sync(descriptor: int) -> None:

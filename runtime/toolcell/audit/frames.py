@@ -26,6 +26,8 @@ GENESIS: Final = bytes(LINK_BYTES)
 """What the first record of a chain is linked to."""
 
 _INVERT: Final = 0xFFFFFFFF
+_sha256: Final = hashlib.sha256
+_header: Final = HEADER.pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def body_digest(body: bytes) -> bytes:
 
 def link(before: bytes, body: bytes) -> bytes:
     """The link of a record."""
-    return hashlib.sha256(before + hashlib.sha256(body).digest()).digest()
+    return _sha256(before + _sha256(body).digest()).digest()
 
 
 def link_of_digest(before: bytes, digest: bytes) -> bytes:
@@ -87,7 +89,7 @@ def link_of_digest(before: bytes, digest: bytes) -> bytes:
 def frame(before: bytes, body: bytes, own: bytes) -> bytes:
     """The bytes of one record."""
     size = len(body)
-    return b"".join((HEADER.pack(size, size ^ _INVERT), before, body, own))
+    return b"".join((_header(size, size ^ _INVERT), before, body, own))
 
 
 def pieces(data: bytes, offset: int = len(MAGIC)) -> Iterator[Piece]:

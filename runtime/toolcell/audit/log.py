@@ -29,6 +29,9 @@ from toolcell.errors import AuditError, UsageError
 
 logger = logging.getLogger("toolcell.audit")
 
+COMMON = frozenset({records.TOOLS, records.TERMS})
+"""Kinds that describe things and hold nothing of a run: an argument called `token` is no token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -80,6 +83,10 @@ class AuditLog:
         """Where the newest head of each chain is kept, away from the log."""
         values = secrets.values() if isinstance(secrets, Mapping) else secrets
         self.redactor = Redactor(values, self.config.redact_names, self.config.redact_patterns)
+        self._value_bytes = self.config.value_bytes
+        self._unsigned_most = self.config.checkpoint_records
+        self._size_most = self.config.segment_bytes
+        self._is_always_synced = self.config.fsync == "always"
         self._key = key
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()
@@ -91,8 +98,8 @@ class AuditLog:
         self._is_closing = threading.Event()
         self._to_sync: list[int] = []
         self._failure: AuditError | None = None
-        self.written_tools: set[str] = set()
-        """Digests of tool definitions that the segment being written holds."""
+        self.noted: set[str] = set()
+        """Digests of what runs have in common that the segment being written holds already."""
 
     # Opening and closing
 
@@ -110,7 +117,7 @@ class AuditLog:
         self._chain = Chain.take(self.directory, log, self._signer)
         self._is_closing.clear()
         self._failure = None
-        self.written_tools.clear()
+        self.noted.clear()
         _open_logs.add(self)
         self._sealer = threading.Thread(target=self._seal_now_and_then, name="toolcell-audit", daemon=True)
         self._sealer.start()
@@ -183,16 +190,16 @@ class AuditLog:
         """
         redactor = redactor or self.redactor
         at_ns = time.time_ns()
-        packed: bytes | None
         with self._lock:
             try:
-                packed = records.packer.pack(fields)
+                packed: bytes | None = records.packer.pack(fields)
             except (TypeError, ValueError, OverflowError, RecursionError):
                 packed = None
-            if packed is not None and len(packed) <= self.config.value_bytes and redactor.scan(packed) is None:
-                seq = self._write(kind, run, packed, at_ns)
-            else:
+            if packed is None or len(packed) > self._value_bytes or redactor.scan(packed) is not None:
+                # Nothing is held meanwhile: what is not plain data is converted by code of its own.
                 packed = None
+            else:
+                seq = self._write(kind, run, packed, at_ns)
         if packed is None:
             packed = self._presentable(kind, fields, redactor)
             with self._lock:
@@ -202,17 +209,25 @@ class AuditLog:
         return seq
 
     def _write(self, kind: str, run: int, packed: bytes, at_ns: int) -> int:
-        chain = self._writable()
+        chain = self._chain
+        if chain is None or self._failure is not None:
+            chain = self._writable()
         seq = chain.append_packed(kind, run, packed, at_ns)
-        if self.config.fsync == "always":
-            chain.sync()
-        if chain.unsigned == 1 or chain.unsigned >= self.config.checkpoint_records:
-            self._needs_seal.set()
-        if chain.size > self.config.segment_bytes:
-            self._to_sync.append(chain.rotate())
-            self.written_tools.clear()
-            self._needs_seal.set()
+        unsigned = chain.unsigned
+        if unsigned == 1 or unsigned >= self._unsigned_most or chain.size > self._size_most or self._is_always_synced:
+            self._follow_up(chain)
         return seq
+
+    def _follow_up(self, chain: Chain) -> None:
+        """What only some records ask for."""
+        if self._is_always_synced:
+            chain.sync()
+        if chain.unsigned == 1 or chain.unsigned >= self._unsigned_most:
+            self._needs_seal.set()
+        if chain.size > self._size_most:
+            self._to_sync.append(chain.rotate())
+            self.noted.clear()
+            self._needs_seal.set()
 
     def _presentable(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
         """A content without secrets and no larger than it may be. Cutting comes last: no half of a secret stays."""
@@ -220,8 +235,7 @@ class AuditLog:
         rules = redactor.scan(packed)
         plain: list[Any] = records.unpack(packed)
         if rules is not None:
-            # Definitions describe arguments called `token`; they do not hold any.
-            plain, count = redactor.clean(plain, rules, with_names=kind != records.TOOLS)
+            plain, count = redactor.clean(plain, rules, with_names=kind not in COMMON)
             if count:
                 plain[-1] = plain[-1] | {"redacted": count}
         return records.pack_fields(tuple(content.fitted(kind, plain, self.config)))
@@ -272,14 +286,12 @@ class AuditLog:
 
     def _seal_now_and_then(self) -> None:
         """Sign soon after something was written; the thread's whole life."""
-        while True:
+        while not self._is_closing.is_set():
             self._needs_seal.wait()
             self._needs_seal.clear()
-            if self._is_closing.is_set():
-                return
-            chain = self._chain
-            if chain is not None and chain.unsigned < self.config.checkpoint_records:
-                self._wait_a_while(chain)
+            if (chain := self._chain) is None:
+                continue
+            self._wait_a_while(chain)
             try:
                 self._seal()
             except AuditError as exc:
@@ -287,7 +299,7 @@ class AuditLog:
 
     def _wait_a_while(self, chain: Chain) -> None:
         deadline = time.monotonic() + self.config.checkpoint_s
-        while not self._is_closing.is_set() and chain.unsigned < self.config.checkpoint_records:
+        while not self._is_closing.is_set() and chain.unsigned < self._unsigned_most:
             left = deadline - time.monotonic()
             if left <= 0 or not self._needs_seal.wait(left):
                 return
@@ -298,7 +310,7 @@ class AuditLog:
             chain = self._chain
             if chain is None or not chain.unsigned:
                 return
-            chain.checkpoint("time" if chain.unsigned < self.config.checkpoint_records else "records")
+            chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
             head = self._head(chain)
             newest = chain.duplicate()
         was_rotated = bool(self._to_sync)

@@ -15,7 +15,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from toolcell.audit import content, records
@@ -41,6 +41,7 @@ MAX_FILES_BYTES = 1 << 20
 """Contents of workspace files kept in one record, together."""
 
 MAX_REMEMBERED = 4096
+MAX_COMMON = 64
 
 ABORTED = "aborted"
 HOST_OUTCOMES = {"CancelledError": "cancelled", "Cancelled": "cancelled", "SandboxUnavailable": "unavailable"}
@@ -55,10 +56,8 @@ class Recorder:
 
     def __init__(self, log: AuditLog) -> None:
         self.log = log
-        self._limits: tuple[Limits | None, dict[str, Any]] = (None, {})
-        self._policy: tuple[Policy | None, dict[str, Any]] = (None, {})
         self._strict: tuple[Mapping[str, str] | None, Redactor] = (None, log.redactor)
-        self._digests: OrderedDict[tuple[int, ...], tuple[str, Any]] = OrderedDict()
+        self._common: OrderedDict[Any, _Common] = OrderedDict()
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._content_of = functools.lru_cache(maxsize=1024)(log.config.content_of)
 
@@ -92,19 +91,15 @@ class Recorder:
         environment: Mapping[str, Any] | None = None,
     ) -> RunRecord:
         """Record that a script is about to run."""
-        isolation: dict[str, Any] = {"environment": environment or {}}
-        if sandbox is not None:
-            isolation |= {"backend": sandbox.backend, "sandbox": sandbox.id, "layers": dict(sandbox.layers)}
-        known = {**self._policy_fields(policy), "lint": message.lint, "seed": message.seed, "clock": message.clock}
-        tools = self._note_tools(registry, message.tools)
-        return self._begin(
-            context, CODE, message.source, message.inputs, files, tools, self._limit_fields(limits), known, isolation
-        )
+        tools = self._tools(registry, message.tools) if message.tools else None
+        terms = self._terms(limits, policy, sandbox, environment or {})
+        ident = sandbox.id if sandbox is not None else None
+        return self._begin(context, CODE, message, files, tools, terms, ident)
 
     @contextmanager
     def observe(self, context: RunContext, sort: str = CALLS) -> Iterator[RunContext]:
         """Record every call made with the context given; for agents, plans and programs that need no sandbox."""
-        record = self._begin(context, sort, None, {}, (), "", {}, {}, {})
+        record = self._begin(context, sort)
         try:
             yield record.context
         except BaseException as exc:
@@ -116,29 +111,34 @@ class Recorder:
         self,
         context: RunContext,
         sort: str,
-        source: str | None,
-        inputs: Mapping[str, Any],
-        files: Iterable[GuestFile],
-        tools: str,
-        limits: Mapping[str, Any],
-        policy: Mapping[str, Any],
-        isolation: Mapping[str, Any],
+        message: Run | None = None,
+        files: Iterable[GuestFile] = (),
+        tools: _Common | None = None,
+        terms: _Common | None = None,
+        sandbox: str | None = None,
     ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
-        sha256 = content.text_digest(source) if source is not None else None
-        inputs_digest = content.digest_of(inputs) if inputs else None
-        if source is not None and redactor.scan(source.encode("utf-8", "surrogatepass")) is not None:
-            # A digest of what held a secret would let anybody who guesses the secret know that he did.
-            sha256 = content.text_digest(redactor.clean_all(source))
-        if inputs and redactor.scan(records.pack(inputs)) is not None:
-            inputs_digest = content.digest_of(redactor.clean_all(records.unpack(records.pack(inputs))))
-        put = _input_files(files, self.log)
+        for common in (tools, terms):
+            self._note(common)
+        script: tuple[Any, ...] = (None, None, None, None)
+        settings: tuple[Any, ...] = (None, None, None)
+        if message is not None:
+            script = _script(message, redactor)
+            settings = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
-            self._new_id(context), sort, source, sha256, inputs, inputs_digest, put, tools, limits, policy, isolation,
-            _who(context), {},
+            self._new_id(context), sort, *script, _input_files(files, self.log), tools and tools.digest,
+            terms and terms.digest, *settings, sandbox, _who(context), {},
         )  # fmt: skip
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
+        for common in (tools, terms):
+            self._note(common)  # again, should this record have begun a new segment
         return RunRecord(self, run, context, redactor)
+
+    def _note(self, common: _Common | None) -> None:
+        """Write what runs have in common where it is not written yet."""
+        if common is not None and common.digest not in self.log.noted:
+            self.log.noted.add(common.digest)
+            self.log.append(common.kind, 0, (common.digest, *common.content, {}))
 
     def _redactor_of(self, secrets: Mapping[str, str]) -> Redactor:
         if not secrets:
@@ -157,33 +157,61 @@ class Recorder:
             self._ids.popitem(last=False)
         return wanted
 
-    def _limit_fields(self, limits: Limits) -> Mapping[str, Any]:
-        if self._limits[0] is not limits:
-            self._limits = (limits, limits.model_dump())
-        return self._limits[1]
+    def _terms(
+        self, limits: Limits, policy: Policy, sandbox: Sandbox | None, environment: Mapping[str, Any]
+    ) -> _Common:
+        """Under what terms a script runs."""
+        walls = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
+        key = (id(limits), id(policy), walls)
+        if (known := self._common.get(key)) is None:
+            held = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
+            isolation: dict[str, Any] = {"environment": environment}
+            if sandbox is not None:
+                isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers)}
+            content_of_it = (limits.model_dump(), held, isolation)
+            known = self._keep(key, records.TERMS, content_of_it, (limits, policy))
+        return known
 
-    def _policy_fields(self, policy: Policy) -> Mapping[str, Any]:
-        if self._policy[0] is not policy:
-            self._policy = (policy, {"hash_seed": policy.hash_seed, "require": sorted(policy.require)})
-        return self._policy[1]
-
-    def _note_tools(self, registry: ToolRegistry, names: list[str]) -> str:
-        """The digest of what a run may call; the definitions themselves are written once per segment."""
-        if not names:
-            return ""
+    def _tools(self, registry: ToolRegistry, names: list[str]) -> _Common:
+        """What a run may call."""
         entries = tuple(registry.table.entries[name] for name in names)
         key = tuple(map(id, entries))
-        known = self._digests.get(key)
-        if known is None:
-            definitions = [[entry.name, entry.definition.description, entry.definition.parameters] for entry in entries]
-            known = self._digests[key] = (content.digest_of(definitions), (definitions, entries))
-            if len(self._digests) > 64:
-                self._digests.popitem(last=False)
-        digest, (definitions, _) = known
-        if digest not in self.log.written_tools:
-            self.log.written_tools.add(digest)
-            self.log.append(records.TOOLS, 0, (digest, definitions, {}))
-        return digest
+        if (known := self._common.get(key)) is None:
+            defined = [[entry.name, entry.definition.description, entry.definition.parameters] for entry in entries]
+            known = self._keep(key, records.TOOLS, (defined,), entries)
+        return known
+
+    def _keep(self, key: Any, kind: str, content_of_it: tuple[Any, ...], alive: object) -> _Common:
+        known = self._common[key] = _Common(kind, content.digest_of(content_of_it), content_of_it, alive)
+        if len(self._common) > MAX_COMMON:
+            self._common.popitem(last=False)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What many runs have in common, recorded once and named by its digest."""
+
+    kind: str
+    digest: str
+    content: tuple[Any, ...]
+    alive: object
+    """What the key it is found by names by identity; held so that no other object takes its place."""
+
+
+def _script(message: Run, redactor: Redactor) -> tuple[str, str, dict[str, Any], str | None]:
+    """Source and inputs with their digests. A digest of a text that held a secret would confirm every right guess of
+    it, so digests are of what is recorded."""
+    source, inputs = message.source, message.inputs
+    sha256 = content.text_digest(source)
+    if redactor.scan(source.encode("utf-8", "surrogatepass")) is not None:
+        sha256 = content.text_digest(redactor.clean_all(source))
+    if not inputs:
+        return source, sha256, inputs, None
+    packed = records.pack(inputs)
+    if redactor.scan(packed) is None:
+        return source, sha256, inputs, content.bytes_digest(packed)
+    return source, sha256, inputs, content.digest_of(redactor.clean_all(records.unpack(packed)))
 
 
 class RunRecord:

@@ -19,6 +19,7 @@ OPENED = "opened"
 CHECKPOINT = "checkpoint"
 RETIRED = "retired"
 TOOLS = "tools"
+TERMS = "terms"
 RUN_STARTED = "run_started"
 CALL_STARTED = "call_started"
 CALL_ENDED = "call_ended"
@@ -30,9 +31,10 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     CHECKPOINT: ("reason", "key", "signature"),
     RETIRED: ("first", "last", "seq", "link", "reason", "more"),
     TOOLS: ("digest", "definitions", "more"),
+    TERMS: ("digest", "limits", "policy", "isolation", "more"),
     RUN_STARTED: (
-        "id", "sort", "source", "sha256", "inputs", "inputs_sha256", "files", "tools", "limits", "policy", "isolation",
-        "who", "more",
+        "id", "sort", "source", "sha256", "inputs", "inputs_sha256", "files", "tools", "terms", "lint", "seed", "clock",
+        "sandbox", "who", "more",
     ),
     CALL_STARTED: ("number", "call", "parent", "tool", "origin", "line", "args", "more"),
     CALL_ENDED: ("number", "status", "duration_us", "value", "code", "more"),
@@ -43,6 +45,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Fields of each kind's content, in order. New ones go to the end; a reader gives None to those that are missing.
 
+`tools` and `terms` say what many runs have in common, once per segment; a run names their digests.
 `more` holds what most records of a kind have not got: redactions, digests of what was left out, coercions, agents.
 """
 

@@ -80,9 +80,15 @@ _WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "pri
 
 _LITERAL: Final = re.compile(
     r"""(?ix) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
-    ['"]? \s* [:=] \s* [bru]{0,2} (['"]) (?!\[redacted\]) ([^'"\n]{6,}) \1"""
+    ['"]? \s* [:=] \s* [bru]{0,2} (?P<quote>['"]) (?!\[redacted\]) ([^'"\n]{6,}) (?=(?P=quote))"""
 )
 """`password = "..."` in source code or JSON inside a text."""
+
+_BARE: Final = re.compile(
+    r"""(?ix) (?: passw(?:or)?d | secret | token | api[_-]?key | access[_-]?key )
+    = (?= \S{0,64}? \d) ([^\s'"(),;&\[\]{}.<>]{8,200}+) (?! [(.\[] )"""
+)
+"""`password=...` in a log line or a message; what looks like code is left alone."""
 
 # Texts come from guests. No pattern here may take quadratic time: each starts at a literal that its own repetition
 # cannot contain, or cannot fail once it has begun to repeat.
@@ -154,7 +160,9 @@ class Redactor:
 
     @staticmethod
     def _hide_literals(text: str) -> tuple[str, int]:
-        return _LITERAL.subn(lambda match: f"{match[0][: match.start(2) - match.start()]}{REDACTED}{match[1]}", text)
+        text, quoted = _LITERAL.subn(_hide, text)
+        text, bare = _BARE.subn(_hide, text)
+        return text, quoted + bare
 
 
 class _Walk:

@@ -111,8 +111,8 @@ class Sandbox(Protocol):
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         ...
 
-    def sample(self) -> Sample:
-        """Measure it now."""
+    def sample(self, *, brief: bool = False) -> Sample:
+        """Measure it now; `brief`: only CPU and memory, for a run that ended well."""
         ...
 
     def kill(self) -> None:

@@ -174,9 +174,10 @@ def _keyword_invoke(function: Callable[..., Any], context_parameter: str | None,
         kwargs = call.args if call.decoded is None else call.decoded
         if context_parameter is not None:
             kwargs = {**kwargs, context_parameter: call.context}
-        if threaded:
-            return run_in_thread(lambda: function(**kwargs), ABANDONED)
-        return function(**kwargs)
+        if not threaded:
+            return function(**kwargs)
+        call.context  # noqa: B018  made here: the tool's thread has no event loop to make it in
+        return run_in_thread(lambda: function(**kwargs), ABANDONED)
 
     return invoke
 

@@ -119,7 +119,7 @@ def _finish(call: Call, result: ToolResult) -> None:
             is_error=result.is_error,
             duration_ms=result.meta.duration_ms,
         )
-    if logger.isEnabledFor(logging.INFO):
+    if logger.isEnabledFor(logging.WARNING if result.is_error else logging.INFO):
         _log_end(call, result)
 
 

@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import ClassVar
@@ -137,11 +137,15 @@ class ProcessSandbox:
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         return _drain(self._output[0]), _drain(self._output[1])
 
-    def sample(self) -> Sample:
+    def sample(self, *, brief: bool = False) -> Sample:
         """Measure it now, from its cgroup."""
         if self._cgroup is None:
             return self._tree.look() if self._tree is not None else self._sample
         try:
+            if brief:
+                cpu_s, peak_memory_bytes = self._cgroup.consumed()
+                self._sample = replace(self._sample, cpu_s=cpu_s or 0.0, peak_memory_bytes=peak_memory_bytes or 0)
+                return self._sample
             usage = self._cgroup.usage()
         except OSError:
             return self._sample

@@ -1,6 +1,6 @@
 """The guest's own half in one directory, compiled: what a guest sees as its harness.
 
-A guest cannot write bytecode, so without it every cold start compiles the same modules again: 50 ms where the
+A guest cannot write bytecode, so without it every cold start compiles the same modules again: 45 ms where the
 host's copy has none, as in an editable install. One directory is also one mount where there were three. Knows files;
 knows nothing of mounts or sandboxes.
 """

@@ -1,0 +1,156 @@
+"""More than the host should have to take, and less than it should have to wait for: SECURITY.md, "bridge"."""
+
+from __future__ import annotations
+
+import pytest
+
+from escape.attack import GROWTH_BYTES, MIB, Victim, outside
+from escape.prologues import BRIDGE
+
+pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
+
+FLOODS = {
+    "progress": "message(PROGRESS, None)",
+    "progress of a kilobyte": "message(PROGRESS, 'x' * 1000)",
+    "empty logs": "message(LOG, 1, '')",
+    "logs of one character": "message(LOG, 2, 'x')",
+    "results": "message(RESULT, None, [])",
+    "large results": "message(RESULT, ['x' * 1000] * 100, [])",
+    "results with files": "message(RESULT, None, ['name'] * 100)",
+    "empty pieces of a file": "message(PART, 'a', '', b'', False)",
+    "empty files": "message(PART, 'a', '', b'', True)",
+    "problems": "message(PROBLEM, 'a', 0, 'p')",
+    "cancels of a call long answered": "message(CANCEL, 1)",
+    "pieces and results in turn": "message(PART, 'a', '', b'x' * 10_000, False) + message(RESULT, None, [])",
+    "whole files and results in turn": "message(PART, 'a', '', b'x' * 10_000, True) + message(RESULT, None, [])",
+    "lists that are slow to decode": "message(PROGRESS, [[]] * 50_000)",
+    "maps that are slow to decode": "message(PROGRESS, {str(number): number for number in range(20_000)})",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(kind: str, victim: Victim) -> None:
+    """While one guest floods, another's run on the same host ends, and the flood ends at its limit."""
+    source = BRIDGE + f"""
+send(message(CALL, 1, "echo", {{"text": "x"}}, None))
+receive()
+if walled:
+    send(message(CALL, 2, "meet", {{"place": "flood", "count": 1}}, None))
+    receive()
+wave = {FLOODS[kind]}
+wave *= max(1, 200_000 // len(wave))
+while True:
+    send(wave)
+"""
+    assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
+
+    honest = """
+call_tool("meet", {"place": "flood", "count": 2})
+set_result([call_tool("echo", {"text": str(number)}) for number in range(20)][-1])
+"""
+    flooding, other = victim.run_together([(source, {}), (honest, {})], limits={"wall_s": 1.0, "output_flood_bytes": MIB})
+    assert (other.outcome, other.value) == ("ok", "19")
+    assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
+    assert flooding.result.usage.wall_s < 4
+    assert flooding.growth_bytes < GROWTH_BYTES
+    victim.assert_healthy()
+
+
+def test_calls_past_the_limit_whose_refusals_nobody_reads_do_not_outlive_done(victim: Victim) -> None:
+    """More refusals than a socket holds, then Done: nothing waits for a reader that never comes."""
+    source = BRIDGE + """
+for number in (1, 2, 3):
+    send(message(CALL, number, "echo", {"text": "x"}, None))
+    receive()
+send(b"".join(message(CALL, number, "echo", {"text": "x"}, None) for number in range(4, 900)))
+if walled:
+    time.sleep(0.3)
+send(message(DONE, True, None))
+stay()
+"""
+    assert len(outside(source, bridge=True).believed) > 800
+    inside = victim.run(source, limits={"tool_calls": 3, "wall_s": 1.0})
+    assert inside.outcome in ("ok", "timeout", "call_limit", "protocol_error")
+    assert inside.result.usage.wall_s < 5
+    victim.assert_healthy()
+
+
+@pytest.mark.parametrize("then", ["done", "silence", "end"])
+def test_answers_that_are_never_read_hold_neither_memory_nor_the_run(then: str, victim: Victim) -> None:
+    last = {
+        "done": "send(message(DONE, True, None))\nstay()",
+        "silence": "stay()",
+        "end": "bridge.close()\nos._exit(0)",
+    }[then]
+    source = BRIDGE + f"""
+send(b"".join(message(CALL, number, "big", {{"size": 1_000_000}}, None) for number in range(1, 100)))
+if walled:
+    time.sleep(0.2)
+{last}
+"""
+    assert len(outside(source, bridge=True).believed) >= 99
+    inside = victim.run(source, limits={"wall_s": 1.0})
+    assert inside.outcome in ("ok", "timeout", "killed")
+    assert inside.growth_bytes < GROWTH_BYTES
+    victim.assert_healthy()
+
+
+HOARDS = {
+    "arguments of calls": "message(CALL, number, 'no_such_tool', {'text': 'x' * 4_000_000}, None)",
+    "arguments made of lists": "message(CALL, number, 'no_such_tool', {'text': [[]] * 400_000}, None)",
+    "names of tools": "message(CALL, number, 'x' * 4_000_000, {}, None)",
+    "names of files": "message(PART, f'{number}' + 'x' * 4_000_000, '', b'', True)",
+    "media types": "message(PART, f'{number}', 'x' * 4_000_000, b'', True)",
+    "problems with files": "message(PROBLEM, f'{number}', 0, 'x' * 4_000_000)",
+    "names of problems": "message(PROBLEM, f'{number}' + 'x' * 4_000_000, 0, '')",
+    "pieces voided by results": "message(PART, 'a', '', b'x' * 4_000_000, False) + message(RESULT, None, [])",
+    "files voided by results": "message(PART, f'{number}', '', b'x' * 4_000_000, True) + message(RESULT, None, [])",
+    "names that results announce": "message(RESULT, None, ['x' * 1_000_000] * 4)",
+    "logs": "message(LOG, 1, 'x' * 4_000_000)",
+    "progress": "message(PROGRESS, 'x' * 4_000_000)",
+}
+
+
+@pytest.mark.parametrize("kind", HOARDS)
+def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
+    """60 messages of 4 MB each, of every kind that the host may keep something of."""
+    source = BRIDGE + f"""
+for number in range(1, 61):
+    send({HOARDS[kind]})
+send(message(DONE, True, None))
+stay()
+"""
+    assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
+    inside = victim.run(source, limits={"wall_s": 10, "memory_bytes": 256 * MIB})
+    assert inside.growth_bytes < GROWTH_BYTES
+    kept = sum(len(file.name) + len(file.media_type) + len(file.problem or "") for file in inside.result.files)
+    assert kept < MIB
+    victim.assert_healthy()
+
+
+def test_findings_and_fields_of_a_claimed_error_are_cut(victim: Victim) -> None:
+    source = BRIDGE + """
+big = "x" * 1_500_000
+send(message(DONE, False, {"type": big, "message": big, "traceback": big, "findings": [{"message": big}], "line": -1,
+                           "column": 1 << 63, "exit_code": "0", "extra": big}))
+stay()
+"""
+    assert outside(source, bridge=True).received_bytes > MIB
+    inside = victim.run(source)
+    assert inside.outcome in ("error", "protocol_error")
+    assert inside.result.error is not None
+    assert len(repr(inside.result.error)) < 150_000
+
+
+def test_a_hundred_bad_runs_leave_the_host_as_it_was(victim: Victim) -> None:
+    """Sandboxes that broke the protocol, died or hung up, one after another; then the same count of everything."""
+    noise = BRIDGE + "send(b'\\xff' * 100)\nstay()"
+    assert outside(noise, bridge=True).received_bytes == 100
+    victim.assert_healthy()
+    for _ in range(5):
+        inside = victim.run_together(
+            [(noise, {}), ("import os\nos._exit(9)", {}), (BRIDGE + "bridge.close()\nos.close(3)\nstay()", {})] * 3,
+            limits={"wall_s": 0.3},
+        )
+        assert {str(each.outcome) for each in inside} <= {"protocol_error", "killed", "timeout"}
+    victim.assert_healthy()

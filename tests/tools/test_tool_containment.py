@@ -1,0 +1,306 @@
+"""Group J: what a tool may do to its run, which is nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell.agents import Agent
+from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.errors import AuditError, ToolAbort
+from toolcell.tools import (
+    AgentTool,
+    Call,
+    RunContext,
+    Status,
+    ToolDefinition,
+    ToolError,
+    ToolRegistry,
+    ToolResult,
+)
+from tools.toolkit import Meeting, recorded
+
+pytestmark = pytest.mark.anyio
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class NastyError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("even my text fails")
+
+
+async def a_group() -> None:
+    async def fail() -> None:
+        raise ValueError("from a child task")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(fail)
+        group.start_soon(anyio.sleep_forever)
+
+
+def raising(exc: BaseException) -> Any:
+    async def bad() -> str:
+        """Raise what the test wants."""
+        await anyio.lowlevel.checkpoint()
+        raise exc
+
+    return bad
+
+
+@pytest.mark.conforms("J1", "J2", "J7", "J-b1", "V-2")
+@pytest.mark.parametrize(
+    "exc",
+    [ValueError("boom"), SystemExit(3), MemoryError(), RecursionError(), StopIteration("odd"), NastyError(),
+     AssertionError(), OSError(2, "no such file"), ExceptionGroup("several", [ValueError("a"), KeyError("b")])],
+    ids=lambda exc: type(exc).__name__,
+)  # fmt: skip
+async def test_whatever_a_tool_raises_is_the_result_of_its_call_alone(exc: BaseException) -> None:
+    registry = ToolRegistry([raising(exc)])
+
+    @registry.tool
+    async def good() -> str:
+        """Always work, for the test."""
+        return "fine"
+
+    alone = await registry.execute("bad")
+    together = await registry.execute_batch([("bad", {}), ("good", {}), ("bad", {})])
+
+    for result in (alone, together[0], together[2]):
+        assert result.error is not None
+        assert result.error.code == "exception"
+        assert result.message.startswith('tool "bad" panicked: ')
+    assert together[1].text == "fine"
+
+
+@pytest.mark.conforms("J1", "J2")
+async def test_exceptions_of_a_tools_own_tasks_are_contained_too() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def group() -> None:
+        """Fail in a task of its own."""
+        await a_group()
+
+    result = await registry.execute("group")
+
+    assert result.is_error
+    assert isinstance(result.exc, ExceptionGroup)
+
+
+@pytest.mark.conforms("J2")
+async def test_a_returned_or_announced_error_is_its_message_and_nothing_else() -> None:
+    async def announced() -> str:
+        """Fail the announced way."""
+        raise ToolError("city not found", code="no_city", retryable=True, details={"near": ["Rome"]})
+
+    async def returned() -> ToolResult:
+        """Fail the returned way."""
+        return ToolResult.fail("city not found")
+
+    registry = ToolRegistry([announced, returned])
+    first, second = await registry.execute("announced"), await registry.execute("returned")
+
+    assert first.message == second.message == "city not found"
+    assert first.error is not None
+    assert (first.error.code, first.error.retryable, first.error.details) == ("no_city", True, {"near": ["Rome"]})
+
+
+@pytest.mark.conforms("J3", "J4")
+async def test_what_cannot_run_is_an_error_result() -> None:
+    registry = ToolRegistry([AgentTool(ToolDefinition("hollow", "A tool with nothing inside", EMPTY))])
+
+    hollow, nowhere = await registry.execute("hollow"), await registry.execute("nowhere")
+
+    assert hollow.message == 'tool "hollow" has no Execute function'
+    assert nowhere.is_error
+
+
+@pytest.mark.conforms("J5", "J6", "J8", "B11")
+async def test_a_failing_tool_never_ends_a_run() -> None:
+    model = ScriptedModel([calls(("bad", {})), calls(("bad", {})), "answer all the same"])
+
+    run = await Agent(model, tools=[raising(ConnectionError("infrastructure"))]).run("go")
+
+    assert (run.content, run.stop_reason, run.iterations) == ("answer all the same", "final", 3)
+
+
+@pytest.mark.conforms("J-b1", "V-1", "J5")
+@pytest.mark.parametrize("nested", [False, True])
+async def test_tool_abort_is_the_one_way_a_tool_ends_the_run(nested: bool) -> None:
+    abort = ToolAbort("the database is gone")
+    registry = ToolRegistry([raising(ExceptionGroup("wrapped", [abort]) if nested else abort)])
+    meeting, left = Meeting(1), list[str]()
+
+    @registry.tool
+    async def other() -> str:
+        """Wait until something ends the run."""
+        await meeting.join()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.append("left")
+        return ""
+
+    model = ScriptedModel([calls(("other", {}), ("bad", {})), "never said"])
+    agent = Agent(model, tools=registry)
+    log = recorded(agent.events)
+
+    run = await agent.run("go")
+
+    assert (run.stop_reason, run.error, model.samplings) == ("cancelled", "the database is gone", 1)
+    assert [message["tool_call_id"] for message in run.messages if message["role"] == "tool"] == [
+        "call_0_other", "call_1_bad",
+    ]  # fmt: skip
+    assert len([event for event in log if event.type == "tool_execution_end"]) == 2
+    with pytest.raises(ToolAbort, match="the database is gone"):
+        await registry.execute("bad")
+
+
+@pytest.mark.conforms("J-b1")
+async def test_an_interrupt_passes_through_and_is_recorded() -> None:
+    ended: list[Call] = []
+
+    class Observer:
+        def call_started(self, call: Call) -> None: ...
+
+        def call_ended(self, call: Call) -> None:
+            ended.append(call)
+
+    class Interrupt(KeyboardInterrupt):
+        """So that the loop under test is not really interrupted."""
+
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def interrupted() -> str:
+        """Be interrupted from outside."""
+        raise Interrupt
+
+    try:
+        await registry.dispatch("interrupted", {}, context=RunContext(observer=Observer()))
+    except KeyboardInterrupt:
+        passed = True
+
+    assert passed
+    assert ended[0].is_error
+
+
+@pytest.mark.conforms("J-b2")
+async def test_forgetting_the_result_is_an_error_where_one_is_promised() -> None:
+    class Forgetful:
+        name = "forgetful"
+        description = "Forgets to return anything."
+        parameters = EMPTY
+
+        async def execute(self, ctx: Any, args: Any) -> Any:
+            return None
+
+    async def fine() -> None:
+        """Do something and return nothing."""
+
+    registry = ToolRegistry([Forgetful(), fine])
+    forgotten, nothing = await registry.execute("forgetful"), await registry.execute("fine")
+
+    assert forgotten.error is not None
+    assert forgotten.error.code == "no_result"
+    assert nothing.status is Status.OK
+    assert nothing.text == ""
+
+
+@pytest.mark.conforms("J-b4")
+async def test_a_tool_that_lets_out_somebody_elses_cancellation_only_fails() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def confused() -> str:
+        """Await something that was cancelled."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # trio knows no such thing
+            raise ValueError("nothing to confuse") from None
+        future = loop.create_future()
+        future.cancel()
+        await future
+        return ""
+
+    @registry.tool
+    async def good() -> str:
+        """Always work, for the test."""
+        return "fine"
+
+    confused_result, good_result = await registry.execute_batch([("confused", {}), ("good", {})])
+
+    assert confused_result.is_error
+    assert good_result.text == "fine"
+
+
+@pytest.mark.conforms("J-b5")
+async def test_repeating_a_failing_call_is_pointed_out_at_the_third_time() -> None:
+    registry = ToolRegistry([raising(ValueError("boom"))])
+    model = ScriptedModel([*[calls(("bad", {}))] * 3, calls(("bad", {"x": 1})), "gave up"])
+
+    run = await Agent(model, tools=registry).run("go")
+
+    answers = [message["content"] for message in run.messages if message["role"] == "tool"]
+    assert "failed 3 times" not in answers[1]
+    assert "this exact call has now failed 3 times; change its arguments or do something else" in answers[2]
+    assert "failed" not in answers[3].replace("validation failed", "")
+
+
+async def test_a_call_that_cannot_be_recorded_is_not_made() -> None:
+    ran: list[str] = []
+
+    async def act() -> str:
+        """Act in some way or other."""
+        ran.append("acted")
+        return ""
+
+    class Full:
+        def __init__(self, exc: Exception) -> None:
+            self.exc = exc
+
+        async def call_started(self, call: Call) -> None:
+            raise self.exc
+
+        def call_ended(self, call: Call) -> None: ...
+
+    registry = ToolRegistry([act])
+    result = await registry.dispatch("act", {}, context=RunContext(observer=Full(OSError("disk full"))))
+
+    assert result.error is not None
+    assert result.error.code == "unavailable"
+    assert result.message == "the call could not be recorded, so it was not made"
+    with pytest.raises(AuditError):
+        await registry.dispatch("act", {}, context=RunContext(observer=Full(AuditError("chain broken"))))
+    assert ran == []
+
+
+async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() -> None:
+    log: list[str] = []
+
+    class Observer:
+        async def call_started(self, call: Call) -> None:
+            log.append(f"started {call.name} {call.args} {call.refusal is None}")
+
+        def call_ended(self, call: Call) -> None:
+            assert call.result is not None
+            log.append(f"ended {call.name} {call.result.status}")
+
+    async def act(n: int) -> str:
+        """Act in some way or other."""
+        log.append("effect")
+        return ""
+
+    registry = ToolRegistry([act])
+    run = RunContext(observer=Observer())
+
+    await registry.dispatch("act", {"n": "1"}, context=run)
+    await registry.dispatch("nowhere", {}, context=run)
+
+    assert log == [
+        "started act {'n': 1} True", "effect", "ended act ok", "started nowhere {} False", "ended nowhere error",
+    ]  # fmt: skip

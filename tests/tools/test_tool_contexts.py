@@ -1,0 +1,392 @@
+"""Groups K and L: whose call it is; and work that goes on after the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell.agents import Agent
+from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.errors import UsageError
+from toolcell.tools import (
+    AgentTool,
+    JobTable,
+    RunContext,
+    Secrets,
+    Status,
+    ToolContext,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    current_context,
+)
+from toolcell.tools.context import RunState
+from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
+
+pytestmark = pytest.mark.anyio
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@pytest.mark.conforms("K2", "K3", "O2")
+async def test_the_context_of_a_run_reaches_its_tools_without_being_in_their_signature() -> None:
+    async def whose() -> list[Any]:
+        """Tell whose run this is."""
+        ctx = current_context()
+        return [ctx.user_id, ctx.thread_id, ctx.chat_id, ctx.custom["plan"]]
+
+    def whose_in_a_thread() -> str:
+        """Tell it from a worker thread."""
+        return current_context().user_id
+
+    run = RunContext(user_id="ada", thread_id="t1", chat_id="c1", custom={"plan": "pro"})
+    registry = ToolRegistry([whose, whose_in_a_thread])
+
+    assert (await registry.dispatch("whose", {}, context=run)).value == ["ada", "t1", "c1", "pro"]
+    assert (await registry.dispatch("whose_in_a_thread", {}, context=run)).text == "ada"
+
+
+@pytest.mark.conforms("K3")
+async def test_a_missing_task_context_is_an_error_result() -> None:
+    async def needy(ctx: ToolContext) -> str:
+        """Need somebody to work for."""
+        return ctx.require_task().user_id
+
+    registry = ToolRegistry([needy])
+
+    nobody = await registry.execute("needy")
+
+    assert nobody.text == "no task context"
+    assert (await registry.dispatch("needy", {}, context=RunContext(user_id="ada"))).text == "ada"
+    with pytest.raises(UsageError, match="no tool call"):
+        current_context()
+
+
+def messaging(sent: list[tuple[str, str, str]]) -> AgentTool:
+    async def execute(ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+        channel, chat = args.get("channel") or ctx.channel, args.get("chat_id") or ctx.chat_id
+        if not (channel and chat):
+            return ToolResult.fail("No target channel/chat specified")
+        sent.append((channel, chat, args["text"]))
+        return ToolResult.silenced("Message sent")
+
+    properties = {name: {"type": "string"} for name in ("text", "channel", "chat_id")}
+    schema = {"type": "object", "properties": properties, "required": ["text"]}
+    return AgentTool(ToolDefinition("message", "Send a message to a chat", schema), execute)
+
+
+@pytest.mark.conforms("K4")
+async def test_a_message_goes_to_the_chat_of_its_arguments_or_else_of_the_context() -> None:
+    sent: list[tuple[str, str, str]] = []
+    registry = ToolRegistry([messaging(sent)])
+
+    here = await registry.execute_with_context("message", {"text": "hi"}, "tg", "1")
+    there = await registry.execute_with_context("message", {"text": "yo", "channel": "sl", "chat_id": "9"}, "tg", "1")
+    nowhere = await registry.execute("message", {"text": "hm"})
+
+    assert sent == [("tg", "1", "hi"), ("sl", "9", "yo")]
+    assert (here.silent, there.silent) == (True, True)
+    assert nowhere.text == "No target channel/chat specified"
+
+
+@pytest.mark.conforms("K-b1")
+async def test_a_context_belongs_to_one_call_and_cannot_be_changed() -> None:
+    kept: list[ToolContext] = []
+
+    async def keep(ctx: ToolContext) -> str:
+        """Keep the context for later."""
+        kept.append(ctx)
+        return ""
+
+    registry = ToolRegistry([keep])
+    await registry.execute_batch([("keep", {}), ("keep", {})])
+
+    assert kept[0] is not kept[1]
+    assert {ctx.call_id for ctx in kept} == {"call_0", "call_1"}
+    with pytest.raises(AttributeError):
+        kept[0].user_id = "mallory"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kept[0].run.user_id = "mallory"  # type: ignore[misc]
+
+
+@pytest.mark.conforms("K-b2", "K-b1")
+async def test_two_chats_calling_one_tool_a_hundred_times_each_never_mix() -> None:
+    answers: dict[str, set[str]] = {"ada": set(), "bob": set()}
+
+    async def whose(ctx: ToolContext) -> str:
+        """Tell whose run this is, twice."""
+        before = ctx.user_id
+        await anyio.lowlevel.checkpoint()
+        return f"{before} {current_context().user_id}"
+
+    registry = ToolRegistry([whose])
+
+    async def user(name: str) -> None:
+        for _ in range(100):
+            result = await registry.dispatch("whose", {}, context=RunContext(user_id=name))
+            answers[name].add(result.text)
+
+    async with anyio.create_task_group() as group:
+        for name in answers:
+            group.start_soon(user, name)
+
+    assert answers == {"ada": {"ada ada"}, "bob": {"bob bob"}}
+
+
+@pytest.mark.conforms("K-b3")
+async def test_the_context_carries_everything_and_reaches_plans_code_and_sub_agents() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def look(ctx: ToolContext) -> str:
+        """Look at the context of this call."""
+        await anyio.lowlevel.checkpoint()
+        assert ctx.scope is not None
+        assert ctx.deadline - anyio.current_time() < 61
+        ctx.logger.debug("looking")
+        ctx.emit("custom_event", note="x")
+        seen.append({"user": ctx.user_id, "run": ctx.run_id, "origin": str(ctx.origin), "key": ctx.secret("key")})
+        return str(ctx.limits)
+
+    async def script(call_tool: Any) -> Any:
+        return await call_tool("look", {})
+
+    run = RunContext(user_id="ada", secrets=Secrets({"key": "k-1234"}), limits={"wall_s": 1})
+    log = recorded(run.events)
+    inner = Agent(ScriptedModel([calls(("look", {})), "inner"]), tools=[look])
+    model = ScriptedModel(
+        [
+            calls(("look", {})),
+            calls(("execute_plan", {"steps": [{"tool": "look", "args": {}}]})),
+            calls(("execute_code", {"code": "..."})),
+            calls(("helper", {"task": "look"})),
+            "done",
+        ]
+    )
+    agent = Agent(model, tools=[look], plan_execution=True, code_execution=FakeRuntime(script))
+    agent.add_subagent("helper", "Helps with looking at things.", inner)
+
+    result = await agent.run("go", context=run)
+
+    assert result.content == "done"
+    assert [each["origin"] for each in seen] == ["model", "plan", "code", "subagent"]
+    assert {(each["user"], each["run"], each["key"]) for each in seen} == {("ada", run.run_id, "k-1234")}
+    assert len([event for event in log if event.type == "custom_event"]) == 4
+    missing = await ToolRegistry([look]).execute("look")
+    assert "no secret named 'key' is configured" in missing.text
+
+
+# Work that goes on
+
+
+async def in_background(ctx: ToolContext, fail: bool = False) -> ToolResult:
+    """Start some work in the background."""
+
+    async def work() -> ToolResult:
+        if fail:
+            raise ValueError("work broke")
+        await anyio.lowlevel.checkpoint()
+        return ToolResult.ok("worked")
+
+    return ctx.start_job(work, ack="on it")
+
+
+@pytest.mark.conforms("L2", "L4", "L-b3")
+async def test_a_job_has_an_id_a_result_an_event_and_can_be_found() -> None:
+    completed: list[str] = []
+
+    async def on_complete(run: RunContext, result: ToolResult) -> None:
+        await anyio.lowlevel.checkpoint()
+        completed.append(result.text)
+
+    registry = ToolRegistry([in_background])
+    run = RunContext(on_complete=on_complete)
+    log = recorded(run.events)
+
+    async with JobTable() as jobs:
+        run.state.jobs = jobs
+        pending = await registry.dispatch("in_background", {}, call_id="c1", context=run)
+        assert pending.job_id is not None
+        final = await jobs.await_(pending.job_id)
+        found = jobs.get(pending.job_id)
+        assert found is not None
+        assert [job.id for job in jobs.list()] == [pending.job_id]
+        assert (found.tool, found.call_id, found.is_done) == ("in_background", "c1", True)
+        with pytest.raises(UsageError, match="no job 'ghost'"):
+            await jobs.await_("ghost")
+        with anyio.fail_after(PATIENCE_S):
+            while not completed:
+                await anyio.lowlevel.checkpoint()
+
+    assert (pending.status, pending.text) == (Status.PENDING, "on it")
+    assert final.text == "worked"
+    assert completed == ["worked"]
+    [ended] = [event for event in log if event.type == "job_end"]
+    assert (ended.call_id, ended.data["job_id"]) == ("c1", pending.job_id)
+
+
+@pytest.mark.conforms("L4", "L-b3")
+async def test_a_finished_job_is_told_to_the_model_as_a_follow_up() -> None:
+    model = ScriptedModel([calls(("in_background", {})), "started, waiting", "it worked"])
+    agent = Agent(model, tools=[in_background], follow_up_jobs=True)
+
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs))
+        result = await agent.run("go", context=run)
+
+    assert result.content == "it worked"
+    assert model.requests[1].messages[-1]["content"] == "on it"
+    assert model.requests[2].messages[-1] == {
+        "role": "user", "content": "Background job job_1 of in_background finished: worked",
+    }  # fmt: skip
+
+
+def _with_jobs(jobs: JobTable) -> RunState:
+    state = RunState()
+    state.jobs = jobs
+    return state
+
+
+@pytest.mark.conforms("L-b2")
+@pytest.mark.parametrize("how", ["raises", "forgets", "takes too long", "is cancelled"])
+async def test_work_that_does_not_come_to_an_end_ends_as_an_error_all_the_same(how: str) -> None:
+    async def start(ctx: ToolContext) -> ToolResult:
+        """Start some work that goes wrong."""
+
+        async def work() -> Any:
+            if how == "raises":
+                raise ValueError("work broke")
+            if how != "forgets":
+                await anyio.sleep_forever()
+
+        return ctx.start_job(work, timeout_s=0.01 if how == "takes too long" else None)
+
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs))
+        pending = await ToolRegistry([start]).dispatch("start", {}, context=run)
+        assert pending.job_id is not None
+        if how == "is cancelled":
+            assert jobs.cancel(pending.job_id)
+            assert not jobs.cancel(pending.job_id)
+        result = await jobs.await_(pending.job_id)
+
+    codes = {"raises": "exception", "forgets": "no_result", "takes too long": "timeout", "is cancelled": "cancelled"}
+    assert result.error is not None
+    assert result.error.code == codes[how]
+
+
+@pytest.mark.conforms("L-b2", "F-b5")
+async def test_closing_the_table_ends_what_still_runs() -> None:
+    left: list[str] = []
+
+    async def start(ctx: ToolContext) -> ToolResult:
+        """Start some work that never ends."""
+
+        async def work() -> ToolResult:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                left.append("left")
+            return ToolResult.ok("never")
+
+        return ctx.start_job(work)
+
+    registry = ToolRegistry([start])
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs))
+        await registry.dispatch("start", {}, context=run)
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+
+    assert left == ["left"]
+    assert jobs.list()[0].is_done
+    late = await registry.dispatch("start", {}, context=run)
+    assert late.is_error
+    none_kept = await registry.execute("start")
+    assert none_kept.text == "this run keeps no background jobs"
+
+
+@pytest.mark.conforms("L1", "L-b1", "L-b2")
+async def test_a_completion_handle_works_from_any_thread_and_only_once() -> None:
+    completed: list[str] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        def work() -> None:
+            callback(ToolResult.ok("from a thread"))
+            callback(ToolResult.ok("again"))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await anyio.to_thread.run_sync(thread.join)
+        return ToolResult.async_("started")
+
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work on a thread", EMPTY), start)])
+
+    def on_complete(run: RunContext, result: ToolResult) -> None:
+        completed.append(result.text)
+
+    acknowledged = await registry.execute_with_context("start", {}, callback=on_complete)
+
+    assert acknowledged.text == "started"
+    assert completed == ["from a thread"]
+
+
+@pytest.mark.conforms("L-b2", "L-b3")
+async def test_a_handle_gets_a_job_in_a_run_that_keeps_jobs_and_a_cancelled_run_hears_nothing() -> None:
+    handles: list[Any] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        handles.append(callback)
+        return ToolResult.async_("started")
+
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs))
+        first = await registry.dispatch("start", {}, context=run)
+        second = await registry.dispatch("start", {}, context=run)
+        await handles[0](ToolResult.ok("done"))
+        run.cancel()
+        await handles[1](ToolResult.ok("too late"))
+        assert first.job_id is not None
+        assert second.job_id is not None
+        assert (await jobs.await_(first.job_id)).text == "done"
+        open_job = jobs.get(second.job_id)
+        assert open_job is not None
+        assert not open_job.is_done
+
+
+@pytest.mark.conforms("L-b4")
+async def test_plans_and_code_wait_for_background_work_a_while_and_then_get_its_id() -> None:
+    async def script(call_tool: Any) -> Any:
+        return await call_tool("in_background", {})
+
+    async def endless(ctx: ToolContext) -> ToolResult:
+        """Start some work that never ends."""
+
+        async def work() -> ToolResult:
+            await anyio.sleep_forever()
+            return ToolResult.ok("never")
+
+        return ctx.start_job(work, ack="on it")
+
+    registry = ToolRegistry([in_background, endless], pending_wait_s=0.01)
+    patient = ToolRegistry([in_background])
+    for each in (registry, patient):
+        each.enable_plan_execution()
+        each.enable_code_execution(FakeRuntime(script))
+
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs))
+        steps = [{"tool": "in_background", "args": {}}]
+        plan = await patient.dispatch("execute_plan", {"steps": steps}, context=run)
+        code = await patient.dispatch("execute_code", {"code": "..."}, context=run)
+        never = await registry.dispatch("execute_plan", {"steps": [{"tool": "endless", "args": {}}]}, context=run)
+
+    assert plan.value == [{"step": 0, "tool": "in_background", "status": "ok", "result": "worked"}]
+    assert code.value == "worked"
+    [row] = never.value
+    assert row["status"] == "pending"
+    assert row["result"] == {"job_id": "job_3", "status": "pending", "text": "on it"}

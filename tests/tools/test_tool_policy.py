@@ -1,0 +1,332 @@
+"""Group M: tools that may not be called; and that no path leads around a rule."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.agents import Agent, Network
+from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.errors import RegistrationError, ToolError
+from toolcell.tools import CODE, MODEL, PLAN, SUBAGENT, CallPolicy, RunContext, ToolContext, ToolRegistry
+from tools.toolkit import FakeRuntime
+
+pytestmark = pytest.mark.anyio
+
+
+class Dangerous:
+    """A registry with one dangerous tool, which tells whether it was ever reached, and one harmless one."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+        self.registry = ToolRegistry()
+
+        @self.registry.tool(prepare=self._prepare)
+        async def danger() -> str:
+            """Do something dangerous."""
+            self.reached.append("executed")
+            return "reached"
+
+        @self.registry.tool
+        async def harmless() -> str:
+            """Do something harmless."""
+            return "fine"
+
+        @self.registry.tool
+        async def relay(ctx: ToolContext, name: str) -> str:
+            """Call another tool by name."""
+            return (await ctx.call_tool(name)).text
+
+    def _prepare(self, args: dict[str, Any]) -> dict[str, Any]:
+        self.reached.append("prepared")
+        return args
+
+
+async def single(registry: ToolRegistry, name: str) -> None:
+    await registry.execute(name)
+
+
+async def single_as_text(registry: ToolRegistry, name: str) -> None:
+    await registry.dispatch(name, "{}", call_id="c", origin=MODEL, context=RunContext())
+
+
+async def with_context(registry: ToolRegistry, name: str) -> None:
+    await registry.execute_with_context(name, {}, "tg", "1")
+
+
+async def batch(registry: ToolRegistry, name: str) -> None:
+    await registry.execute_batch([(name, {}), ("harmless", {}), (name, {})])
+
+
+async def sequence(registry: ToolRegistry, name: str) -> None:
+    await registry.execute_batch([(name, {}), (name, {})], sequential=True)
+
+
+async def plan_step(registry: ToolRegistry, name: str) -> None:
+    enabled = registry.merged()
+    enabled.enable_plan_execution()
+    await enabled.execute("execute_plan", {"steps": [{"tool": name, "args": {}}, {"tool": "harmless", "args": {}}]})
+
+
+async def linked_plan_step(registry: ToolRegistry, name: str) -> None:
+    enabled = registry.merged()
+    enabled.enable_plan_execution()
+    steps = [{"tool": "harmless", "args": {}, "id": "a"}, {"tool": name, "args": {}, "depends_on": ["a"]}]
+    await enabled.execute("execute_plan", {"steps": steps})
+
+
+async def guest_call(registry: ToolRegistry, name: str) -> None:
+    async def script(call_tool: Any) -> None:
+        await call_tool(name)
+
+    enabled = registry.merged()
+    enabled.enable_code_execution(FakeRuntime(script))
+    await enabled.execute("execute_code", {"code": "call_tool(...)"})
+
+
+async def guest_calls_in_parallel(registry: ToolRegistry, name: str) -> None:
+    async def script(call_tool: Any) -> None:
+        async def one() -> None:
+            try:
+                await call_tool(name)
+            except ToolError:
+                pass
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(one)
+
+    enabled = registry.merged()
+    enabled.enable_code_execution(FakeRuntime(script))
+    await enabled.execute("execute_code", {"code": "call_tools_parallel(...)"})
+
+
+async def code_in_a_plan(registry: ToolRegistry, name: str) -> None:
+    async def script(call_tool: Any) -> None:
+        await call_tool(name)
+
+    enabled = registry.merged()
+    enabled.enable_plan_execution()
+    enabled.enable_code_execution(FakeRuntime(script))
+    await enabled.execute("execute_plan", {"steps": [{"tool": "execute_code", "args": {"code": "x"}}]})
+
+
+async def model_of_an_agent(registry: ToolRegistry, name: str) -> None:
+    await Agent(ScriptedModel([calls((name, {}), ("harmless", {})), "done"]), tools=registry).run("go")
+
+
+async def sub_agent_with_the_same_registry(registry: ToolRegistry, name: str) -> None:
+    inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry)
+    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]))
+    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    await outer.run("go")
+
+
+async def sub_agent_with_its_own_copy(registry: ToolRegistry, name: str) -> None:
+    """The sub-agent has the tool from somewhere else; the rule is its parent's."""
+    own = ToolRegistry()
+    entry = registry.entry(name)
+    assert entry is not None
+    own.register(entry.shape)
+    inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=own)
+    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]), tools=registry)
+    outer.registry.register_or_replace(inner.as_tool("helper", "Helps with everything there is."))
+    await outer.run("go")
+
+
+async def network(registry: ToolRegistry, name: str) -> None:
+    inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry)
+    model = ScriptedModel([calls(("agent_inner", {"task": "go"})), "done"])
+    await Network(model, {"inner": ("Helps with everything there is.", inner)}).run("go")
+
+
+async def alias(registry: ToolRegistry, name: str) -> None:
+    renamed = registry.merged()
+    renamed.alias("innocent", name)
+    await renamed.execute("innocent")
+
+
+async def namespace(registry: ToolRegistry, name: str) -> None:
+    spaced = registry.namespaced("ns")
+    await spaced.execute(f"ns_{name}")
+
+
+async def subset(registry: ToolRegistry, name: str) -> None:
+    await registry.subset([name]).execute(name)
+
+
+async def snapshot(registry: ToolRegistry, name: str) -> None:
+    await registry.snapshot().execute(name)
+
+
+async def other_tool(registry: ToolRegistry, name: str) -> None:
+    await registry.execute("relay", {"name": name})
+
+
+async def replaced_tools(registry: ToolRegistry, name: str) -> None:
+    fresh = ToolRegistry()
+    entry = registry.entry(name)
+    assert entry is not None
+    fresh.register(entry.shape)
+    await Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry).run("go", tools=fresh)
+
+
+PATHS = [
+    single, single_as_text, with_context, batch, sequence, plan_step, linked_plan_step, guest_call,
+    guest_calls_in_parallel, code_in_a_plan, model_of_an_agent, sub_agent_with_the_same_registry,
+    sub_agent_with_its_own_copy, network, alias, namespace, subset, snapshot, other_tool, replaced_tools,
+]  # fmt: skip
+
+
+@pytest.mark.conforms("M-b1", "M1", "G-b2", "N-b3", "R6")
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+@pytest.mark.parametrize("rule", ["none", "exact", "glob", "allow-list", "hook"])
+async def test_no_path_leads_to_a_forbidden_tool(path: Any, rule: str) -> None:
+    from toolcell.tools import Block
+
+    dangerous = Dangerous()
+    registry = dangerous.registry
+    match rule:
+        case "exact":
+            registry.blacklist("danger")
+        case "glob":
+            registry.blacklist("dan*")
+        case "allow-list":
+            registry.allow_only("harmless", "relay", "execute_*", "helper", "agent_*", "ns_harmless")
+        case "hook":
+            registry.add_hook(before=lambda call: Block("no") if "danger" in call.entry.aliases else None)
+
+    await path(registry, "danger")
+
+    if rule == "none":
+        assert "executed" in dangerous.reached, "the path leads nowhere, so it proves nothing"
+    elif rule == "hook":
+        assert "executed" not in dangerous.reached
+    else:
+        assert dangerous.reached == []
+
+
+@pytest.mark.conforms("M2", "M3", "M4", "M-b2", "V-12")
+async def test_a_forbidden_call_is_logged_answered_and_no_failure_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    dangerous = Dangerous()
+    agent = Agent(ScriptedModel([calls(("danger", {})), "something else then"]), tools=dangerous.registry)
+    agent.blacklist("danger")
+
+    with caplog.at_level(logging.WARNING):
+        run = await agent.run("go")
+
+    assert run.messages[2]["content"] == 'tool "danger" is not permitted'
+    assert "tool danger failed" in caplog.text
+    assert (run.content, run.error, run.stop_reason) == ("something else then", None, "final")
+    assert dangerous.registry.has("danger")
+
+
+@pytest.mark.conforms("M1", "M-b4")
+async def test_a_rule_counts_from_the_next_call_on_also_in_a_run_that_is_going_on() -> None:
+    dangerous = Dangerous()
+
+    @dangerous.registry.tool
+    async def forbid() -> str:
+        """Forbid the dangerous tool."""
+        dangerous.registry.blacklist("danger")
+        return "forbidden"
+
+    model = ScriptedModel([calls(("danger", {})), calls(("forbid", {})), calls(("danger", {})), "done"])
+
+    run = await Agent(model, tools=dangerous.registry).run("go")
+    dangerous.registry.unblacklist("danger")
+    again = await dangerous.registry.execute("danger")
+
+    answers = [message["content"] for message in run.messages if message["role"] == "tool"]
+    assert answers == ["reached", "forbidden", 'tool "danger" is not permitted']
+    assert model.requests[3].tool_names == ["harmless", "relay", "forbid"]
+    assert again.text == "reached"
+
+
+@pytest.mark.conforms("M-b3")
+def test_forbidden_tools_are_not_advertised_unless_wanted() -> None:
+    registry = Dangerous().registry
+    registry.blacklist("danger")
+    registry.enable_code_execution(FakeRuntime(lambda call_tool: call_tool("x")))
+
+    assert registry.names() == ["harmless", "relay", "execute_code"]
+    assert "danger" not in repr(registry.definitions())
+    registry.policy.advertise_blocked = True
+    assert "danger" in registry.names()
+
+
+@pytest.mark.conforms("M-b4")
+async def test_rules_may_be_about_one_origin_and_hold_for_what_that_origin_starts() -> None:
+    dangerous = Dangerous()
+    registry = dangerous.registry
+    registry.blacklist("danger", origins=[CODE])
+
+    await guest_call(registry, "danger")
+    await code_in_a_plan(registry, "danger")
+    assert dangerous.reached == []
+
+    async def script(call_tool: Any) -> None:
+        await call_tool("helper", {"task": "go"})
+
+    inner = Agent(ScriptedModel([calls(("danger", {})), "done"]), tools=registry)
+    enabled = registry.merged()
+    enabled.add(inner.as_tool("helper", "Helps with everything there is."))
+    enabled.enable_code_execution(FakeRuntime(script))
+    await enabled.execute("execute_code", {"code": "x"})
+    assert dangerous.reached == []
+
+    await single(registry, "danger")
+    assert "executed" in dangerous.reached
+    assert (registry.names(MODEL), registry.names(CODE)) == (["danger", "harmless", "relay"], ["harmless", "relay"])
+
+
+@pytest.mark.conforms("M-b4", "N-b3")
+async def test_a_child_never_has_more_than_its_parent() -> None:
+    dangerous = Dangerous()
+    registry = dangerous.registry
+    child = registry.subset(["danger", "harmless"])
+    child.allow_only("*")
+
+    registry.allow_only("harmless")
+
+    assert child.names() == ["harmless"]
+    assert (await child.execute("danger")).is_error
+    child.blacklist("harmless")
+    assert (await registry.execute("harmless")).text == "fine"
+    assert dangerous.reached == []
+
+
+names = st.sampled_from(["read", "read_all", "write", "shell_exec"])
+origins = st.sampled_from([MODEL, PLAN, CODE, SUBAGENT])
+globs = st.sampled_from(["read", "read*", "*", "shell_*", "w????"])
+
+
+@pytest.mark.conforms("M-b4")
+@given(name=names, origin=origins, blocked=st.lists(globs, max_size=2), allowed=st.lists(globs, max_size=2))
+def test_a_black_list_always_wins_and_taking_a_rule_back_restores_what_was(
+    name: str, origin: Any, blocked: list[str], allowed: list[str]
+) -> None:
+    policy = CallPolicy()
+    for glob in allowed:
+        policy.allow_only(glob)
+    before = policy.permits(name, origin)
+    for glob in blocked:
+        policy.blacklist(glob, origins=[origin])
+        assert not policy.permits(name, origin) or not policy.blocks(name, origin)
+    policy.unblacklist(*blocked)
+
+    assert policy.permits(name, origin) == before
+
+
+def test_an_alias_needs_a_tool_and_a_free_name() -> None:
+    registry = Dangerous().registry
+
+    with pytest.raises(RegistrationError, match="no tool 'ghost'"):
+        registry.alias("other", "ghost")
+    with pytest.raises(RegistrationError, match="already registered"):
+        registry.alias("harmless", "danger")
