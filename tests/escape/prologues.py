@@ -87,7 +87,7 @@ def receive():
         head += piece
     body = b""
     while len(body) < struct.unpack(">I", head)[0]:
-        body += bridge.recv(65536)
+        body += bridge.recv(struct.unpack(">I", head)[0] - len(body))
     return msgpack.unpackb(body)
 
 def stay():

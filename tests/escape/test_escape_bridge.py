@@ -114,7 +114,7 @@ else:
     attempt(send, late)
 stay()
 """
-    assert len(outside(source, bridge=True).believed) > 2
+    assert outside(source, bridge=True).received_bytes > 22
     inside = victim.run(source)
     # Either what came first counts and the rest was never read, or the whole run is void.
     assert inside.outcome in ("ok", "protocol_error")
@@ -180,7 +180,7 @@ stay()
     error = inside.result.error
     assert error is not None
     assert (error.limit, error.limit_value, error.used, error.signal) == (None, None, None, None)
-    assert len(str(error.findings)) < 20_000
+    assert len(str(error.findings)) < 100_000
 
 
 def test_a_result_larger_than_the_limit_is_not_taken_from_a_patched_harness(victim: Victim) -> None:
@@ -259,10 +259,7 @@ socket.send_fds(bridge, [message(RESULT, "knot", [])], [left.fileno(), right.fil
 send(message(DONE, True, None))
 stay()
 """
-    assert [RESULT, "knot", []] in outside(source, bridge=True).believed
+    assert [21, "knot", []] in outside(source, bridge=True).believed
     for _ in range(5):
         assert victim.run(source).value == "knot"
     victim.assert_healthy()
-
-
-RESULT = 21

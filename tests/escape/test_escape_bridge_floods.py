@@ -97,7 +97,7 @@ if walled:
 
 HOARDS = {
     "arguments of calls": "message(CALL, number, 'no_such_tool', {'text': 'x' * 4_000_000}, None)",
-    "arguments made of lists": "message(CALL, number, 'no_such_tool', {'text': [[]] * 400_000}, None)",
+    "arguments made of lists": "message(CALL, number, 'no_such_tool', {'text': [[]] * 100_000}, None)",
     "names of tools": "message(CALL, number, 'x' * 4_000_000, {}, None)",
     "names of files": "message(PART, f'{number}' + 'x' * 4_000_000, '', b'', True)",
     "media types": "message(PART, f'{number}', 'x' * 4_000_000, b'', True)",
@@ -113,7 +113,7 @@ HOARDS = {
 
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
-    """60 messages of 4 MB each, of every kind that the host may keep something of."""
+    """60 messages of up to 4 MB each, of every kind that the host may keep something of."""
     source = BRIDGE + f"""
 for number in range(1, 61):
     send({HOARDS[kind]})
@@ -121,7 +121,8 @@ send(message(DONE, True, None))
 stay()
 """
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
-    inside = victim.run(source, limits={"wall_s": 10, "memory_bytes": 256 * MIB})
+    inside = victim.run(source, limits={"wall_s": 5, "memory_bytes": 256 * MIB})
+    assert inside.result.usage.wall_s < 8
     assert inside.growth_bytes < GROWTH_BYTES
     kept = sum(len(file.name) + len(file.media_type) + len(file.problem or "") for file in inside.result.files)
     assert kept < MIB
@@ -135,7 +136,7 @@ send(message(DONE, False, {"type": big, "message": big, "traceback": big, "findi
                            "column": 1 << 63, "exit_code": "0", "extra": big}))
 stay()
 """
-    assert outside(source, bridge=True).received_bytes > MIB
+    assert outside(source, bridge=True, may_fail=True).received_bytes > MIB
     inside = victim.run(source)
     assert inside.outcome in ("error", "protocol_error")
     assert inside.result.error is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolcell.agents.provider import Message, ModelResponse, OnText, ProviderError
 from toolcell.agents.retry import as_provider_error
+from toolcell.agents.sdk import SdkProvider, known_options
 from toolcell.errors import UsageError
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.result import TokenUsage
@@ -25,18 +26,18 @@ _KEPT_BLOCKS = frozenset({"thinking", "redacted_thinking"})
 """Blocks the API wants back, unchanged, in front of the tool calls they led to."""
 
 
-class AnthropicProvider:
+class AnthropicProvider(SdkProvider):
     """Any model an `anthropic.AsyncAnthropic` client reaches."""
 
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
-        self._client = (client or _new_client(client_options)).with_options(max_retries=0)
-        self.supports_images = supports_images
+        super().__init__(client or _new_client(client_options), supports_images)
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
         """One message."""
-        answer = await self._client.messages.create(**_request(messages, tools, model, options))
+        create = self._client.messages.create
+        answer = await create(**_request(messages, tools, model, known_options(create, options)))
         blocks = [block.model_dump(exclude_none=True) for block in answer.content]
         usage = TokenUsage(answer.usage.input_tokens, answer.usage.output_tokens)
         return _response(blocks, answer.stop_reason, usage)
@@ -51,11 +52,13 @@ class AnthropicProvider:
         /,
     ) -> ModelResponse:
         """One message, as it is being made."""
+        create = self._client.messages.create
+        wanted = _request(messages, tools, model, known_options(create, options))
         answer = _Growing()
         try:
-            stream = await self._client.messages.create(**_request(messages, tools, model, options), stream=True)
-            async for event in stream:
-                answer.add(event, on_text)
+            async with await create(**wanted, stream=True) as events:
+                async for event in events:
+                    answer.add(event, on_text)
         except Exception as exc:
             raise answer.broken_off(exc) from exc
         return answer.response()

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolcell.agents.provider import Message, ModelResponse, OnText, ProviderError, read_usage
 from toolcell.agents.retry import as_provider_error
+from toolcell.agents.sdk import SdkProvider, known_options
 from toolcell.errors import UsageError
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.result import NO_USAGE, TokenUsage
@@ -20,18 +21,18 @@ _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason"})
 """Of our messages; the API does not know them."""
 
 
-class OpenAIProvider:
+class OpenAIProvider(SdkProvider):
     """Any model an `openai.AsyncOpenAI` client reaches."""
 
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
-        self._client = (client or _new_client(client_options)).with_options(max_retries=0)
-        self.supports_images = supports_images
+        super().__init__(client or _new_client(client_options), supports_images)
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
         """One completion."""
-        answer = await self._client.chat.completions.create(**_request(messages, tools, model, options))
+        create = self._client.chat.completions.create
+        answer = await create(**_request(messages, tools, model, known_options(create, options)))
         if not answer.choices:
             raise ProviderError("the model's answer has no choices")
         choice = answer.choices[0]
@@ -50,14 +51,13 @@ class OpenAIProvider:
         /,
     ) -> ModelResponse:
         """One completion, as it is being made."""
-        wanted = _request(messages, tools, model, options)
+        create = self._client.chat.completions.create
+        wanted = _request(messages, tools, model, known_options(create, options))
         answer = _Growing()
         try:
-            chunks = await self._client.chat.completions.create(
-                **wanted, stream=True, stream_options={"include_usage": True}
-            )
-            async for chunk in chunks:
-                answer.add(chunk, on_text)
+            async with await create(**wanted, stream=True, stream_options={"include_usage": True}) as chunks:
+                async for chunk in chunks:
+                    answer.add(chunk, on_text)
         except Exception as exc:
             raise answer.broken_off(exc) from exc
         return answer.response()

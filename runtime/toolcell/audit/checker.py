@@ -1,0 +1,263 @@
+"""Checking one chain record by record: what is wrong, and where.
+
+Pure: fed with the bytes of segments, it keeps what it must remember and collects findings. A copy of its state checks a
+variant of what follows without reading again what went before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from toolcell.audit import frames, records
+from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
+from toolcell.audit.keys import Verifier
+from toolcell.audit.records import Record
+from toolcell.audit.seals import Stub, checkpoint_statement
+
+EDITED = "edited"
+GARBAGE = "garbage"
+NOT_A_RECORD = "not_a_record"
+NOT_CANONICAL = "not_canonical"
+MISSING = "missing"
+REORDERED = "reordered"
+DUPLICATED = "duplicated"
+BROKEN_LINK = "broken_link"
+BAD_SIGNATURE = "bad_signature"
+UNKNOWN_KEY = "unknown_key"
+WRONG_SEGMENT = "wrong_segment"
+CUT_OFF = "cut_off"
+NO_RECORDS = "no_records"
+
+REMEMBERED: Final = 100_000
+"""Links kept to tell a record that was repeated from one that was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it was written, and where."""
+
+    kind: str
+    chain: str
+    segment: int | None
+    seq: int | None
+    """Of the record it concerns, as far as that can be told."""
+    offset: int | None
+    message: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class ChainCheck:
+    """What is known of a chain so far."""
+
+    log: str
+    chain: str
+    verifiers: Mapping[str, Verifier]
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seq: int = 0
+    """Of the last record in its place."""
+    link: bytes = GENESIS
+    records: int = 0
+    runs: int = 0
+    checkpoints: int = 0
+    sealed_seq: int = 0
+    """Of the last checkpoint with a good signature."""
+    last_reason: str = ""
+    """Why the last record was a checkpoint; empty when it was none."""
+    segment: int = 0
+    torn: tuple[int, int, str] | None = None
+    """Segment, size and sha256 of an end that a write left behind."""
+    ends: dict[int, bytes] = field(default_factory=dict)
+    """Seq to link, of the newest records."""
+    _missing: dict[int, Finding] = field(default_factory=dict)
+    _also: bytes = GENESIS
+    """Another link the next record may name: that of a record whose own was changed."""
+
+    def copy(self) -> ChainCheck:
+        """The same, to go on from separately."""
+        return replace(
+            self,
+            findings=list(self.findings),
+            notes=list(self.notes),
+            ends=dict(self.ends),
+            _missing=dict(self._missing),
+        )
+
+    def start_after(self, stub: Stub) -> None:
+        """Go on where retention stopped removing."""
+        self.seq, self.link, self.segment = stub.seq, stub.link, stub.last_segment
+        self._also = stub.link
+
+    # Segments
+
+    def check_segment(self, number: int, data: bytes) -> None:
+        """Check the next segment."""
+        for missing in range(self.segment + 1, number):
+            self._find(WRONG_SEGMENT, f"segment {missing} is not there", segment=missing)
+        self.segment = number
+        if not data.startswith(MAGIC):
+            if not MAGIC.startswith(data):
+                self._find(GARBAGE, "the segment does not begin like one", offset=0)
+            return
+        for index, piece in enumerate(frames.pieces(data)):
+            self.check_piece(piece, is_first=index == 0)
+
+    def check_piece(self, piece: frames.Piece, is_first: bool = False) -> None:
+        """Check the next thing in a segment."""
+        match piece:
+            case Frame():
+                self._check_torn(piece)
+                self._check_frame(piece, is_first)
+            case Torn(offset, data):
+                self.torn = (self.segment, len(data), hashlib.sha256(data).hexdigest())
+                self.notes.append(f"segment {self.segment} ends in {len(data)} bytes of a record cut short at {offset}")
+            case Garbage(offset, end):
+                self._find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
+                self._lose_one()
+
+    def _check_torn(self, piece: Frame) -> None:
+        """A torn end is what a killed writer leaves when the next writer says that it found it."""
+        if self.torn is None or self.torn[0] == self.segment:
+            return
+        record = _parse(piece.body)
+        if record is not None and record.kind == records.SEGMENT:
+            return
+        said = record.fields["torn"] if record is not None and record.kind == records.OPENED else None
+        if said != list(self.torn):
+            message = f"segment {self.torn[0]} ends in the middle of a record, and what follows does not know of it"
+            self._find(CUT_OFF, message, segment=self.torn[0])
+        self.torn = None
+
+    # Records
+
+    def _check_frame(self, piece: Frame, is_first: bool) -> None:
+        self.records += 1
+        record = _parse(piece.body)
+        if not piece.is_intact:
+            self._check_edited(piece, record)
+            return
+        if record is None:
+            self._find(NOT_A_RECORD, "its bytes are intact but say nothing", piece, self.seq + 1)
+            self._advance(self.seq + 1, piece)
+            return
+        if not records.is_canonical(record, piece.body):
+            self._find(NOT_CANONICAL, "it was not written by this program", piece, record.seq)
+        self._check_place(record, piece)
+        self._check_first(record, piece, is_first)
+        self.last_reason = ""
+        if record.kind == records.RUN_STARTED:
+            self.runs += 1
+        elif record.kind == records.CHECKPOINT:
+            self._check_signature(record, piece)
+
+    def _check_edited(self, piece: Frame, record: Record | None) -> None:
+        seq = self.seq + 1
+        about = f", a {record.kind}" if record is not None else ""
+        self._find(EDITED, f"record {seq}{about}, is not what was written", piece, seq)
+        self._advance(seq, piece)
+        self._also = frames.link(piece.before, piece.body)
+        self.last_reason = ""
+
+    def _check_place(self, record: Record, piece: Frame) -> None:
+        expected = self.seq + 1
+        follows = piece.before in (self.link, self._also)
+        if record.seq == expected and follows:
+            self._advance(record.seq, piece)
+        elif record.seq in self._missing:
+            del self._missing[record.seq]
+            self._find(REORDERED, f"record {record.seq} comes after record {self.seq}", piece, record.seq)
+        elif record.seq <= self.seq:
+            is_same = self.ends.get(record.seq) == piece.link
+            word = "is there a second time" if is_same else f"comes after record {self.seq}"
+            self._find(DUPLICATED if is_same else REORDERED, f"record {record.seq} {word}", piece, record.seq)
+        elif record.seq == expected:
+            message = f"record {record.seq} was written after another record than the one before it here"
+            self._find(BROKEN_LINK, message, piece, record.seq)
+            self._advance(record.seq, piece)
+        else:
+            self._miss(expected, record.seq - 1, piece)
+            self._advance(record.seq, piece)
+
+    def _miss(self, first: int, last: int, piece: Frame) -> None:
+        many = f"record {first} is missing" if first == last else f"records {first} to {last} are missing"
+        finding = self._find(MISSING, many, piece, first)
+        for seq in range(first, min(last, first + REMEMBERED) + 1):
+            self._missing[seq] = finding
+
+    def _check_first(self, record: Record, piece: Frame, is_first: bool) -> None:
+        if is_first != (record.kind == records.SEGMENT):
+            self._find(WRONG_SEGMENT, "a segment does not begin with its own record", piece, record.seq)
+        elif is_first:
+            said = record.fields
+            if (said["log"], said["chain"], said["number"]) != (self.log, self.chain, self.segment):
+                where = f"segment {said['number']} of chain {said['chain']} in log {said['log']}"
+                self._find(WRONG_SEGMENT, f"this was written as {where}", piece, record.seq)
+
+    def _check_signature(self, record: Record, piece: Frame) -> None:
+        said = record.fields
+        self.checkpoints += 1
+        self.last_reason = said["reason"]
+        verifier = self.verifiers.get(said["key"])
+        if verifier is None:
+            message = f"checkpoint {record.seq} is signed with key {said['key']}, which was not given"
+            self._find(UNKNOWN_KEY, message, piece, record.seq)
+            return
+        statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.before, said["reason"])
+        if verifier.is_valid(statement, said["signature"]):
+            self.sealed_seq = record.seq
+        else:
+            message = (
+                f"something between record {self.sealed_seq + 1} and checkpoint {record.seq} is not what was signed"
+            )
+            self._find(BAD_SIGNATURE, message, piece, record.seq)
+
+    def _advance(self, seq: int, piece: Frame) -> None:
+        self.seq, self.link, self._also = seq, piece.link, piece.link
+        self.ends[seq] = piece.link
+        if len(self.ends) > REMEMBERED:
+            del self.ends[next(iter(self.ends))]
+
+    def _lose_one(self) -> None:
+        """After bytes that are no record: the next one is not blamed for what it was linked to."""
+        self.last_reason = ""
+
+    def _find(
+        self,
+        kind: str,
+        message: str,
+        piece: Frame | None = None,
+        seq: int | None = None,
+        *,
+        offset: int | None = None,
+        segment: int | None = None,
+    ) -> Finding:
+        place = piece.offset if piece is not None else offset
+        finding = Finding(kind, self.chain, segment or self.segment, seq, place, message)
+        self.findings.append(finding)
+        return finding
+
+    # The end
+
+    def finish(self) -> None:
+        """All segments were there: settle what only the end can tell."""
+        moved = {finding for finding in self.findings if finding.kind == MISSING} - set(self._missing.values())
+        # Records that turned up later are reported where they were found.
+        self.findings = [finding for finding in self.findings if finding not in moved]
+        if not self.records:
+            self._find(NO_RECORDS, "there are no records", segment=self.segment)
+        if self.last_reason == "rotated":
+            self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
+
+
+def _parse(body: bytes) -> Record | None:
+    try:
+        return records.parse(body)
+    except ValueError:
+        return None

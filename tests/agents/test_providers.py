@@ -1,0 +1,274 @@
+"""The adapters for OpenAI's and Anthropic's SDKs, against a server that speaks their APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.api_server import (
+    ApiServer,
+    Reply,
+    call_piece,
+    chunk,
+    completion,
+    message,
+    ok,
+    serving,
+    streamed_message,
+    text,
+    tool_use,
+)
+from toolcell.agents import RetryPolicy, ToolLoopConfig, run_tool_loop, system, user
+from toolcell.agents.anthropic import AnthropicProvider, to_anthropic
+from toolcell.agents.openai import OpenAIProvider, to_openai
+from toolcell.tools import Image, Text, ToolRegistry, ToolResult
+
+pytest.importorskip("openai")
+pytest.importorskip("anthropic")
+
+pytestmark = [
+    pytest.mark.anyio,
+    # Both SDKs leave generators of theirs unfinished after the last event of a stream, which trio remarks on.
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def reading() -> ToolRegistry:
+    async def read_file(path: str) -> str:
+        """Read the contents of a file at the given path."""
+        if path == "/missing":
+            raise FileNotFoundError(path)
+        return f"Hello from {path}"
+
+    async def draw() -> ToolResult:
+        """Draw a small picture."""
+        return ToolResult(parts=(Text("drawn"), Image(b"\x89PNG")))
+
+    return ToolRegistry([read_file, draw])
+
+
+def provider(kind: str, server: ApiServer) -> Any:
+    if kind == "openai":
+        return OpenAIProvider(api_key="k", base_url=f"{server.url}/v1")
+    return AnthropicProvider(api_key="k", base_url=server.url)
+
+
+async def sleep(seconds: float) -> None:
+    """Retry at once."""
+
+
+async def run(kind: str, *replies: Reply, **config: Any) -> tuple[Any, ApiServer]:
+    config.setdefault("retry", RetryPolicy(attempts=3, sleep=sleep))
+    with serving(*replies) as server:
+        async with provider(kind, server) as model:
+            loop = ToolLoopConfig(provider=model, model="m", tools=reading(), **config)
+            result = await run_tool_loop(loop, [system("Be brief."), user("read it")])
+    return result, server
+
+
+@pytest.mark.conforms("O6", "O8", "O9", "O16")
+async def test_openai_gets_the_whole_conversation_in_its_own_shape() -> None:
+    asks = completion(
+        "I'll look.", ("c1", "read_file", '{"path": "/tmp/foo"}'), ("c2", "read_file", '{"path": "/missing"}')
+    )
+
+    result, server = await run("openai", ok(asks), ok(completion("It says hello.")))
+
+    first, second = server.requests
+    assert first["path"] == "/v1/chat/completions"
+    assert (first["model"], first["max_tokens"], first["temperature"]) == ("m", 4096, 0.7)
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["read_file", "draw"]
+    assert second["messages"][2] == {
+        "role": "assistant",
+        "content": "I'll look.",
+        "tool_calls": asks["choices"][0]["message"]["tool_calls"],
+    }
+    assert second["messages"][3] == {"role": "tool", "content": "Hello from /tmp/foo", "tool_call_id": "c1"}
+    assert set(second["messages"][4]) == {"role", "content", "tool_call_id"}
+    assert (result.content, result.usage.total) == ("It says hello.", 36)
+
+
+@pytest.mark.conforms("O10", "E7", "O16")
+async def test_anthropic_gets_the_whole_conversation_in_its_own_shape() -> None:
+    asks = message(
+        text("I'll look."),
+        tool_use("t1", "read_file", path="/tmp/foo"),
+        tool_use("t2", "read_file", path="/missing"),
+        stop="tool_use",
+    )
+
+    result, server = await run("anthropic", ok(asks), ok(message(text("It says hello."))))
+
+    first, second = server.requests
+    assert first["path"] == "/v1/messages"
+    assert (first["system"], first["max_tokens"]) == ("Be brief.", 4096)
+    assert "temperature" not in first
+    assert set(first["tools"][0]) == {"name", "description", "input_schema"}
+    assert [each["role"] for each in second["messages"]] == ["user", "assistant", "user"]
+    assert second["messages"][1]["content"] == asks["content"]
+    good, bad = second["messages"][2]["content"]
+    assert good == {"type": "tool_result", "tool_use_id": "t1", "content": "Hello from /tmp/foo"}
+    assert (bad["tool_use_id"], bad["is_error"]) == ("t2", True)
+    assert (result.content, result.usage.total) == ("It says hello.", 36)
+
+
+@pytest.mark.conforms("O16")
+async def test_openai_streams_text_and_calls_in_pieces() -> None:
+    heard: list[str] = []
+    usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    asking = [
+        chunk({"role": "assistant", "content": "I'll "}),
+        chunk({"content": "look."}),
+        chunk(call_piece(0, "", "c1", "read_file")),
+        chunk(call_piece(0, '{"path": ')),
+        chunk(call_piece(1, '{"path": "/b"}', "c2", "read_file")),
+        chunk(call_piece(0, '"/a"}')),
+        chunk({}, finish="tool_calls"),
+        chunk(usage=usage),
+        "[DONE]",
+    ]
+    done = [chunk({"content": "Done."}), chunk({}, finish="stop"), "[DONE]"]
+
+    result, server = await run("openai", ok(asking), ok(done), on_text=heard.append)
+
+    assert server.requests[0]["stream"] is True
+    assert heard == ["I'll ", "look.", "Done."]
+    assert [each["content"] for each in result.messages if each["role"] == "tool"] == ["Hello from /a", "Hello from /b"]
+    assert result.usage.total == 11
+
+
+@pytest.mark.conforms("O10", "O16")
+async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
+    heard: list[str] = []
+    asking = streamed_message(
+        (
+            {"type": "thinking", "thinking": "", "signature": ""},
+            [{"type": "thinking_delta", "thinking": "hm"}, {"type": "signature_delta", "signature": "s1"}],
+        ),
+        (text(""), [{"type": "text_delta", "text": "I'll "}, {"type": "text_delta", "text": "look."}]),
+        (
+            tool_use("t1", "read_file"),
+            [{"type": "input_json_delta", "partial_json": part} for part in ("", '{"path": ', '"/a"}')],
+        ),
+        stop="tool_use",
+    )
+    done = streamed_message((text(""), [{"type": "text_delta", "text": "Done."}]), stop="end_turn")
+
+    result, server = await run("anthropic", ok(asking), ok(done), on_text=heard.append)
+
+    assert server.requests[0]["stream"] is True
+    assert heard == ["I'll ", "look.", "Done."]
+    assert server.requests[1]["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "s1"},
+        {"type": "text", "text": "I'll look."},
+        {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "/a"}},
+    ]
+    assert result.content == "Done."
+    assert result.usage.total == 40
+
+
+@pytest.mark.conforms("C20")
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) -> None:
+    if kind == "openai":
+        cut: Any = completion(None, ("c1", "read_file", '{"path": "/etc/pas'), finish="length")
+        done: Any = completion("Sorry.")
+    else:
+        pieces = [{"type": "input_json_delta", "partial_json": '{"path": "/etc/pas'}]
+        cut = streamed_message((tool_use("t1", "read_file"), pieces), stop="max_tokens")
+        done = streamed_message((text(""), [{"type": "text_delta", "text": "Sorry."}]), stop="end_turn")
+
+    result, _ = await run(kind, ok(cut), ok(done), on_text=None if kind == "openai" else lambda piece: None)
+
+    [answer] = [each for each in result.messages if each["role"] == "tool"]
+    assert answer["content"].startswith("invalid args: ")
+    assert result.content == "Sorry."
+
+
+@pytest.mark.conforms("O-b4")
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(kind: str, streaming: bool) -> None:
+    busy: Reply = (
+        429,
+        {"retry-after": "0"},
+        {"type": "error", "error": {"type": "rate_limit", "message": "slow down"}},
+    )
+    refuses: Reply = (401, {}, {"type": "error", "error": {"type": "authentication_error", "message": "bad key"}})
+    if kind == "openai":
+        plain, pieces = completion("hi"), [chunk({"content": "hi"}), chunk({}, finish="stop"), "[DONE]"]
+    else:
+        plain = message(text("hi"))
+        pieces = streamed_message((text(""), [{"type": "text_delta", "text": "hi"}]), stop="end_turn")
+    options: Any = {"on_text": lambda piece: None} if streaming else {}
+
+    patient, server = await run(kind, busy, (500, {}, {}), ok(pieces if streaming else plain), **options)
+    refused, other = await run(kind, refuses, **options)
+
+    assert (patient.content, len(server.requests)) == ("hi", 3)
+    assert (refused.stop_reason, len(other.requests)) == ("provider_error", 1)
+    assert refused.error is not None
+    assert "LLM call failed" in refused.error
+
+
+@pytest.mark.conforms("O-b4")
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_a_stream_that_breaks_off_is_not_asked_for_again_once_it_was_heard(kind: str) -> None:
+    heard: list[str] = []
+    broken: Any = [chunk({"content": "half"})]
+    if kind == "anthropic":
+        broken = streamed_message((text(""), [{"type": "text_delta", "text": "half"}]), stop=None)
+
+    result, server = await run(kind, ok(broken), on_text=heard.append)
+
+    assert (result.stop_reason, len(server.requests), heard) == ("provider_error", 1, ["half"])
+
+
+@pytest.mark.conforms("B5")
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_pictures_of_tools_reach_a_model_that_can_see(kind: str) -> None:
+    if kind == "openai":
+        replies = [ok(completion(None, ("c1", "draw", "{}"), ("c2", "draw", "{}"))), ok(completion("nice"))]
+    else:
+        replies = [ok(message(tool_use("t1", "draw"), stop="tool_use")), ok(message(text("nice")))]
+
+    _, server = await run(kind, *replies)
+
+    sent = server.requests[1]["messages"]
+    if kind == "openai":
+        assert [each["role"] for each in sent] == ["system", "user", "assistant", "tool", "tool", "user"]
+        assert [part["type"] for part in sent[5]["content"]] == ["text", "image_url", "image_url"]
+        assert sent[5]["content"][1]["image_url"]["url"] == "data:image/png;base64,iVBORw=="
+    else:
+        [block] = sent[2]["content"]
+        assert [part["type"] for part in block["content"]] == ["text", "image"]
+        assert block["content"][1]["source"] == {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_options_an_sdk_has_no_parameter_for_are_sent_all_the_same(kind: str) -> None:
+    reply = completion("hi") if kind == "openai" else message(text("hi"))
+
+    _, server = await run(kind, ok(reply), llm_options={"max_tokens": 5, "new_knob": 1})
+
+    assert (server.requests[0]["max_tokens"], server.requests[0]["new_knob"]) == (5, 1)
+
+
+def test_what_only_we_know_is_not_sent() -> None:
+    messages = [
+        user("go"),
+        {"role": "assistant", "content": "", "tool_calls": [], "extra": {"blocks": []}, "finish_reason": "stop"},
+        {"role": "tool", "tool_call_id": "a", "content": "no", "is_error": True},
+        {"role": "tool", "tool_call_id": "b", "content": "", "images": [{"media_type": "image/png", "data": "AA"}]},
+        user("next"),
+    ]
+
+    assert [set(each) for each in to_openai(messages)] == [
+        {"role", "content"}, {"role", "content", "tool_calls"}, {"role", "content", "tool_call_id"},
+        {"role", "content", "tool_call_id"}, {"role", "content"}, {"role", "content"},
+    ]  # fmt: skip
+    anthropic = to_anthropic(messages)
+    assert [each["role"] for each in anthropic] == ["user", "assistant", "user", "user"]
+    assert [block["tool_use_id"] for block in anthropic[2]["content"]] == ["a", "b"]
+    assert anthropic[2]["content"][1]["content"][0]["type"] == "image"

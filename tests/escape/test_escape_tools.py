@@ -1,0 +1,214 @@
+"""Tools as a way out: SECURITY.md, "tools"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from escape.attack import SECRET_PATTERN, Victim, outside
+from escape.prologues import BASICS, BRIDGE
+
+pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21")]
+
+NAMES = [
+    "", " ", ".", "..", "/", "touch ", " touch", "Touch", "TOUCH", "touch\n", "touch\0", "tou\u0441h", "t\u200bouch",
+    "touch.__call__", "__call__", "__class__", "__init__", "__dict__", "__import__", "__reduce__", "_dispatch", "registry",
+    "registry.touch", "self.touch", "touch;touch", "touch()", "os.system", "eval", "execute_code", "execute_plan", "../touch",
+    "toolcell.list_tools.", "toolcell.touch", "toolcell", "x" * 10_000, "%s%n", "{0.__class__}", "\u202ehcuot", "None", "0",
+]  # fmt: skip
+
+
+def test_only_names_that_were_offered_can_be_called(victim: Victim) -> None:
+    """Outside: what a dispatcher that looks names up on an object would find."""
+    naive = """
+class Tools:
+    def touch(self, tag): return "done"
+set_result([name for name in names if callable(getattr(Tools(), name, None))])
+"""
+    assert "__init__" in outside(naive, names=NAMES).value
+
+    source = BASICS + """
+told = {}
+for name in names:
+    try:
+        told[name] = ["answered", call_tool(name, {"tag": "reached"})]
+    except Exception as error:
+        told[name] = [type(error).__name__, getattr(error, "code", None)]
+set_result(told)
+"""
+    inside = victim.run(source, names=NAMES)
+    assert inside.effects == []
+    assert {told[0] for told in inside.value.values()} == {"ToolError"}
+    victim.assert_healthy()
+
+
+ARGUMENTS: dict[str, Any] = {
+    "missing": {},
+    "extra": {"tag": "forged", "count": 2},
+    "dunder": {"tag": "forged", "__class__": "x"},
+    "self": {"tag": "forged", "self": None},
+    "context": {"tag": "forged", "context": {"run_id": "x"}},
+    "number": {"tag": 5},
+    "list": {"tag": ["forged"]},
+    "nested": {"tag": {"tag": {"tag": "forged"}}},
+    "none": {"tag": None},
+    "empty name": {"": "forged"},
+    "positional": {"0": "forged"},
+    "mixed case": {"Tag": "forged"},
+    "starred": {"*args": ["forged"], "**kwargs": {"tag": "forged"}},
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_arguments_are_checked_against_the_schema_before_the_tool_runs(kind: str, victim: Victim) -> None:
+    naive = "reached = []\ndef touch(**arguments): reached.append(arguments)\ntouch(**given)\nset_result(len(reached))"
+    assert outside(naive, given=ARGUMENTS[kind]).value == 1
+    source = BRIDGE + """
+send(message(CALL, 1, "touch", given, None))
+answer = receive()
+send(message(RESULT, answer[0], []) + message(DONE, True, None))
+stay()
+"""
+    inside = victim.run(source, given=ARGUMENTS[kind])
+    if inside.value == 3:  # mended, as a model's would be: then the record says what was asked
+        assert len(inside.effects) == 1
+        assert isinstance(inside.effects[0], str)
+    else:
+        assert (inside.value, inside.effects) == (4, [])
+    assert len(inside.result.calls) == 1
+
+
+def test_the_budget_of_calls_is_kept_by_the_host(victim: Victim) -> None:
+    """By a harness that counts nothing, in one write, with refusals ignored."""
+    source = BRIDGE + """
+send(b"".join(message(CALL, number, "touch", {"tag": str(number)}, None) for number in range(1, 101)))
+for _ in range(100):
+    receive()
+send(message(RESULT, "done", []) + message(DONE, True, None))
+stay()
+"""
+    assert len(outside(source, bridge=True).believed) == 102
+    inside = victim.run(source, limits={"tool_calls": 5})
+    assert len(inside.effects) <= 5
+    assert len(inside.result.calls) <= 5
+    assert inside.result.usage.calls <= 5
+
+
+def test_a_script_past_its_budget_gets_an_error_and_no_tool(victim: Victim) -> None:
+    source = BASICS + """
+made = 0
+try:
+    for number in range(bound):
+        call_tool("touch", {"tag": str(number)}) if walled else None
+        made += 1
+finally:
+    set_result(made)
+"""
+    assert outside(source, bound=50).value == 50
+    inside = victim.run(source, bound=10**6, limits={"tool_calls": 7})
+    assert (inside.value, len(inside.effects), inside.outcome) == (7, 7, "call_limit")
+
+
+def test_no_more_calls_run_at_once_than_allowed(victim: Victim) -> None:
+    source = BRIDGE + """
+send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(1, 51)))
+stay()
+"""
+    assert len(outside(source, bridge=True).believed) == 50
+    inside = victim.run(source, limits={"concurrent_calls": 3, "wall_s": 0.5})
+    assert inside.outcome == "timeout"
+    assert len(inside.effects) <= 3
+    victim.assert_healthy()
+
+
+def test_more_calls_than_a_host_remembers_end_the_run(victim: Victim) -> None:
+    source = BRIDGE + """
+for start in range(1, 5001, 100):
+    send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(start, start + 100)))
+stay()
+"""
+    assert len(outside(source, bridge=True).believed) == 5000
+    inside = victim.run(source, limits={"tool_calls": 100_000, "wall_s": 2})
+    assert inside.outcome in ("protocol_error", "call_limit")
+    assert len(inside.effects) <= 20
+    victim.assert_healthy()
+
+
+@pytest.mark.parametrize("how", ["cause", "message"])
+def test_what_went_wrong_inside_a_tool_stays_with_the_host(how: str, victim: Victim) -> None:
+    """The secret stands in the exception's cause, notes, attributes and locals; and in its message, for `message`."""
+    leaky = """
+import re, traceback
+def tool():
+    local = secret
+    try:
+        raise KeyError(secret)
+    except KeyError as cause:
+        raise RuntimeError(secret) from cause
+try:
+    tool()
+except RuntimeError:
+    set_result(len(re.findall(pattern, traceback.format_exc())))
+"""
+    assert outside(leaky, secret=victim.secret, pattern=SECRET_PATTERN).value == 2
+
+    source = BASICS + """
+import gc, traceback
+def everything(error):
+    seen, told = set(), []
+    def look(value, depth):
+        if id(value) in seen or depth > 6:
+            return
+        seen.add(id(value))
+        told.append(f"{value!r:.2000}{value!s:.2000}")
+        for each in (getattr(value, "__dict__", {}), getattr(value, "args", ()), getattr(value, "__cause__", None),
+                     getattr(value, "__context__", None), getattr(value, "__notes__", ())):
+            look(each, depth + 1)
+        if isinstance(value, (list, tuple, dict)):
+            for each in (value.values() if isinstance(value, dict) else value):
+                look(each, depth + 1)
+    look(error, 0)
+    return told + traceback.format_exception(error)
+try:
+    call_tool("fails", {"how": how})
+except Exception as error:
+    set_result(["failed", everything(error), call_tools_parallel([("fails", {"how": how})], return_exceptions=True)[0].args])
+"""
+    inside = victim.run(source, how=how)
+    assert inside.value[0] == "failed"
+    assert victim.secret not in repr(inside.value)
+    assert victim.secret not in repr(inside.result.logs)
+    assert "victim.py" not in repr(inside.value)
+    assert "Traceback" not in inside.value[1][0]
+    if how == "cause":
+        assert victim.secret not in repr(inside.result)
+
+
+def test_an_error_about_arguments_tells_nothing_of_the_host(victim: Victim) -> None:
+    source = BASICS + """
+told = []
+for given in ({}, {"text": 5}, {"text": "x", "more": 1}, {"text": None}, {"text": [[]] * 100}):
+    try:
+        told.append(call_tool("echo", given))
+    except Exception as error:
+        told.append([str(error), repr(vars(error))])
+told.append(list_tools())
+set_result(told)
+"""
+    naive = "def echo(text: str): pass\ntry:\n    echo()\nexcept TypeError as error:\n    import traceback\n    set_result(traceback.format_exc())"
+    assert "<code>" in outside(naive).value
+    told = repr(victim.run(source).value)
+    assert all(word not in told for word in ("/work", "site-packages", "victim.py", "pydantic", "Traceback", "0x", victim.secret))
+
+
+def test_answers_of_concurrent_runs_go_to_the_run_that_asked(victim: Victim) -> None:
+    source = BASICS + """
+call_tool("meet", {"place": "start", "count": 4})
+told = call_tools_parallel([("echo", {"text": f"{me}-{number}"}) for number in range(50)])
+set_result([text == f"{me}-{number}" for number, text in enumerate(told)].count(True))
+"""
+    confused = "answers = []\nfor me in 'ab':\n    answers.append(me)\nset_result([answers.pop(0), answers.pop(0)] == ['b', 'a'])"
+    assert outside(confused).value is False  # in order only because nobody else asked
+    runs = victim.run_together([(source, {"me": me}) for me in "abcd"])
+    assert [run.value for run in runs] == [50] * 4
