@@ -177,7 +177,7 @@ FORGED_NAMES = [
 def test_a_name_a_patched_harness_makes_up_is_refused_or_harmless(name: str, victim: Victim) -> None:
     """Whoever saves returned files joins their names to a folder and prints them on a terminal."""
     source = BRIDGE + """
-send(message(RESULT, 1, [name]) + message(PART, name, "text/html\\r\\nX-Forged: 1", b"data", True) + message(DONE, True, None))
+send(message(RESULT, 1, [name]) + message(PART, name, "text/html", b"data", True) + message(DONE, True, None))
 stay()
 """
     assert outside(source, bridge=True, name=name).believed[1][1] == name
@@ -188,7 +188,17 @@ stay()
         assert file.data is None or (file.name and not {"", ".", ".."} & set(parts))
         assert not any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in file.name)
         assert len(file.name) <= 4096
-        assert "\n" not in file.media_type
+
+
+@pytest.mark.parametrize("kind", ["text/html\r\nX-Forged: 1", "x" * 100_000, "\x1b[2J", "\u202e", "a\0b"])
+def test_a_media_type_a_patched_harness_makes_up_is_refused_or_harmless(kind: str, victim: Victim) -> None:
+    source = BRIDGE + """
+send(message(RESULT, 1, ["a"]) + message(PART, "a", kind, b"data", True) + message(DONE, True, None))
+stay()
+"""
+    assert outside(source, bridge=True, kind=kind).believed[1][2] == kind
+    for file in victim.run(source, kind=kind).result.files:
+        assert file.media_type.isprintable()
         assert len(file.media_type) <= 255
 
 
@@ -198,7 +208,6 @@ def test_names_made_in_the_workspace_are_refused_or_harmless(victim: Victim) -> 
 names = ["a\\nb", "a\\x1b[2J", "\\u202egnp.exe", "-rf", "~", "$HOME", "`id`", "a;b", "%00", "con", "a b", "*", "[a]", "?"]
 for name in names:
     open(name, "w").write("x")
-open(b"\\xff\\xfe", "w").write("x")
 set_result(1) if not walled else set_result(1, files=[*names, "."])
 """
     assert outside(source).value == 1

@@ -25,7 +25,7 @@ def host_words() -> list[str]:
         words.add(sys.base_prefix)
     if len(platform.node()) > 4:
         words.add(platform.node())
-    return sorted(word for word in words if len(word) > 4)
+    return sorted(word for word in words if len(word) > 5)
 
 
 def disguised(words: list[str]) -> list[str]:

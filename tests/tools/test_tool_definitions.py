@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -279,3 +280,22 @@ def test_nothing_handed_out_can_change_what_the_registry_knows() -> None:
         registry.definitions()[0].name = "other"
     with pytest.raises(dataclasses.FrozenInstanceError):
         Traits().read_only = True  # type: ignore[misc]
+
+
+@pytest.mark.conforms("A-b4")
+def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
+    class Files:
+        traits = types.MappingProxyType({"read": Traits(read_only=True), "write": Traits(requires_approval=True)})
+
+        def definitions(self) -> list[ToolDefinition]:
+            return [
+                ToolDefinition(name, f"Can {name} the files there are", EMPTY) for name in ("read", "write", "list")
+            ]
+
+        async def execute(self, ctx: ToolContext, name: str, args: dict[str, Any]) -> ToolResult:
+            return ToolResult.ok(name)
+
+    registry = ToolRegistry([Files()])
+    known = {name: entry.traits for name in registry if (entry := registry.entry(name)) is not None}
+
+    assert (known["read"].read_only, known["write"].requires_approval, known["list"]) == (True, True, Traits())

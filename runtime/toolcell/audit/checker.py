@@ -29,7 +29,6 @@ BAD_SIGNATURE = "bad_signature"
 UNKNOWN_KEY = "unknown_key"
 WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
-NO_RECORDS = "no_records"
 
 REMEMBERED: Final = 100_000
 """Links kept to tell a record that was repeated from one that was changed."""
@@ -76,6 +75,9 @@ class ChainCheck:
     """Segment, size and sha256 of an end that a write left behind."""
     ends: dict[int, bytes] = field(default_factory=dict)
     """Seq to link, of the newest records."""
+    watched: dict[int, bytes | None] = field(default_factory=dict)
+    """Seq to link, of records that heads name; None until it is met."""
+    _rotated_in: int = 0
     _missing: dict[int, Finding] = field(default_factory=dict)
     _also: bytes = GENESIS
     """Another link the next record may name: that of a record whose own was changed."""
@@ -87,6 +89,7 @@ class ChainCheck:
             findings=list(self.findings),
             notes=list(self.notes),
             ends=dict(self.ends),
+            watched=dict(self.watched),
             _missing=dict(self._missing),
         )
 
@@ -120,7 +123,7 @@ class ChainCheck:
                 self.notes.append(f"segment {self.segment} ends in {len(data)} bytes of a record cut short at {offset}")
             case Garbage(offset, end):
                 self._find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
-                self._lose_one()
+                self.last_reason = ""
 
     def _check_torn(self, piece: Frame) -> None:
         """A torn end is what a killed writer leaves when the next writer says that it found it."""
@@ -203,7 +206,7 @@ class ChainCheck:
     def _check_signature(self, record: Record, piece: Frame) -> None:
         said = record.fields
         self.checkpoints += 1
-        self.last_reason = said["reason"]
+        self.last_reason, self._rotated_in = said["reason"], self.segment
         verifier = self.verifiers.get(said["key"])
         if verifier is None:
             message = f"checkpoint {record.seq} is signed with key {said['key']}, which was not given"
@@ -213,9 +216,7 @@ class ChainCheck:
         if verifier.is_valid(statement, said["signature"]):
             self.sealed_seq = record.seq
         else:
-            message = (
-                f"something between record {self.sealed_seq + 1} and checkpoint {record.seq} is not what was signed"
-            )
+            message = f"something in records {self.sealed_seq + 1} to {record.seq} is not what was signed"
             self._find(BAD_SIGNATURE, message, piece, record.seq)
 
     def _advance(self, seq: int, piece: Frame) -> None:
@@ -223,10 +224,8 @@ class ChainCheck:
         self.ends[seq] = piece.link
         if len(self.ends) > REMEMBERED:
             del self.ends[next(iter(self.ends))]
-
-    def _lose_one(self) -> None:
-        """After bytes that are no record: the next one is not blamed for what it was linked to."""
-        self.last_reason = ""
+        if seq in self.watched:
+            self.watched[seq] = piece.link
 
     def _find(
         self,
@@ -251,8 +250,8 @@ class ChainCheck:
         # Records that turned up later are reported where they were found.
         self.findings = [finding for finding in self.findings if finding not in moved]
         if not self.records:
-            self._find(NO_RECORDS, "there are no records", segment=self.segment)
-        if self.last_reason == "rotated":
+            self.notes.append("there are no records")
+        if self.last_reason == "rotated" and self._rotated_in == self.segment:
             self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
 
 

@@ -1,8 +1,8 @@
 """Receipts: one run in one file, which proves itself to whoever has the key to check signatures with.
 
-A receipt holds the run's records as they were written, and the way from the first of them to the next signed checkpoint.
-Records of other runs on that way are there as digests only: they say that something was written, not what. What is
-there to be read beside the records is for convenience and is checked against them.
+A receipt holds the run's records as they were written, and the way from the first of them to the next signed
+checkpoint; the same for the terms it ran under. Records of other runs on the way are there as digests only: they say that
+something was written, not what. What is there to be read beside the records is checked against them.
 """
 
 from __future__ import annotations
@@ -56,40 +56,39 @@ def export(index: Index, line: RunLine) -> dict[str, Any]:
     own = index.records_of(line)
     if not own:
         raise AuditError(f"run {line.id} has no records in {index.directory}")
-    run = index.load(line)
-    fields = own[0].record.fields
-    digests = [digest for name in ("terms", "tools") if (digest := fields[name])]
+    start = own[0].record.fields
+    digests = [digest for name in ("terms", "tools") if (digest := start[name])]
     common = [found for digest in digests if (found := index.common_record(line.chain, digest)) is not None]
-    kept = {found.frame.link for found in (*own, *common)}
-    first = min((*own, *common), key=lambda found: found.record.seq)
-    way = list(_way(index.directory, line, first, own[-1]))
     return {
         "format": FORMAT,
         "log": layout.log_id(index.directory),
         "chain": line.chain,
-        "run": run.to_dict(),
-        "before": first.frame.before.hex(),
-        "first_seq": first.record.seq,
-        "records": [_link_in_way(found, found.frame.link in kept or found is way[-1]) for found in way],
+        "run": index.load(line).to_dict(),
+        "ways": [_way(index.directory, line, [each]) for each in common] + [_way(index.directory, line, own)],
     }
 
 
-def _way(directory: Path, line: RunLine, first: Located, last: Located) -> Iterable[Located]:
-    """Every record from the first of the run to the checkpoint after its last one."""
-    chain = directory / line.chain
+def _way(directory: Path, line: RunLine, shown: list[Located]) -> dict[str, Any]:
+    """Every record from the first of some to the checkpoint after the last of them."""
+    links = {found.frame.link for found in shown}
+    steps: list[dict[str, str]] = []
+    for found in _from(directory / line.chain, shown[0]):
+        is_end = found.record.kind == records.CHECKPOINT and found.record.seq > shown[-1].record.seq
+        steps.append(_step(found, is_end or found.frame.link in links))
+        if is_end:
+            return {"before": shown[0].frame.before.hex(), "first_seq": shown[0].record.seq, "records": steps}
+    raise AuditError(f"no checkpoint covers run {line.id} yet; it takes a second, or its writer was killed")
+
+
+def _from(chain: Path, first: Located) -> Iterable[Located]:
     for number, segment in layout.segments(chain).items():
-        if number < first.place.segment:
-            continue
-        for found in read_segment(segment, line.chain, number):
-            if found.record.seq < first.record.seq:
-                continue
-            yield found
-            if found.record.kind == records.CHECKPOINT and found.record.seq > last.record.seq:
-                return
-    raise AuditError(f"no checkpoint covers run {line.id} yet; it takes a second, or the log was not closed")
+        if number == first.place.segment:
+            yield from read_segment(segment, chain.name, number, first.place.offset)
+        elif number > first.place.segment:
+            yield from read_segment(segment, chain.name, number)
 
 
-def _link_in_way(found: Located, is_shown: bool) -> dict[str, str]:
+def _step(found: Located, is_shown: bool) -> dict[str, str]:
     if is_shown:
         return {"body": base64.b64encode(found.frame.body).decode("ascii")}
     return {"sha256": frames.body_digest(found.frame.body).hex()}
@@ -124,63 +123,69 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
     """Say whether a receipt holds what was recorded, by its records and the signature over them alone."""
+    problems: list[str] = []
+    keys = by_id(verifiers)
     try:
-        way = _Way(receipt)
-        last = way.records[-1]
-        problems = _check_signature(way, last, by_id(verifiers))
-        run = way.run()
+        ways = [_walk(way, str(receipt["chain"])) for way in receipt["ways"]]
+        for way in ways:
+            problems += _check_signature(str(receipt["log"]), way[-1], keys)
+        run = _run_in(ways)
+        last = ways[-1][-1].record
+        if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
+            problems.append("what it says in words is not what its records say")
+        return Verdict(not problems, run, tuple(problems), last.fields["key"], last.at_ns)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-        return Verdict(False, None, (f"it is not whole: {type(exc).__name__} {exc}",))
-    if run is None:
-        return Verdict(False, None, (*problems, "it does not hold the first record of a run"))
-    if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
-        problems.append("what it says in words is not what its records say")
-    return Verdict(not problems, run, tuple(problems), last.record.fields["key"], last.record.at_ns)
+        return Verdict(False, None, (*problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
-class _Way:
-    """The records of a receipt, linked anew."""
+def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
+    """The records shown on a way, linked anew.
 
-    def __init__(self, receipt: Mapping[str, Any]) -> None:
-        self.log, self.chain = str(receipt["log"]), str(receipt["chain"])
-        link = bytes.fromhex(receipt["before"])
-        seq = int(receipt["first_seq"]) - 1
-        self.records: list[Located] = []
-        for entry in receipt["records"]:
-            seq += 1
-            before = link
-            if "body" not in entry:
-                link = frames.link_of_digest(before, bytes.fromhex(entry["sha256"]))
-                continue
-            body = base64.b64decode(entry["body"], validate=True)
-            link = frames.link(before, body)
-            record = records.parse(body)
-            if record.seq != seq or not records.is_canonical(record, body):
-                raise ValueError(f"record {seq} is not where it was written")
-            frame = frames.Frame(0, before, body, link)
-            self.records.append(Located(Place(self.chain, 0, 0), record, frame))
-
-    def run(self) -> RecordedRun | None:
-        """The run whose records these are."""
-        runs = {found.record.run for found in self.records} - {0}
-        if len(runs) != 1:
-            raise ValueError(f"it holds records of {len(runs)} runs")
-        common = {
-            found.record.fields["digest"]: found.record.fields
-            for found in self.records
-            if found.record.kind in (records.TOOLS, records.TERMS)
-        }
-        return assemble([found for found in self.records if found.record.run], common)
+    Raises:
+        ValueError: they are not such records.
+    """
+    link = bytes.fromhex(way["before"])
+    found: list[Located] = []
+    for seq, step in enumerate(way["records"], start=int(way["first_seq"])):
+        before = link
+        if "body" not in step:
+            link = frames.link_of_digest(before, bytes.fromhex(step["sha256"]))
+            continue
+        body = base64.b64decode(step["body"], validate=True)
+        link = frames.link(before, body)
+        record = records.parse(body)
+        if record.seq != seq or not records.is_canonical(record, body):
+            raise ValueError(f"record {seq} is not where it was written")
+        found.append(Located(Place(chain, 0, 0), record, frames.Frame(0, before, body, link)))
+    return found
 
 
-def _check_signature(way: _Way, last: Located, keys: Mapping[str, Verifier]) -> list[str]:
-    if last.record.kind != records.CHECKPOINT:
+def _run_in(ways: list[list[Located]]) -> RecordedRun:
+    """The run whose records these are.
+
+    Raises:
+        ValueError: they are of none, or of several.
+    """
+    shown = [found for way in ways for found in way]
+    common = {
+        found.record.fields["digest"]: found.record.fields
+        for found in shown
+        if found.record.kind in (records.TOOLS, records.TERMS)
+    }
+    own = [found for found in shown if found.record.run]
+    run = assemble(own, common)
+    if run is None or {found.record.run for found in own} != {run.seq}:
+        raise ValueError("it does not hold the records of one run")
+    return run
+
+
+def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> list[str]:
+    record = last.record
+    if record.kind != records.CHECKPOINT:
         return ["it does not end with a checkpoint"]
-    said = last.record.fields
+    said = record.fields
     verifier = keys.get(said["key"])
     if verifier is None:
         return [f"it is signed with key {said['key']}, which was not given"]
-    statement = checkpoint_statement(
-        way.log, way.chain, last.record.seq, last.record.at_ns, last.frame.before, said["reason"]
-    )
+    statement = checkpoint_statement(log, last.place.chain, record.seq, record.at_ns, last.frame.before, said["reason"])
     return [] if verifier.is_valid(statement, said["signature"]) else ["its records are not what was signed"]

@@ -1,4 +1,4 @@
-"""Is a log what was written? Finds edits, deletions, reorderings, copies, cut-off ends, swapped segments and wrong keys.
+"""Is a log what was written? Finds edits, deletions, reorderings, copies, cut-off ends, swapped segments, wrong keys.
 
 What can be found and what cannot, and why, is a table in docs/audit.md.
 """
@@ -91,8 +91,9 @@ def verify(directory: str | Path, verifiers: Iterable[Verifier], *, heads: Itera
     wanted = list(saved_heads(report.log) if heads is None else heads)
     chains = layout.chains(place)
     for path in chains:
-        check = check_chain(path, report.log, keys, report)
-        _check_heads(check, [head for head in wanted if head.chain == path.name], keys)
+        own = [head for head in wanted if head.chain == path.name]
+        check = check_chain(path, report.log, keys, report, own)
+        _check_heads(check, own, keys)
         _add(report, path, check)
     for head in wanted:
         if head.log == report.log and head.chain not in {path.name for path in chains}:
@@ -105,9 +106,11 @@ def verify(directory: str | Path, verifiers: Iterable[Verifier], *, heads: Itera
     return report
 
 
-def check_chain(path: Path, log: str, keys: Mapping[str, Verifier], report: Report) -> ChainCheck:
+def check_chain(
+    path: Path, log: str, keys: Mapping[str, Verifier], report: Report, heads: Iterable[Head] = ()
+) -> ChainCheck:
     """Check one chain from its stub or its beginning to its end."""
-    check = ChainCheck(log, path.name, keys)
+    check = ChainCheck(log, path.name, keys, watched=dict.fromkeys(head.seq for head in heads))
     found = layout.segments(path)
     stub = _check_stub(path, check)
     if stub is not None:
@@ -152,7 +155,7 @@ def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Ve
         elif head.seq > check.seq:
             message = f"the chain ends at record {check.seq}, and had got to {head.seq}: its end was cut off"
             check.findings.append(Finding(checker.CUT_OFF, check.chain, check.segment, head.seq, None, message))
-        elif check.ends.get(head.seq, head.link) != head.link:
+        elif (link := check.watched.get(head.seq)) is not None and link != head.link:
             message = f"record {head.seq} is not the one its writer signed: the chain was written anew"
             check.findings.append(Finding(checker.BROKEN_LINK, check.chain, None, head.seq, None, message))
 
@@ -176,7 +179,7 @@ def _add(report: Report, path: Path, check: ChainCheck) -> None:
     if not chain.is_closed and not check.findings:
         why = "it is being written" if written else "its writer was killed, or its end was cut off"
         report.notes.append(
-            f"chain {path.name} is not closed ({why}); its last {chain.unsigned} records are not signed"
+            f"chain {path.name} is not closed ({why}); {chain.unsigned} records at its end are not signed"
         )
 
 

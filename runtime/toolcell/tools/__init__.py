@@ -3,6 +3,8 @@
 Knows no sandbox, no session and no model; `runtime` and `agents` build on it.
 """
 
+import logging
+
 from toolcell.errors import ToolError
 from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, ToolObject
 from toolcell.tools.builder import Tool
@@ -19,6 +21,9 @@ from toolcell.tools.table import Settings
 from toolcell.tools.toolcalls import ToolCall, decode_tool_call
 from toolcell.tools.traits import CODE, MODEL, PLAN, SUBAGENT, Origin, Traits
 from toolcell.tools.typed import must_tool, new_tool
+
+# Calls that fail are the model's business first: a program that configures no logging is not shown them.
+logging.getLogger("toolcell").addHandler(logging.NullHandler())
 
 __all__ = [
     "CODE", "MODEL", "PLAN", "SUBAGENT", "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver",

@@ -271,8 +271,7 @@ def _read(attribute: Any) -> Any:
 
 
 def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> Shape:
-    traits = getattr(tool, "traits", None)
-    traits = traits if isinstance(traits, Traits) else DEFAULT_TRAITS
+    traits = _traits_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
         return Shape(definition=definition, invoke=None, traits=traits, source=tool)
     is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
@@ -288,6 +287,14 @@ def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call
         prepare=getattr(tool, "prepare", None),
         requires_result=True,
     )
+
+
+def _traits_of(tool: Any, name: str) -> Traits:
+    """A tool may have `traits`: Traits of all its functions, or a mapping from function name to Traits."""
+    known = getattr(tool, "traits", None)
+    if isinstance(known, Mapping):
+        known = known.get(name)
+    return known if isinstance(known, Traits) else DEFAULT_TRAITS
 
 
 def _personal_copy(tool: Any, call: Call) -> Any:
