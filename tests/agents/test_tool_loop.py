@@ -412,7 +412,7 @@ async def test_a_tool_never_outlasts_the_run() -> None:
     result = await loop(ScriptedModel([calls(("hang", {})), "never"]), tools=ToolRegistry([hang]), wall_s=0.05)
 
     assert result.stop_reason == "budget"
-    assert "timed out" in result.messages[2]["content"]
+    assert result.messages[2]["content"] == "timed out: the run's time is used up"
 
 
 @pytest.mark.conforms("O-b5")
@@ -493,3 +493,17 @@ async def test_an_agents_conversation_goes_on_and_can_be_forgotten() -> None:
         ["Be brief.", "a"], ["Be brief.", "a", "one", "b"], ["Be brief.", "c"],
     ]  # fmt: skip
     assert len([event for event in log if event.type == "agent_end"]) == 3
+
+
+async def test_an_agents_listeners_hear_a_run_that_brought_its_own_events() -> None:
+    agent = Agent(ScriptedModel([calls(("look", {})), "done", "again"]), tools=looking())
+    mine, log = RunContext(), recorded(agent.events)
+    theirs = recorded(mine.events)
+
+    await agent.run("go", context=mine)
+    heard = len(log)
+    first, second = await agent.run("more"), log[-1].run_id
+
+    assert log[:heard] == theirs
+    assert first.content == "again"
+    assert second not in ("", mine.run_id)

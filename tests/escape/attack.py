@@ -24,6 +24,7 @@ from typing import Any
 
 import msgpack
 
+import toolcell_bridge
 from toolcell import ExecutionResult, Outcome
 
 HERE = Path(__file__).parent
@@ -133,7 +134,7 @@ def outside(
     """
     ours, theirs = socket.socketpair()
     host = UnsuspectingHost(ours)
-    extra = [str(Path(msgpack.__file__).parents[1])] if bridge else []
+    extra = [str(Path(package.__file__).parents[1]) for package in (msgpack, toolcell_bridge)] if bridge else []
     # Files and not pipes: a child that outlives the attack keeps a pipe open.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as workspace,

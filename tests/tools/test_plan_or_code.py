@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from toolcell.agents import Agent
 from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import ToolDefinition, ToolRegistry
@@ -22,6 +23,12 @@ from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
 
 
 async def nothing(call_tool: Any) -> Any:
@@ -350,3 +357,21 @@ async def test_code_reaches_neither_itself_nor_a_plan_under_any_name() -> None:
     assert refused == [
         f"{name} cannot be called from within execute_code" for name in ("execute_code", "execute_plan", "innocent")
     ]
+
+
+@pytest.mark.conforms("V-10", "Q5")
+async def test_what_was_printed_is_always_told_to_the_model_unless_that_is_switched_off() -> None:
+    async def script(call_tool: Any) -> Any:
+        return 1
+
+    talkative, discreet = FakeRuntime(script, logs="a\x1b[31mred\u202e\n"), FakeRuntime(script, logs="secret")
+    discreet.policy = Policy(logs_to_model=False)  # type: ignore[attr-defined]
+    registry = searching()
+
+    registry.enable_code_execution(talkative)
+    told = await registry.execute("execute_code", {"code": "x"})
+    registry.enable_code_execution(discreet)
+    untold = await registry.execute("execute_code", {"code": "x"})
+
+    assert told.text == "1\n\nlogs:\nared\\u202e"
+    assert untold.text == "1"

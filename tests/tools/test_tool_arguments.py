@@ -21,6 +21,12 @@ from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 def checker(properties: dict[str, Any], coercion: Any = "safe", extras: Any = "drop", **more: Any) -> ArgumentChecker:
     schema = {"type": "object", "properties": properties, **more}
     return ArgumentChecker(ToolDefinition("tool", "A tool under test", schema), coercion, extras)

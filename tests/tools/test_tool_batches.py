@@ -23,6 +23,7 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
+from toolcell.tools.batch import ends_run
 from toolcell.tools.context import RunState
 from toolcell.tools.threads import abandoned_threads
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
@@ -435,8 +436,6 @@ async def test_calls_past_the_cap_are_refused_and_none_is_dropped() -> None:
 
 @pytest.mark.conforms("F14")
 async def test_an_empty_batch_is_empty_and_ends_nothing() -> None:
-    from toolcell.tools.batch import ends_run
-
     assert await ToolRegistry().execute_batch([]) == []
     assert not ends_run([])
     assert not ends_run([ToolResult.ok("x", terminate=True), ToolResult.fail("no")])
@@ -513,3 +512,15 @@ async def test_a_record_that_is_async_and_one_that_is_not_overlap_alike() -> Non
     results = await registry.execute_batch([("waiting", {}), ("blocking", {})] * 2)
 
     assert [result.text for result in results] == ["async", "thread"] * 2
+
+
+async def test_calls_without_a_run_of_their_own_cannot_be_cancelled_together() -> None:
+    async def cancel(ctx: ToolContext) -> str:
+        """Try to cancel the run of this call."""
+        ctx.run.cancel()
+        return "cancelled"
+
+    registry = ToolRegistry([cancel])
+
+    assert "without a run of their own" in (await registry.execute("cancel")).text
+    assert "without a run of their own" in (await registry.execute("cancel")).text

@@ -31,6 +31,13 @@ from toolcell.tools import (
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 

@@ -12,6 +12,12 @@ from tools.toolkit import FakeRuntime, recorded
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 def with_prepare(prepare: Any, log: list[str] | None = None) -> ToolRegistry:
     registry = ToolRegistry()
 

@@ -20,6 +20,13 @@ from toolcell.tools.middleware import cache, rate_limit, retry
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -318,3 +325,23 @@ async def test_middleware_that_fails_fails_the_call() -> None:
     registry.add_middleware(broken)
 
     assert "middleware broke" in (await registry.execute("a")).text
+
+
+async def test_what_a_stranger_calls_a_tool_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "toolcell.tools"):
+        result = await with_tools("a").execute("x\nINFO tool a completed\x1b[2J" + "y" * 10_000, {"k\n": "v\n"})
+
+    assert len(caplog.records) == 2
+    assert all("\n" not in record.getMessage() and "\x1b" not in record.getMessage() for record in caplog.records)
+    assert len(result.text) < 200
+
+
+async def test_a_plain_function_that_returns_something_to_await_is_awaited() -> None:
+    async def later(args: dict[str, Any]) -> str:
+        return "later"
+
+    registry = ToolRegistry()
+    registry.register("wrapped", "A lambda around an async function", EMPTY, lambda args: later(args))
+    registry.register("inline", "The same on the event loop itself", EMPTY, lambda args: later(args), blocking=False)
+
+    assert [(await registry.execute(name)).text for name in registry] == ["later", "later"]

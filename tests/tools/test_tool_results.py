@@ -34,6 +34,12 @@ from tools.toolkit import FakeRuntime
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 @pytest.mark.conforms("B1")
 def test_content_and_error_are_two_keys_and_the_second_only_when_there_is_one() -> None:
     assert shapes.to_content_error(ToolResult.ok("fine")) == {"content": "fine"}

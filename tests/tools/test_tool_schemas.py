@@ -19,6 +19,12 @@ from toolcell.tools.schema import type_schema
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 class Inner(BaseModel):
     title: str
     note: str | None = None

@@ -53,7 +53,7 @@ class _Echo:
             if isinstance(message, CallTool):
                 self._answers += self._host.send(ToolReturn(message.id, [message.args, None, "text", 0.5]))
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int, flags: int = 0) -> bytes:
         data = bytes(self._answers[:size])
         del self._answers[:size]
         return data

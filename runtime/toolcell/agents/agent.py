@@ -16,7 +16,7 @@ from toolcell.agents.subagent import SubAgent
 from toolcell.errors import UsageError
 from toolcell.tools import events
 from toolcell.tools.asking import AskUser, ask_user_shape
-from toolcell.tools.context import RunContext
+from toolcell.tools.context import RunContext, new_id
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.entry import Shape
 from toolcell.tools.events import Event, EventBus
@@ -110,8 +110,8 @@ class Agent:
         Raises:
             UsageError: a run of this agent is already going on.
         """
-        run = context or self._context.child(state=self._context.state.fresh())
-        with self._only_one(run):
+        run = context or self._context.child(run_id=new_id(), state=self._context.state.fresh())
+        with self._only_one(run), self._hearing(run.events):
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
@@ -128,6 +128,18 @@ class Agent:
             yield
         finally:
             self._active = None
+
+    @contextmanager
+    def _hearing(self, bus: EventBus) -> Iterator[None]:
+        """Events of a run that brought its own bus are heard by the agent's listeners too."""
+        if bus is self.events:
+            yield
+            return
+        unsubscribe = bus.subscribe(self.events.forward)
+        try:
+            yield
+        finally:
+            unsubscribe()
 
     def cancel(self, reason: str = "run cancelled") -> None:
         """End the run that is going on; it returns its result, and every call in it has an answer."""

@@ -1,8 +1,8 @@
 """Receipts: one run in one file, which proves itself to whoever has the key to check signatures with.
 
 A receipt holds the run's records as they were written, and the way from the first of them to the next signed
-checkpoint; the same for the terms it ran under. Records of other runs on the way are there as digests only: they say that
-something was written, not what. What is there to be read beside the records is checked against them.
+checkpoint; the same for the terms it ran under. Records of other runs on the way are there as digests only: they say
+that something was written, not what. What is there to be read beside the records is checked against them.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
             problems += _check_signature(str(receipt["log"]), way[-1], keys)
         run = _run_in(ways)
         last = ways[-1][-1].record
+        problems += _check_whole(run)
         if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
             problems.append("what it says in words is not what its records say")
         return Verdict(not problems, run, tuple(problems), last.fields["key"], last.at_ns)
@@ -177,6 +178,16 @@ def _run_in(ways: list[list[Located]]) -> RecordedRun:
     if run is None or {found.record.run for found in own} != {run.seq}:
         raise ValueError("it does not hold the records of one run")
     return run
+
+
+def _check_whole(run: RecordedRun) -> list[str]:
+    """A record of the run could be passed off as somebody else's by showing its digest alone."""
+    if not run.end:
+        return []
+    made = run.end["calls"][0]
+    if len(run.calls) != made:
+        return [f"it shows {len(run.calls)} of the run's {made} calls"]
+    return [f"it does not show how call {call.number} ended" for call in run.calls if not call.is_finished][:1]
 
 
 def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> list[str]:

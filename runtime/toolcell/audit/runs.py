@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.reader import Located
-from toolcell.audit.records import Unrecordable
+from toolcell.audit.records import Record, Unrecordable
 
 UNFINISHED: Final = "unfinished"
 """Outcome of a run, and status of a call, that has a start and no end: it is under way, or its host was killed."""
@@ -34,6 +34,7 @@ class RecordedCall:
     """Line of the script that called, as the script's side claims."""
     args: Any
     started_ns: int
+    started_seq: int
     status: str = UNFINISHED
     ended_ns: int | None = None
     duration_s: float = 0.0
@@ -42,6 +43,7 @@ class RecordedCall:
     """Of the failure."""
     start_more: Mapping[str, Any] = field(default_factory=dict)
     end_more: Mapping[str, Any] = field(default_factory=dict)
+    ended_seq: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -176,9 +178,9 @@ def assemble(found: Iterable[Located], common: Mapping[str, Mapping[str, Any]]) 
                 where = (located.place.chain, record.seq)
                 run = RecordedRun(fields["id"], *where, fields["sort"], record.at_ns, fields, terms=terms, tools=tools)
             case records.CALL_STARTED:
-                calls[fields["number"]] = started_call(fields, record.at_ns)
+                calls[fields["number"]] = started_call(fields, record)
             case records.CALL_ENDED if (started := calls.get(fields["number"])) is not None:
-                calls[started.number] = ended_call(started, fields, record.at_ns)
+                calls[started.number] = ended_call(started, fields, record)
             case records.RUN_ENDED:
                 ended_ns, end = record.at_ns, fields
     if run is None:
@@ -189,7 +191,7 @@ def assemble(found: Iterable[Located], common: Mapping[str, Mapping[str, Any]]) 
     )
 
 
-def started_call(fields: Mapping[str, Any], at_ns: int) -> RecordedCall:
+def started_call(fields: Mapping[str, Any], record: Record) -> RecordedCall:
     """A call of which only the start is known."""
     return RecordedCall(
         fields["number"],
@@ -199,29 +201,23 @@ def started_call(fields: Mapping[str, Any], at_ns: int) -> RecordedCall:
         fields["origin"],
         fields["line"],
         fields["args"],
-        at_ns,
+        record.at_ns,
+        record.seq,
         start_more=fields["more"] or {},
     )
 
 
-def ended_call(started: RecordedCall, fields: Mapping[str, Any], at_ns: int) -> RecordedCall:
+def ended_call(started: RecordedCall, fields: Mapping[str, Any], record: Record) -> RecordedCall:
     """The same with its end."""
-    return RecordedCall(
-        started.number,
-        started.call_id,
-        started.parent,
-        started.tool,
-        started.origin,
-        started.line,
-        started.args,
-        started.started_ns,
-        fields["status"],
-        at_ns,
-        fields["duration_us"] / 1e6,
-        fields["value"],
-        fields["code"],
-        started.start_more,
-        fields["more"] or {},
+    return replace(
+        started,
+        status=fields["status"],
+        ended_ns=record.at_ns,
+        ended_seq=record.seq,
+        duration_s=fields["duration_us"] / 1e6,
+        value=fields["value"],
+        code=fields["code"],
+        end_more=fields["more"] or {},
     )
 
 

@@ -178,9 +178,8 @@ def _add(report: Report, path: Path, check: ChainCheck) -> None:
     report.notes.extend(f"chain {path.name}: {note}" for note in check.notes)
     if not chain.is_closed and not check.findings:
         why = "it is being written" if written else "its writer was killed, or its end was cut off"
-        report.notes.append(
-            f"chain {path.name} is not closed ({why}); {chain.unsigned} records at its end are not signed"
-        )
+        unsigned = f"{chain.unsigned} records at its end are not signed"
+        report.notes.append(f"chain {path.name} is not closed ({why}); {unsigned}")
 
 
 # Heads

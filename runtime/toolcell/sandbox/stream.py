@@ -1,16 +1,29 @@
 """Raw non-blocking sockets under asyncio, uvloop and trio.
 
-Bytes move with one system call when they can; only a wait goes through the event loop. Knows no messages.
+Bytes move with one system call when they can; only a wait goes through the event loop, and under asyncio through a
+reader that stays registered (7 us a wait against 20 through anyio, measured). Knows no messages.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+import time
 
 import anyio
+import sniffio
 
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
+
+sched_yield = getattr(os, "sched_yield", lambda: None)
+
+SPIN_S = 60e-6
+"""How long to look again before going to sleep, while the peer has been answering faster than this.
+
+Waking a process that sleeps on another processor costs 40 to 75 us in a virtual machine, more than a whole round trip
+between two that are awake."""
 
 
 class SocketStream:
@@ -20,22 +33,31 @@ class SocketStream:
         sock.setblocking(False)
         self._sock = sock
         self._writing: anyio.Event | None = None
+        self._readable = _Readable(sock)
+        self._is_quick = False
         self.sent_bytes = 0
         self.received_bytes = 0
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" when the other end is gone."""
+        began = 0.0
         while True:
             try:
                 data = self._sock.recv(READ_BYTES)
             except BlockingIOError:
-                try:
-                    await anyio.wait_readable(self._sock)
-                except (anyio.ClosedResourceError, OSError, ValueError):
+                now = time.perf_counter()
+                began = began or now
+                if self._is_quick and now - began < SPIN_S:
+                    sched_yield()
+                    continue
+                self._is_quick = False
+                if not await self._readable.wait():
                     return b""
                 continue
             except OSError:
                 return b""
+            if began:
+                self._is_quick = time.perf_counter() - began < 2 * SPIN_S
             self.received_bytes += len(data)
             return data
 
@@ -74,5 +96,61 @@ class SocketStream:
     def close(self) -> None:
         """Close the socket; a waiting `receive` returns b""."""
         if self._sock.fileno() >= 0:
+            self._readable.close()
             anyio.notify_closing(self._sock)
             self._sock.close()
+
+
+class _Readable:
+    """Waits until a socket can be read, for one waiter at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._is_registered = False
+
+    async def wait(self) -> bool:
+        """Wait; False when the socket is closed meanwhile."""
+        if self._loop is None:
+            if sniffio.current_async_library() != "asyncio":
+                return await self._wait_elsewhere()
+            self._loop = asyncio.get_running_loop()
+        if self._sock.fileno() < 0:
+            return False
+        if not self._is_registered:
+            try:
+                self._loop.add_reader(self._sock, self._notice)
+            except NotImplementedError:  # the proactor loop of Windows
+                return await self._wait_elsewhere()
+            self._is_registered = True
+        self._waiter = waiter = self._loop.create_future()
+        try:
+            return await waiter
+        finally:
+            self._waiter = None
+
+    async def _wait_elsewhere(self) -> bool:
+        try:
+            await anyio.wait_readable(self._sock)
+        except (anyio.ClosedResourceError, OSError, ValueError):
+            return False
+        return True
+
+    def _notice(self) -> None:
+        if self._waiter is None:
+            # Nobody listens: stay silent until somebody does, or the loop would spin on unread bytes.
+            self._unregister()
+        elif not self._waiter.done():
+            self._waiter.set_result(True)
+
+    def _unregister(self) -> None:
+        if self._is_registered and self._loop is not None:
+            self._is_registered = False
+            self._loop.remove_reader(self._sock)
+
+    def close(self) -> None:
+        """Stop waiting, before the socket is closed and its number passes to another."""
+        self._unregister()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(False)

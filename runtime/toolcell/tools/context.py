@@ -115,7 +115,9 @@ class Budget:
 class RunState:
     """What changes during a run. One per run, shared by its sub-agents, plans and guests; used in one event loop."""
 
-    def __init__(self, max_workers: int | None = None, budget: Budget | None = None) -> None:
+    def __init__(
+        self, max_workers: int | None = None, budget: Budget | None = None, jobs: JobTable | None = None
+    ) -> None:
         if max_workers is not None and max_workers < 1:
             raise UsageError(f"max_workers must be at least 1, not {max_workers}")
         self.max_workers = max_workers
@@ -130,16 +132,15 @@ class RunState:
         """Other waits of the run, for a model's answer or a job."""
         self.failures: dict[str, int] = {}
         """How often the same call of the same arguments failed in a row, by digest."""
-        self.jobs: JobTable | None = None
+        self.jobs = jobs
+        """Where tools may leave background work; None: nowhere."""
         self._leaves: anyio.CapacityLimiter | None = None
         self._orchestrators: dict[tuple[int, bool], anyio.CapacityLimiter] = {}
         self._hook_lock: anyio.Lock | None = None
 
     def fresh(self) -> RunState:
         """The state of another run with the same settings, budget and jobs."""
-        fresh = RunState(self.max_workers, self.budget)
-        fresh.jobs = self.jobs
-        return fresh
+        return RunState(self.max_workers, self.budget, self.jobs)
 
     # Limiters and locks belong to the loop they are made in, so they are made at first use.
 
@@ -243,7 +244,13 @@ class RunContext:
         return replace(self, **changes)
 
     def cancel(self, reason: str = "run cancelled") -> None:
-        """Cancel the run's tool calls; see `RunState.cancel`."""
+        """Cancel the run's tool calls; see `RunState.cancel`.
+
+        Raises:
+            UsageError: this stands for no run, so nothing in it belongs together.
+        """
+        if self.is_shared:
+            raise UsageError("calls made without a run of their own cannot be cancelled together")
         self.state.cancel(reason)
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from toolcell.errors import AuditError, ToolAbort
+from toolcell.text import one_line
 from toolcell.tools.call import Call
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, execute
@@ -33,6 +34,8 @@ logger = logging.getLogger("toolcell.tools")
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""
 MAX_LOGGED_CHARS = 500
+MAX_NAME_CHARS = 80
+MAX_REMEMBERED_FAILURES = 256
 AGENT_PREFIX = "agent_"
 
 _SUSPECT_ORIGINS = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
@@ -74,7 +77,7 @@ def _start(call: Call) -> None:
     if call.run.events.active:
         call.emit(TOOL_START, args=call.raw_args)
     if logger.isEnabledFor(logging.INFO):
-        logger.info("tool %s started: %s", call.name, _for_log(call, call.raw_args))
+        logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
 
 
 async def perform(table: Table, call: Call) -> ToolResult:
@@ -173,9 +176,10 @@ def _lookup(table: Table, call: Call) -> ToolResult | None:
 def _unknown(table: Table, call: Call) -> ToolResult:
     names = [entry.name for entry in table.visible(call.origin, call.run.policies)]
     available = f"; available tools: {listed(names)}" if names else "; no tools are available"
-    message = f"unknown tool: {call.name}{did_you_mean(call.name, names)}{available}"
+    asked = call.name[:MAX_NAME_CHARS]
+    message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
     if call.name.startswith(AGENT_PREFIX) and any(name.startswith(AGENT_PREFIX) for name in names):
-        message = f'unknown agent "{call.name.removeprefix(AGENT_PREFIX)}"; {message}'
+        message = f'unknown agent "{asked.removeprefix(AGENT_PREFIX)}"; {message}'
     return ToolResult.fail(message, code=ErrorCode.UNKNOWN_TOOL, details={"available": names[:100]})
 
 
@@ -275,11 +279,13 @@ def _note_repetition(table: Table, call: Call, result: ToolResult) -> ToolResult
     failures = call.run.state.failures
     if not (failures or result.is_error):
         return result
-    key = f"{call.name} {_for_log(call, call.raw_args)}"
+    key = f"{call.name[:MAX_NAME_CHARS]} {_for_log(call, call.raw_args)}"
     if not result.is_error:
         failures.pop(key, None)
         return result
-    failures[key] = count = failures.get(key, 0) + 1
+    failures[key] = count = failures.pop(key, 0) + 1
+    if len(failures) > MAX_REMEMBERED_FAILURES:
+        del failures[next(iter(failures))]
     if count < table.settings.repeat_hint or result.error is None:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
@@ -288,14 +294,19 @@ def _note_repetition(table: Table, call: Call, result: ToolResult) -> ToolResult
 
 def _for_log(call: Call, args: Any) -> str:
     text = args if isinstance(args, str) else json.dumps(args, default=repr, ensure_ascii=False)
-    return call.run.secrets.redact(text)[:MAX_LOGGED_CHARS]
+    return one_line(call.run.secrets.redact(text), MAX_LOGGED_CHARS)
+
+
+def _name_for_log(call: Call) -> str:
+    return one_line(call.name, MAX_NAME_CHARS)
 
 
 def _log_end(call: Call, result: ToolResult) -> None:
-    duration_ms = result.meta.duration_ms
+    name, duration_ms = _name_for_log(call), result.meta.duration_ms
     if result.is_error:
-        logger.warning("tool %s failed after %.1f ms: %s", call.name, duration_ms, result.message[:MAX_LOGGED_CHARS])
+        message = one_line(result.message, MAX_LOGGED_CHARS)
+        logger.warning("tool %s failed after %.1f ms: %s", name, duration_ms, message)
     elif result.status is Status.PENDING:
-        logger.info("tool %s started (async) after %.1f ms", call.name, duration_ms)
+        logger.info("tool %s started (async) after %.1f ms", name, duration_ms)
     else:
-        logger.info("tool %s completed in %.1f ms, %d characters", call.name, duration_ms, len(result.output))
+        logger.info("tool %s completed in %.1f ms, %d characters", name, duration_ms, len(result.output))

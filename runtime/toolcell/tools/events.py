@@ -191,17 +191,20 @@ class EventBus:
 
         return stop
 
-    def emit(self, **fields: Any) -> None:
-        """Number one event and hand it out. Does nothing when nobody listens."""
-        if not self._listeners:
-            return
-        self._seq += 1
-        event = Event(seq=self._seq, at=time.time(), **fields)
+    def forward(self, event: Event) -> None:
+        """Hand out an event of another bus, number and all."""
         for listener in self._listeners:
             try:
                 listener(event)
             except Exception as exc:
                 self._note_error(exc)
+
+    def emit(self, **fields: Any) -> None:
+        """Number one event and hand it out. Does nothing when nobody listens."""
+        if not self._listeners:
+            return
+        self._seq += 1
+        self.forward(Event(seq=self._seq, at=time.time(), **fields))
 
     def _note_error(self, exc: Exception) -> None:
         self.listener_errors += 1

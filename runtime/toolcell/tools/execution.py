@@ -89,7 +89,9 @@ async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeou
 def _cut_short(call: Call) -> ToolResult:
     if (reason := call.run.state.cancel_reason) is not None:
         return cancelled(reason)
-    return ToolResult.fail(f"timed out after {call.timeout_s:g} s", code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
+    is_run_over = anyio.current_time() >= call.run.deadline
+    message = "timed out: the run's time is used up" if is_run_over else f"timed out after {call.timeout_s:g} s"
+    return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
 
 
 def cancelled(reason: str) -> ToolResult:
@@ -142,7 +144,7 @@ async def _invoke(call: Call) -> ToolResult:
         value = shape.invoke(call)
         if type(value) is CoroutineType:
             value = await _StepByStep(value, partial(_start_clock, call))
-        elif hasattr(value, "__await__"):
+        if hasattr(value, "__await__"):  # a future, or what a plain function made of an async one
             _start_clock(call)
             value = await value
         return as_result(value, shape.requires_result)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ExecutionResult, Outcome
+from toolcell.text import clean
 from toolcell.tools.adapters import with_traits
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext
@@ -128,7 +129,8 @@ async def run_code(
         return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, exc=exc)
     if run.state.abort is not None:
         raise run.state.abort
-    return code_result(result)
+    policy = getattr(runtime, "policy", None)
+    return code_result(result, with_logs=getattr(policy, "logs_to_model", True))
 
 
 class _Printed:
@@ -143,19 +145,20 @@ class _Printed:
         self._update(self._tail)
 
 
-def code_result(result: ExecutionResult) -> ToolResult:
+def code_result(result: ExecutionResult, *, with_logs: bool = True) -> ToolResult:
     """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
+    logs = _logs(result) if with_logs else ""
     files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
     details = result.to_dict()
     if result.ok:
         said = to_json(result.value) if result.has_value else NO_RESULT
-        text = said + _missing_files(result) + _logs(result)
+        text = said + _missing_files(result) + logs
         return ToolResult(
             parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
         )
     code = _OWN_CODES.get(result.outcome, str(result.outcome))
     return ToolResult.fail(
-        describe_failure(result) + _partial_result(result) + _missing_files(result) + _logs(result),
+        describe_failure(result) + _partial_result(result) + _missing_files(result) + logs,
         code=code,
         value=result.value,
         has_value=result.has_value,
@@ -193,7 +196,7 @@ def _missing_files(result: ExecutionResult) -> str:
 
 
 def _logs(result: ExecutionResult) -> str:
-    text = result.logs.text.rstrip("\n")
+    text = clean(result.logs.text).rstrip("\n")
     return f"\n\nlogs:\n{text}" if text else ""
 
 

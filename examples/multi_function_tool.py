@@ -1,0 +1,67 @@
+"""Shows a class that offers several functions: what it depends on is given to it, and one of them needs approval."""
+
+from typing import ClassVar
+
+import anyio
+
+from toolcell.tools import (
+    Approve,
+    Call,
+    Reject,
+    ToolContext,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    Traits,
+    approval_hook,
+)
+
+NAME = {"type": "object", "properties": {"name": {"type": "string", "description": "Which"}}, "required": ["name"]}
+NOTHING = {"type": "object", "properties": {}}
+
+
+class Widgets:
+    """A shelf of widgets. Two registries with two shelves never see each other's."""
+
+    traits: ClassVar = {"widget_list": Traits(read_only=True), "widget_delete": Traits(requires_approval=True)}
+
+    def __init__(self, shelf: set[str]) -> None:
+        self.shelf = shelf
+
+    def definitions(self) -> list[ToolDefinition]:
+        return [
+            ToolDefinition("widget_create", "Create a widget by name.", NAME),
+            ToolDefinition("widget_list", "List all widgets there are.", NOTHING),
+            ToolDefinition("widget_delete", "Delete a widget by name.", NAME),
+        ]
+
+    async def execute(self, ctx: ToolContext, name: str, args: dict[str, str]) -> ToolResult:
+        match name:
+            case "widget_create":
+                self.shelf.add(args["name"])
+            case "widget_delete" if args["name"] not in self.shelf:
+                return ToolResult.fail(f"no widget {args['name']!r}", code="no_such_widget")
+            case "widget_delete":
+                self.shelf.remove(args["name"])
+        return ToolResult.of(sorted(self.shelf))
+
+
+def ask_somebody(call: Call) -> Approve | Reject:
+    print(f"  may {call.name} touch {call.args['name']}?")
+    return Reject("the user wants to keep 'gear'") if call.args["name"] == "gear" else Approve()
+
+
+async def main() -> None:
+    registry = ToolRegistry([Widgets({"gear"})])
+    registry.add_hook(approval_hook(ask_somebody))
+    for name, args in [
+        ("widget_create", {"name": "bolt"}),
+        ("widget_delete", {"name": "gear"}),
+        ("widget_delete", {"name": "bolt"}),
+        ("widget_list", {}),
+    ]:
+        result = await registry.execute(name, args)
+        print(f"{name:14} {result.status:8} {result.text}")
+
+
+anyio.run(main)

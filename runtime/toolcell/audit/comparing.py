@@ -1,0 +1,126 @@
+"""What differs between a recorded run and another run of its script. Pure; runs nothing.
+
+Values are compared as they are recorded: a difference that redaction would have hidden is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell.audit import content, records
+from toolcell.audit.redact import Redactor
+from toolcell.audit.runs import RecordedCall, RecordedRun
+from toolcell.results import ExecutionResult, Outcome
+
+GUESTS_OWN: Final = frozenset({str(Outcome.OK), str(Outcome.ERROR), str(Outcome.DENIED), str(Outcome.CALL_LIMIT)})
+"""Outcomes that the script alone decides, so that everything it left behind has to be equal."""
+
+LIMITS: Final = frozenset(
+    map(
+        str,
+        (
+            Outcome.TIMEOUT,
+            Outcome.CPU_LIMIT,
+            Outcome.MEMORY_LIMIT,
+            Outcome.OUTPUT_LIMIT,
+            Outcome.PROCESS_LIMIT,
+            Outcome.KILLED,
+            Outcome.PROTOCOL_ERROR,
+        ),
+    )
+)
+"""Outcomes that have to come again, at a moment that need not be the same."""
+
+_redactor = Redactor()
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a replay first differed from the record."""
+
+    kind: str
+    """call, extra_call, missing_call, no_answer, order, outcome, error, value, stdout, stderr, files."""
+    message: str
+    index: int | None = None
+    """Of the call, counting the script's own calls from 1."""
+    line: int | None = None
+    source_line: str = ""
+    expected: Any = None
+    got: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def difference_of_call(call: RecordedCall, name: str, args: Any) -> tuple[str, Any, Any] | None:
+    """What is different about a call, expected and got; None when nothing is."""
+    if name != call.tool:
+        return f"it calls {name}, and called {call.tool}", call.tool, name
+    if (missing := call.start_more.get("args_cut")) is not None:
+        digest = missing.get("sha256")
+        same = digest is None or digest in (content.digest_of(args), content.digest_of(cleaned(args)))
+        return None if same else (f"{name} gets other arguments", missing, args)
+    if same_value(call.args, args):
+        return None
+    return f"{name} gets other arguments", call.args, args
+
+
+def same_value(recorded: Any, got: Any) -> bool:
+    """True when a value is, byte for byte, what was recorded of such a value."""
+    packed = records.pack(recorded)
+    return packed == records.pack(got) or packed == records.pack(cleaned(got))
+
+
+def cleaned(value: Any) -> Any:
+    """A value without what is never recorded, however the log was configured."""
+    return _redactor.clean_all(records.unpack(records.pack(value)))
+
+
+def compare(run: RecordedRun, result: ExecutionResult) -> Divergence | None:
+    """The first thing a finished replay left behind that the recorded run did not."""
+    if run.outcome not in GUESTS_OWN | LIMITS:
+        return None  # ended from outside: there is nothing to compare
+    if run.outcome != str(result.outcome):
+        said = f": {result.error.type}: {result.error.message}" if result.error is not None else ""
+        message = f"it ends as {result.outcome}{said}"
+        return Divergence("outcome", message, None, None, "", run.outcome, str(result.outcome))
+    if run.outcome in LIMITS:
+        return None
+    return _compare_error(run, result) or _compare_value(run, result) or _compare_rest(run, result)
+
+
+def _compare_error(run: RecordedRun, result: ExecutionResult) -> Divergence | None:
+    recorded, error = run.end["error"] or {}, result.error
+    expected = [recorded.get(name) for name in ("type", "message", "line")]
+    got = [error.type, error.message, error.line] if error is not None else [None, None, None]
+    if same_value(expected, got):
+        return None
+    return Divergence("error", "it fails in another way", None, error and error.line, "", expected, got)
+
+
+def _compare_value(run: RecordedRun, result: ExecutionResult) -> Divergence | None:
+    if run.end["has_value"] != result.has_value:
+        message = "it has a result now" if result.has_value else "it has no result now"
+        return Divergence("value", message, None, None, "", run.end["value"], result.value)
+    digest = run.end["value_sha256"]
+    if not result.has_value or digest in (content.digest_of(result.value), content.digest_of(cleaned(result.value))):
+        return None
+    expected = run.end["value"] if "value_cut" not in (run.end["more"] or {}) else {"sha256": digest}
+    return Divergence("value", "its result is another", None, None, "", expected, result.value)
+
+
+def _compare_rest(run: RecordedRun, result: ExecutionResult) -> Divergence | None:
+    if "logs_cut" not in (run.end["more"] or {}):
+        for stream, got in (("stdout", result.logs.stdout), ("stderr", result.logs.stderr)):
+            expected = "".join(text for each, text in run.end["logs"] if each == stream)
+            if not same_value(expected, got):
+                return Divergence(stream, f"it writes something else to {stream}", None, None, "", expected, got)
+    expected_files = sorted([entry[0], entry[3], entry[4]] for entry in run.end["files"])
+    got_files = sorted([file.name, file.sha256, file.problem] for file in result.files)
+    if expected_files != got_files:
+        return Divergence("files", "it returns other files", None, None, "", expected_files, got_files)
+    return None
+
+

@@ -1,0 +1,310 @@
+"""Running a recorded script again with the recorded answers: no tool is called, and the first difference is named.
+
+The script runs in an ordinary sandbox of any backend; the registry it is given answers from the record. What makes runs
+repeat, and what does not, is in docs/audit.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
+
+import anyio
+
+from toolcell.audit import content
+from toolcell.audit.comparing import GUESTS_OWN, Divergence, cleaned, compare, difference_of_call
+from toolcell.audit.runs import UNFINISHED, RecordedCall, RecordedRun
+from toolcell.config import Limits, Policy
+from toolcell.errors import ToolAbort, UsageError
+from toolcell.results import ExecutionResult
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.result import Status, ToolFailure, ToolResult
+
+STALL_S: Final = 5.0
+"""How long an answer is held back for the call that was answered before it in the record."""
+
+_CALL_ID = re.compile(r"call_(\d+)")
+
+
+class ScriptRunner(Protocol):
+    """A `Runtime`."""
+
+    async def execute_code(self, source: str, **options: Any) -> ExecutionResult:
+        """Run a script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay came to."""
+
+    run_id: str
+    divergence: Divergence | None
+    answered: int
+    """Calls answered from the record."""
+    recorded: int
+    """Calls the script made when it was recorded."""
+    stopped: str = ""
+    """Why it was ended before the script's own end, and the record not compared further."""
+    notes: tuple[str, ...] = ()
+    result: ExecutionResult | None = field(default=None, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing differed."""
+        return self.divergence is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "run": self.run_id,
+            "ok": self.ok,
+            "divergence": self.divergence.to_dict() if self.divergence is not None else None,
+            "answered": self.answered,
+            "recorded": self.recorded,
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+            "outcome": str(self.result.outcome) if self.result is not None else None,
+        }
+
+
+OnCall = Callable[[int, RecordedCall], None]
+
+
+def runtime_options(run: RecordedRun) -> dict[str, Any]:
+    """What to open a `Runtime` with, so that it repeats what a run depended on."""
+    environment = run.isolation.get("environment") or {}
+    known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
+    return {
+        "policy": Policy(hash_seed=run.policy.get("hash_seed")),
+        "limits": Limits(**known),
+        "packages": tuple(environment.get("packages") or ()),
+        "preload": tuple(environment.get("preload") or ()),
+    }
+
+
+async def replay(
+    runtime: ScriptRunner,
+    run: RecordedRun,
+    *,
+    source: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    files: Iterable[tuple[str, bytes]] = (),
+    answers: Mapping[int, ToolResult] | None = None,
+    until: int | None = None,
+    on_call: OnCall | None = None,
+    on_log: Callable[[str, str], None] | None = None,
+) -> Replay:
+    """Run a recorded script again in `runtime`, opened with `runtime_options(run)`, and compare.
+
+    `source`, `inputs` and `files` stand in for what the record does not hold, or for what is to be tried instead;
+    `answers` replaces recorded answers by call; `until` stops before the answer of a call.
+
+    Raises:
+        UsageError: the record does not hold what is needed, and it was not given; or it is of no script.
+        SandboxUnavailable: as from `execute_code`.
+    """
+    script, notes = _script(run, source)
+    tools = AnsweringTools(run, answers or {}, until, on_call)
+    limits = runtime_options(run)["limits"]
+    result = await runtime.execute_code(
+        script,
+        inputs=_inputs(run, inputs),
+        files=_files(run, files),
+        tools=tools,
+        limits=limits,
+        lint=run.start["lint"] or "off",
+        seed=run.start["seed"],
+        clock=run.start["clock"],
+        on_log=on_log,
+    )
+    found = tools.divergence
+    if found is None and not tools.stopped:
+        found = _missing_call(run, tools) or compare(run, result)
+    if found is not None:
+        found = _placed(found, result, tools, script)
+    return Replay(run.id, found, tools.answered, len(tools.expected), tools.stopped, notes, result)
+
+
+class AnsweringTools:
+    """Stands where a registry stands, and answers a script's calls from the record of another run of it."""
+
+    def __init__(
+        self, run: RecordedRun, answers: Mapping[int, ToolResult], until: int | None, on_call: OnCall | None
+    ) -> None:
+        self.expected = script_calls(run)
+        self.index = {ident: index for index, ident in enumerate(self.expected, start=1)}
+        self.divergence: Divergence | None = None
+        self.stopped = ""
+        self.answered = 0
+        self.made: set[int] = set()
+        self._definitions = [ToolDefinition(*each) for each in run.definitions]
+        self._answers = answers
+        self._until = until
+        self._on_call = on_call
+        in_order = sorted((call.ended_seq, ident) for ident, call in self.expected.items() if is_answered(call))
+        self._order = [ident for _, ident in in_order]
+        self._turn = anyio.Event()
+
+    # What a Runtime asks of a registry
+
+    def snapshot(self) -> AnsweringTools:
+        """It does not change."""
+        return self
+
+    def names(self, origin: Any) -> list[str]:
+        """The tools the script was told of."""
+        return [each.name for each in self._definitions]
+
+    def definitions(self, origin: Any) -> list[ToolDefinition]:
+        """What it was told of them."""
+        return self._definitions
+
+    async def dispatch(self, name: str, args: Any, *, call_id: str, **_: Any) -> ToolResult:
+        """The recorded answer of the recorded call.
+
+        Raises:
+            ToolAbort: the call is not the recorded one, or there is nothing more to answer.
+        """
+        ident = int(call_id.removeprefix("call_"))
+        index = self.index.get(ident, len(self.index) + 1)
+        self.made.add(ident)
+        call = self.expected.get(ident)
+        if self._until is not None and index >= self._until:
+            self._stop(f"stopped at call {index}, as asked")
+        if call is None:
+            got = {"tool": name, "args": args}
+            self._diverge("extra_call", f"the script makes a call that it did not make before: {name}", index, got=got)
+        elif (difference := difference_of_call(call, name, args)) is not None:
+            self._diverge("call", *difference[:1], index, *difference[1:])
+        if self._on_call is not None:
+            self._on_call(index, call)
+        return await self._answer(ident, index, call)
+
+    async def _answer(self, ident: int, index: int, call: RecordedCall) -> ToolResult:
+        given = self._answers.get(index)
+        if given is None and not call.is_finished:
+            self._stop(f"the record ends here: call {index} was under way when its host was killed")
+        if given is None and not is_answered(call):
+            await anyio.sleep_forever()  # until the script takes the call back, as it did before
+        if given is None and (missing := call.end_more.get("value_cut")) is not None:
+            why = f"the answer of call {index} was not recorded ({missing['why']})"
+            self._diverge("no_answer", why, index, expected=missing)
+        await self._wait_turn(ident, index)
+        self.answered += 1
+        return given if given is not None else recorded_result(call)
+
+    async def _wait_turn(self, ident: int, index: int) -> None:
+        """Answers come in the order they came: what a script does with the first of several may depend on it."""
+        while self._order and self._order[0] != ident and ident in self._order:
+            turn = self._turn
+            with anyio.move_on_after(STALL_S) as waiting:
+                await turn.wait()
+            if waiting.cancelled_caught:
+                before = self.index[self._order[0]]
+                why = f"call {index} was answered after call {before}, which the script has not made"
+                self._diverge("order", why, index)
+        if ident in self._order:
+            self._order.remove(ident)
+        self._turn.set()
+        self._turn = anyio.Event()
+
+    def _diverge(self, kind: str, message: str, index: int, expected: Any = None, got: Any = None) -> NoReturn:
+        if self.divergence is None and not self.stopped:
+            self.divergence = Divergence(kind, message, index, None, "", expected, got)
+        raise ToolAbort("the replay differs from the record")
+
+    def _stop(self, why: str) -> NoReturn:
+        if self.divergence is None:
+            self.stopped = self.stopped or why
+        raise ToolAbort("the replay was stopped")
+
+
+def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
+    """The calls a script made itself, by the number it gave them, in order."""
+    found = {}
+    for call in run.calls:
+        match = _CALL_ID.fullmatch(call.call_id)
+        if match is not None and call.parent is None and call.origin == "code":
+            found[int(match[1])] = call
+    return dict(sorted(found.items()))
+
+
+def is_answered(call: RecordedCall) -> bool:
+    """True when the script got an answer."""
+    return call.is_finished and not call.end_more.get("unanswered")
+
+
+def recorded_result(call: RecordedCall) -> ToolResult:
+    """A recorded answer as the tool's result it was."""
+    if call.code is None:
+        return ToolResult.of(call.value)
+    more = call.end_more
+    failure = ToolFailure(call.code, call.message, bool(more.get("retryable")), more.get("details") or {})
+    exc = type(more["exc"], (Exception,), {})() if "exc" in more else None
+    return ToolResult(status=Status(call.status), error=failure, exc=exc)
+
+
+# What a script needs
+
+
+def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]:
+    if run.sort != "code":
+        raise UsageError(f"run {run.id} ran no script ({run.sort}); there is nothing to replay")
+    notes = []
+    if run.start["seed"] is None or run.start["clock"] is None or run.policy.get("hash_seed") is None:
+        notes.append("not all of seed, clock and hash seed were recorded; what depends on them may differ")
+    if source is None:
+        if run.source is None:
+            raise UsageError(f"the script of run {run.id} was too large to be recorded; give it with --source")
+        if (run.start["more"] or {}).get("redacted"):
+            notes.append("the recorded script, or its inputs, had secrets taken out")
+        return run.source, tuple(notes)
+    if run.start["sha256"] not in (content.text_digest(source), content.text_digest(cleaned(source))):
+        notes.append("this is not the script that was recorded")
+    return source, tuple(notes)
+
+
+def _inputs(run: RecordedRun, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if given is not None:
+        return given
+    recorded = run.start["inputs"]
+    if recorded is None and run.start["inputs_sha256"] is not None:
+        raise UsageError(f"the inputs of run {run.id} were too large to be recorded; give them with --input")
+    return recorded or {}
+
+
+def _files(run: RecordedRun, given: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    files = dict(given)
+    for name, size, sha256, data in run.start["files"] or ():
+        if name in files:
+            continue
+        if data is None:
+            raise UsageError(f"the file {name!r} ({size} bytes, sha256 {sha256}) was not recorded; give it with --file")
+        files[name] = data
+    return list(files.items())
+
+
+def _missing_call(run: RecordedRun, tools: AnsweringTools) -> Divergence | None:
+    if run.outcome == UNFINISHED or run.outcome not in GUESTS_OWN:
+        return None
+    for ident, call in tools.expected.items():
+        if ident not in tools.made:
+            expected = {"tool": call.tool, "args": call.args}
+            message = f"it does not call {call.tool}"
+            return Divergence("missing_call", message, tools.index[ident], call.line, "", expected)
+    return None
+
+
+def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, script: str) -> Divergence:
+    """The same with the line of the script that made the call."""
+    idents = {index: ident for ident, index in tools.index.items()}
+    ident = idents.get(found.index or 0)
+    lines = {call.id: call.line for call in result.calls}
+    line = lines.get(ident) if ident is not None else None
+    if found.kind == "extra_call":
+        line = max(lines.items(), default=(0, None))[1]
+    line = line if line is not None else found.line
+    text = script.split("\n")[line - 1].strip() if line and line <= script.count("\n") + 1 else ""
+    return Divergence(found.kind, found.message, found.index, line, text, found.expected, found.got)

@@ -1,0 +1,127 @@
+"""Failing closed: SECURITY.md, "layers"."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import anyio
+import pytest
+from pydantic import ValidationError
+
+from escape.attack import HostHung, Victim, outside
+from escape.prologues import RAW
+from toolcell import Policy, Runtime, ToolRegistry, UsageError
+from toolcell.config import DEFAULT_LAYERS
+
+pytestmark = pytest.mark.isolation
+
+WITHOUT = """
+import ctypes, struct
+def without(number, argument=None, bits=0, value=0):
+    '''From now on, here and in all children, this system call fails with EPERM (for one value of an argument).'''
+    libc = ctypes.CDLL(None, use_errno=True)
+    load, jump, masked, end = 0x20, 0x15, 0x54, 0x06
+    rules = [(load, 0, 0, 0)]
+    if argument is None:
+        rules += [(jump, 0, 1, number)]
+    else:
+        rules += [(jump, 0, 4, number), (load, 0, 0, 16 + 8 * argument), (masked, 0, 0, bits), (jump, 0, 1, value)]
+    rules += [(end, 0, 0, 0x00050000 | 1), (end, 0, 0, 0x7FFF0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
+    header = ctypes.create_string_buffer(struct.pack("=H6xQ", len(rules), ctypes.addressof(code)))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(header)), 0, 0) == 0, ctypes.get_errno()
+"""
+
+ALL = 0xFFFFFFFF
+BROKEN = {
+    "landlock_create_ruleset": "444",
+    "landlock_add_rule": "445",
+    "landlock_restrict_self": "446",
+    "seccomp": "317",
+    "unshare": "272",
+    "a new user namespace": "56, 0, 0x10000000, 0x10000000",
+    "pivot_root": "155",
+    "mount": "165",
+    "capset": "126",
+    "prlimit64": "302",
+    "close_range": "436",
+    "no_new_privs": f"157, 0, {ALL}, 38",
+    "dropping the bounding set": f"157, 0, {ALL}, 24",
+    "locking securebits": f"157, 0, {ALL}, 28",
+    "being undumpable": f"157, 0, {ALL}, 4",
+    "setresuid": "117",
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
+@pytest.mark.parametrize("layer", BROKEN)
+def test_a_wall_that_will_not_go_up_means_no_sandbox(layer: str) -> None:
+    """The machine refuses one call; then there is SandboxUnavailable, and not a sandbox with a wall less."""
+    number, *rest = (int(each, 0) for each in BROKEN[layer].split(","))
+    broken = f"{WITHOUT}\nwithout({BROKEN[layer]})\n"
+    value = [rest[2] if rest else 0, *([1] if number == 157 else [0])]
+    refused = outside(f"{RAW}{broken}set_result(call({number}, {value[0]}, {value[1]}, 0, 0, 0))")
+    assert refused.value == "EPERM"
+
+    host = Victim(before=broken)
+    try:
+        with pytest.raises(HostHung, match="SandboxUnavailable"):
+            host.start()
+    finally:
+        host.kill()
+
+
+def test_a_required_layer_that_cannot_be_had_means_no_sandbox() -> None:
+    """A machine without a place for cgroups; root gets one by covering the tree in a mount namespace of its own."""
+    covered = """
+import ctypes, os
+if os.geteuid() == 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(0x00020000) == 0
+    assert libc.mount(None, b"/", None, 0x44000, None) == 0
+    assert libc.mount(b"tmpfs", b"/sys/fs/cgroup", b"tmpfs", 0, None) == 0
+"""
+    if os.geteuid() == 0:
+        assert outside(covered + "set_result(os.listdir('/sys/fs/cgroup'))").value == []
+    host = Victim(before=covered, policy={"require": [*DEFAULT_LAYERS, "cgroup"]})
+    try:
+        with pytest.raises(HostHung, match="SandboxUnavailable.*cgroup"):
+            host.start()
+    finally:
+        host.kill()
+
+
+def test_without_a_cgroup_the_result_says_so() -> None:
+    uncovered = Victim(before=(
+        "import ctypes, os\n"
+        "if os.geteuid() == 0:\n"
+        "    libc = ctypes.CDLL(None, use_errno=True)\n"
+        "    assert libc.unshare(0x00020000) == 0 and libc.mount(None, b'/', None, 0x44000, None) == 0\n"
+        "    assert libc.mount(b'tmpfs', b'/sys/fs/cgroup', b'tmpfs', 0, None) == 0\n"
+    ))  # fmt: skip
+    try:
+        layers = uncovered.run("set_result(1)").result.isolation.layers
+        assert "cgroup" not in layers
+        assert layers.keys() >= DEFAULT_LAYERS
+    finally:
+        uncovered.close()
+
+
+def test_a_layer_nobody_knows_is_refused_before_anything_starts() -> None:
+    async def attempt() -> None:
+        async with Runtime(ToolRegistry(), policy=Policy(require=frozenset({"moat"}))):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises((ValidationError, UsageError)):
+        anyio.run(attempt)
+
+
+def test_every_result_carries_the_layers_that_were_up(victim: Victim) -> None:
+    """Also of a run that lied, died or was killed."""
+    sources = ["set_result(1)", "1 / 0", "import os\nos._exit(1)", "import time\ntime.sleep(60)", "import os\nos.write(3, b'x' * 99)"]
+    for source in sources:
+        result = victim.run(source, limits={"wall_s": 0.3}).result
+        assert result.isolation.backend == "process"
+        assert result.isolation.layers.keys() >= DEFAULT_LAYERS
