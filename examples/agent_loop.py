@@ -8,7 +8,9 @@ from toolcell.agents.scripted import ScriptedModel, calls
 from toolcell.tools import Event, ToolRegistry
 
 registry = ToolRegistry()
-ORDERS = [{"id": n, "customer": "ada" if n % 3 else "bob", "euros": 10 * n} for n in range(1, 13)]
+ORDERS: list[dict[str, object]] = [
+    {"id": n, "customer": "ada" if n % 3 else "bob", "euros": 10 * n} for n in range(1, 13)
+]
 
 
 @registry.tool(read_only=True)

@@ -54,7 +54,12 @@ class ToolError(ToolcellError, RuntimeError):
     code = "tool_error"
 
     def __init__(
-        self, message: str, *, code: str = "tool_error", retryable: bool = False, details: Mapping[str, Any] | None = None
+        self,
+        message: str,
+        *,
+        code: str = "tool_error",
+        retryable: bool = False,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message

@@ -35,7 +35,8 @@ from toolcell_bridge.messages import CallTool, Run, ToolFail, ToolReturn
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
-    from toolcell.audit.recorder import Recorder, RunRecord
+    from toolcell.audit.recorder import Recorder
+    from toolcell.audit.run_record import RunRecord
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -55,6 +56,7 @@ class Runtime:
         *,
         backend: str | Backend = "process",
         limits: Limits | None = None,
+        python: str | None = None,
         packages: Sequence[str] = (),
         preload: Sequence[str] = (),
         pool: PoolConfig | None = None,
@@ -65,6 +67,7 @@ class Runtime:
         self.limits = limits or Limits()
         self.policy = policy or Policy()
         self.pool_config = pool or PoolConfig()
+        self._python = python
         self._packages, self._preload = tuple(packages), tuple(preload)
         self._backend_choice = backend
         self._audit = audit
@@ -145,17 +148,18 @@ class Runtime:
         if choice == "process":
             from toolcell.sandbox.process.backend import ProcessBackend
 
-            return ProcessBackend(policy=self.policy, packages=await self._environment(), preload=self._preload)
+            packages = await self._environment()
+            return ProcessBackend(policy=self.policy, packages=packages, preload=self._preload, python=self._python)
         raise UsageError(f'backend must be "process" or a Backend, not {choice!r}')
 
     async def _environment(self) -> Any:
         if not self._packages:
             return None
         from toolcell.sandbox.process import packages
-        from toolcell.sandbox.process.view import interpreter_files
+        from toolcell.sandbox.process.view import interpreter
 
         resolved = await anyio.to_thread.run_sync(
-            lambda: packages.resolve(self._packages, python=interpreter_files()[0])
+            lambda: packages.resolve(self._packages, python=interpreter(self._python).executable)
         )
         self._about_environment["digest"] = resolved.digest
         return resolved.path

@@ -197,7 +197,7 @@ async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(kind: st
     )
     refuses: Reply = (401, {}, {"type": "error", "error": {"type": "authentication_error", "message": "bad key"}})
     if kind == "openai":
-        plain, pieces = completion("hi"), [chunk({"content": "hi"}), chunk({}, finish="stop"), "[DONE]"]
+        plain, pieces = completion("hi"), list[Any]([chunk({"content": "hi"}), chunk({}, finish="stop"), "[DONE]"])
     else:
         plain = message(text("hi"))
         pieces = streamed_message((text(""), [{"type": "text_delta", "text": "hi"}]), stop="end_turn")

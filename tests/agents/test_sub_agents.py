@@ -10,7 +10,7 @@ import pytest
 
 from toolcell.agents import Agent, Network, RetryPolicy
 from toolcell.agents.scripted import ScriptedModel, calls
-from toolcell.tools import Block, Budget, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
+from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.context import RunState
 from toolcell.tools.result import TokenUsage
 from tools.toolkit import PATIENCE_S, Meeting, recorded
@@ -254,9 +254,11 @@ async def test_an_agent_has_its_own_tools_and_its_callers_hooks_and_rules() -> N
     outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]), tools=[tool("outer_only")])
     outer.add_subagent("helper", "Helps with everything there is.", inner)
     outer.blacklist("shell")
-    outer.registry.add_hook(
-        before=lambda call: seen.append(call.name) or (Block("guarded") if call.name == "guarded" else None)  # type: ignore[func-returns-value]
-    )
+
+    @outer.registry.before_call
+    def look(call: Call) -> Block | None:
+        seen.append(call.name)
+        return Block("guarded") if call.name == "guarded" else None
 
     await outer.run("go")
 

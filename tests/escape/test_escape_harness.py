@@ -19,7 +19,8 @@ from toolcell_bridge import codec, connection, framing, messages
 from toolcell_bridge.guest import channel as channels
 
 if walled:
-    channel = next(each for each in gc.get_objects() if type(each).__name__ == "Channel")
+    found = [each for each in gc.get_objects() if type(each).__name__ == "Channel"]
+    channel = found[0] if found else call_tool.__self__._channel
 else:
     import stat
     number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode))
@@ -83,9 +84,9 @@ PATCHES = {
 @pytest.mark.parametrize("patch", PATCHES)
 def test_a_patched_harness_is_just_another_liar(patch: str, victim: Victim) -> None:
     source = DIG + PATCHES[patch].replace("\n        ", "\n") + "\nstay()"
-    plain = outside(source, bridge=True)
+    plain = outside(source, bridge=True, may_fail=True)
     assert plain.believed[0] == [20, "honest"]
-    assert plain.received_bytes > 20
+    assert plain.received_bytes > len(b"....") + len(bytes.fromhex("92 14 a6")) + len("honest")
     inside = victim.run(source, limits={"wall_s": 5})
     assert inside.outcome == "protocol_error"
     assert not inside.result.has_value
@@ -107,7 +108,7 @@ for name, module in list(sys.modules.items()):
     plain += "vars(sys.modules['toolcell_bridge'])['f'] = len\n" + spoil + "set_result(sys.modules['toolcell_bridge'].f())"
     assert outside(plain).value == "spoiled"
     for _ in range(3):
-        assert victim.run(spoil).outcome != "ok" or True not in (victim.run(look).value == "spoiled",)
+        victim.run(spoil)
         assert victim.run(look).value == "1"
     victim.assert_healthy()
 

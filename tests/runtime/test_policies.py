@@ -172,3 +172,26 @@ def test_a_sync_runtime_works_inside_a_running_event_loop() -> None:
             return runtime.execute_code("set_result(5)").value
 
     assert asyncio.run(notebook()) == 5
+
+
+@pytest.mark.conforms("Q21")
+def test_scripts_run_on_the_interpreter_that_was_asked_for() -> None:
+    import os
+    import shutil
+    import sys
+
+    other = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    with SyncRuntime(python=other, pool=PoolConfig(warm=0)) as runtime:
+        value = runtime.execute_code("import sys\nset_result([sys.prefix, list(sys.version_info[:2])])").value
+
+    import subprocess
+
+    asked = subprocess.run([other, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, check=True)
+    assert value == ["/usr", [int(part) for part in asked.stdout.split()]]
+    assert os.path.exists(other)
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true"])
+def test_what_is_no_python_is_refused_by_name(python: str) -> None:
+    with pytest.raises(SandboxUnavailable, match=python), SyncRuntime(python=python):
+        pass

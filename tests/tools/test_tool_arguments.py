@@ -218,7 +218,7 @@ def test_what_was_received_is_never_touched_whatever_comes_of_it(args: dict[str,
 async def test_without_a_schema_arguments_pass_and_what_is_no_object_is_told_so() -> None:
     received: list[Any] = []
     registry = ToolRegistry()
-    registry.register("free", "Takes anything there is", None, received.append)  # type: ignore[call-overload]
+    registry.register("free", "Takes anything there is", None, received.append)
     registry.register("search", "Search the web for things", QUERY_SCHEMA, lambda args: "")
 
     await registry.execute("free", {"a": [1, {"b": None}]})
@@ -400,7 +400,7 @@ HOSTILE: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("args", "problem"), HOSTILE, ids=lambda value: str(value)[:30])
 async def test_values_that_would_break_later_are_refused_with_their_path(args: Any, problem: str) -> None:
     registry = ToolRegistry()
-    registry.register("free", "Takes anything there is", None, lambda args: "never")  # type: ignore[call-overload]
+    registry.register("free", "Takes anything there is", None, lambda args: "never")
 
     result = await registry.execute("free", args)
 
@@ -446,7 +446,8 @@ async def test_a_near_miss_is_helped_along() -> None:
 async def test_extras_are_dropped_with_a_warning_unless_the_schema_or_a_setting_says_otherwise() -> None:
     received: dict[str, Any] = {}
     registry = ToolRegistry()
-    for name, traits in {"silent": {}, "allowing": {"extras": "allow"}, "strict": {"extras": "forbid"}}.items():
+    kinds: dict[str, Any] = {"silent": {}, "allowing": {"extras": "allow"}, "strict": {"extras": "forbid"}}
+    for name, traits in kinds.items():
         registry.register(name, "Takes a query and no more", QUERY_SCHEMA, lambda args: args, **traits)
     seen: list[Call] = []
     registry.add_hook(after=lambda call, result: seen.append(call))

@@ -134,8 +134,8 @@ def test_cancelling_at_any_moment_gives_one_result_per_call_in_order(
         if results or not outside:
             check(results, log, whats)
         elif log:
-            started = [event.call_id for event in log if event.type == "tool_execution_start"]
-            ended = [event.call_id for event in log if event.type == "tool_execution_end"]
+            started = [str(event.call_id) for event in log if event.type == "tool_execution_start"]
+            ended = [str(event.call_id) for event in log if event.type == "tool_execution_end"]
             assert sorted(started) == sorted(ended) == [f"call_{number}" for number in range(len(whats))]
             assert all(call.result is not None for call in made)
         assert run.state.active == {}

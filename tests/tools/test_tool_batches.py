@@ -474,7 +474,7 @@ async def test_calls_can_be_written_in_every_providers_way() -> None:
         return text
 
     registry = ToolRegistry([echo])
-    batch = [
+    batch: list[Any] = [
         ("echo", {"text": "pair"}),
         ToolCall("1", "echo", '{"text": "ours"}'),
         {"id": "2", "name": "echo", "arguments": {"text": "internal"}},

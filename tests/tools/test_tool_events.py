@@ -70,7 +70,7 @@ async def test_every_call_starts_once_and_ends_once_whatever_becomes_of_it() -> 
         return ""
 
     registry.add_hook(before=lambda call: Block("no") if call.args else None)
-    registry.register("open", "Takes anything at all", None, lambda args: "x")  # type: ignore[call-overload]
+    registry.register("open", "Takes anything at all", None, lambda args: "x")
     log = recorded(registry.events)
     batch: list[tuple[str, Any]] = [
         ("nowhere", {}), ("panic", {"x": 1}), ("panic", "{bad"), ("open", {"blocked": 1}), ("panic", {}), ("hang", {}),

@@ -97,7 +97,8 @@ def _compare_error(run: RecordedRun, result: ExecutionResult) -> Divergence | No
     got = [error.type, error.message, error.line] if error is not None else [None, None, None]
     if same_value(expected, got):
         return None
-    return Divergence("error", "it fails in another way", None, error and error.line, "", expected, got)
+    line = error.line if error is not None else None
+    return Divergence("error", "it fails in another way", None, line, "", expected, got)
 
 
 def _compare_value(run: RecordedRun, result: ExecutionResult) -> Divergence | None:

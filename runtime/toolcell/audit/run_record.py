@@ -65,8 +65,11 @@ class RunRecord:
         """A call is about to have its effect, or was refused."""
         self._calls += 1
         self._numbers[id(call)] = number = self._calls
-        parent = self._numbers.get(id(call.parent)) if call.parent is not None else None
-        line = self.lines.pop(call.call_id, None) if parent is None else None
+        line = parent = None
+        if call.call_id in self.lines:  # made by the script itself, whatever else is under way
+            line = self.lines.pop(call.call_id)
+        elif call.parent is not None:
+            parent = self._numbers.get(id(call.parent))
         more = self._extras(call) if self._has_extras(call) else {}
         args = call.raw_args
         if (keep := self._content_of(call.name)) is not FULL:

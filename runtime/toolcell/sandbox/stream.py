@@ -124,7 +124,8 @@ class _Readable:
             except NotImplementedError:  # the proactor loop of Windows
                 return await self._wait_elsewhere()
             self._is_registered = True
-        self._waiter = waiter = self._loop.create_future()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiter = waiter
         try:
             return await waiter
         finally:

@@ -60,7 +60,8 @@ class ToolRegistry(RegistryView):
     def register(self, tool: Any, /, *, replace: bool = ..., **traits: Any) -> None: ...
     @overload
     def register(
-        self, name: str, description: str, schema: Mapping[str, Any], function: Callable[..., Any] | None, /,
+        self, name: str, description: str, schema: Mapping[str, Any] | None,
+        function: Callable[..., Any] | None, /,
         *, replace: bool = ..., **traits: Any,
     ) -> None: ...  # fmt: skip
 

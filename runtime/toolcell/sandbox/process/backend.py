@@ -203,11 +203,17 @@ class ProcessBackend:
     isolates: ClassVar[bool] = True
 
     def __init__(
-        self, *, policy: Policy | None = None, packages: Path | None = None, preload: Sequence[str] = ()
+        self,
+        *,
+        policy: Policy | None = None,
+        packages: Path | None = None,
+        preload: Sequence[str] = (),
+        python: str | None = None,
     ) -> None:
         self._policy = policy or Policy()
         self._packages = packages
         self._preload = tuple(preload)
+        self._python = python
         self._environment = self._policy.environment()
         self._zygote: Zygote | None = None
         self._tasks: TaskGroup | None = None
@@ -240,7 +246,9 @@ class ProcessBackend:
         preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
-        zygote = Zygote.spawn(view(self._packages, extras), preload, next(_slots), self._policy.hash_seed, where)
+        zygote = Zygote.spawn(
+            view(self._packages, extras, self._python), preload, next(_slots), self._policy.hash_seed, where
+        )
         await zygote.wait_ready()
         if zygote.problems:
             zygote.kill()

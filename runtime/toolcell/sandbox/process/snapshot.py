@@ -51,7 +51,7 @@ class Snapshot:
     """Where programs expect the loader: /lib64/ld-linux-x86-64.so.2."""
 
 
-def take(executable: Path, library: Path, packages: Path | None, cache: Path) -> Snapshot:
+def take(executable: Path, library: Path, platlibdir: str, packages: Path | None, cache: Path) -> Snapshot:
     """Return the snapshot of an interpreter and of the system libraries that it and `packages` need.
 
     Raises:
@@ -61,7 +61,7 @@ def take(executable: Path, library: Path, packages: Path | None, cache: Path) ->
     place = cache / "views" / key
     try:
         if not (place / "manifest.json").is_file():
-            _make(place, executable, library, packages)
+            _make(place, executable, library, platlibdir, packages)
         manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
         raise SandboxUnavailable(
@@ -84,12 +84,12 @@ def _key(executable: Path, library: Path, packages: Path | None) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _make(place: Path, executable: Path, library: Path, packages: Path | None) -> None:
+def _make(place: Path, executable: Path, library: Path, platlibdir: str, packages: Path | None) -> None:
     """Build beside its place and rename; whoever comes second finds it done."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        manifest = _fill(work, executable, library, packages)
+        manifest = _fill(work, executable, library, platlibdir, packages)
         (work / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         os.chmod(work, 0o755)
         try:
@@ -101,12 +101,12 @@ def _make(place: Path, executable: Path, library: Path, packages: Path | None) -
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _fill(work: Path, executable: Path, library: Path, packages: Path | None) -> dict[str, str]:
+def _fill(work: Path, executable: Path, library: Path, platlibdir: str, packages: Path | None) -> dict[str, str]:
     # The parent of the installation: its own name may be the tail of a version string that the linker merged with it.
     scrub = functools.partial(_scrub, private=str(library.parent.parent.parent).encode())
     version = library.name
     for source in _standard_library(library):
-        target = work / "usr" / sys.platlibdir / version / source.relative_to(library)
+        target = work / "usr" / platlibdir / version / source.relative_to(library)
         _copy(source, target, scrub)
     _copy(executable, work / "usr" / "bin" / version, scrub)
     closure = _closure([executable, *shared_objects(library / "lib-dynload"), *_of(packages)])

@@ -6,7 +6,9 @@ Makes the `RootPlan`; carries nothing out.
 from __future__ import annotations
 
 import functools
+import json
 import os
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -41,34 +43,69 @@ class View:
     """Step one of starting, on the host, next to its bytecode."""
 
 
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A CPython of this machine."""
+
+    executable: Path
+    library: Path
+    """Its standard library."""
+    platlibdir: str
+    """Below a prefix, the folder that holds it: lib, on some systems lib64."""
+
+
+ASK = """\
+import json, os, sys, sysconfig
+print(json.dumps([os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
+                  sysconfig.get_path("stdlib"), sys.platlibdir, list(sys.version_info[:2]), sys.implementation.name]))
+"""
+
+
 @functools.cache
-def interpreter_files() -> tuple[Path, Path]:
-    """(executable, standard library) of the interpreter behind this one, never a virtual environment's.
+def interpreter(python: str | None = None) -> Interpreter:
+    """The interpreter behind `python`, or behind this process; never a virtual environment's.
 
     Raises:
-        SandboxUnavailable: it cannot be located.
+        SandboxUnavailable: it cannot be located, or is not a CPython that guests can use.
     """
-    executable = Path(os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
-    library = Path(sysconfig.get_path("stdlib"))
-    if not executable.is_file() or not (library / "os.py").is_file():
+    if python is None:
+        executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+        library, platlibdir = sysconfig.get_path("stdlib"), sys.platlibdir
+        version, implementation = sys.version_info[:2], sys.implementation.name
+    else:
+        executable, library, platlibdir, version, implementation = _ask(python)
+    if implementation != "cpython" or version < (3, 11):
+        raise SandboxUnavailable(f"{python} is {implementation} {version}; guests need CPython 3.11 or newer")
+    if not os.path.isfile(executable) or not os.path.isfile(os.path.join(library, "os.py")):
         raise SandboxUnavailable(
             f"the standard library of {executable} is not a plain directory ({library}): a zipped or frozen "
             "interpreter cannot be shown to a guest; use a regular CPython build"
         )
-    return executable, library
+    return Interpreter(Path(executable), Path(library), platlibdir)
+
+
+def _ask(python: str) -> tuple[str, str, str, tuple[int, int], str]:
+    try:
+        done = subprocess.run(
+            [python, "-I", "-S", "-c", ASK], capture_output=True, text=True, check=True, timeout=30, env={}
+        )
+        executable, library, platlibdir, (major, minor), implementation = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as exc:
+        raise SandboxUnavailable(f"{python!r} is not a Python that can be asked where it lives: {exc}") from exc
+    return executable, library, platlibdir, (major, minor), implementation
 
 
 @functools.cache
-def view(packages: Path | None = None, harness_extras: tuple[str, ...] = ()) -> View:
+def view(packages: Path | None = None, harness_extras: tuple[str, ...] = (), python: str | None = None) -> View:
     """What a guest sees; `packages` is a finished package environment.
 
     Raises:
         SandboxUnavailable: the interpreter or one of its libraries cannot be found, or the cache cannot be written.
     """
-    executable, library = interpreter_files()
-    taken = snapshot.take(executable, library, packages, default_cache_dir())
-    version = library.name
-    lib = f"/usr/{sys.platlibdir}/{version}"
+    own = interpreter(python)
+    taken = snapshot.take(own.executable, own.library, own.platlibdir, packages, default_cache_dir())
+    version = own.library.name
+    lib = f"/usr/{own.platlibdir}/{version}"
     libraries = f"/usr/{snapshot.below_usr(taken.libraries)}"
     half = harness.take(_harness(harness_extras), default_cache_dir())
     binds = [(str(taken.root), "/usr"), (str(half), HARNESS)]
@@ -83,7 +120,7 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = ()) -> 
         directories=(SCRATCH,),
     )
     paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), HARNESS)
-    return View(root, str(executable), f"/usr/bin/{version}", paths, f"{half}/toolcell_bridge/launcher.py")
+    return View(root, str(own.executable), f"/usr/bin/{version}", paths, f"{half}/toolcell_bridge/launcher.py")
 
 
 def _harness(extras: tuple[str, ...]) -> dict[str, Path]:

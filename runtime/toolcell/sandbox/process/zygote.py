@@ -284,7 +284,7 @@ class Zygote:
                     await self._deaf.wait()
             self._close_descriptors()
             with anyio.move_on_after(END_S):
-                while self._process.poll() is None:
+                while self._process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
                     await anyio.sleep(0.002)
             self.kill()
 
