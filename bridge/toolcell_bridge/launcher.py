@@ -86,7 +86,7 @@ def _launch(control: socket.socket, plan: dict[str, object]) -> int:
 
 
 def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, control: socket.socket) -> None:
-    from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl, sethostname
+    from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl, sethostname, syscall
 
     os.close(mapped[1])
     if os.read(mapped[0], 1) != b"1":
@@ -96,6 +96,8 @@ def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, 
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     sethostname("sandbox")
+    # A new uts namespace begins as a copy; glibc has no name for "no domain" but this one.
+    syscall("setdomainname", b"(none)", 6)
     control.set_inheritable(True)
     environment: dict[str, str] = plan["environment"]  # type: ignore[assignment]
     arguments: list[str] = plan["arguments"]  # type: ignore[assignment]

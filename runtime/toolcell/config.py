@@ -95,6 +95,10 @@ class Limits(_Frozen):
     """Tool calls one run may make. The call past it raises `ToolError`; the run's outcome is `call_limit` if
     that ends it."""
 
+    call_args_bytes: int = Field(default=32 * MIB, ge=1024)
+    """Arguments of all calls of one run together, as the host holds them: encoded, and 64 bytes for each element. A
+    call past it is refused."""
+
     concurrent_calls: PositiveInt = 10
     """Tool calls of one run being executed at once; further ones wait their turn."""
 

@@ -23,7 +23,7 @@ from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.sandbox.capture import Capture, Stream
 from toolcell.sandbox.returned import ReturnedFiles
 from toolcell.verdict import breach_error, error_info, killed, later, limited
-from toolcell_bridge.codec import packed_size
+from toolcell_bridge.codec import check_plain, packed_size
 from toolcell_bridge.connection import Connection, State
 from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.messages import (
@@ -57,6 +57,8 @@ REFUSALS = 1000
 """Calls past `tool_calls` that are answered with a refusal; a script that goes on after that is flooding."""
 
 TOOL_NAME_CHARS = 256
+ELEMENT_BYTES = 64
+"""What an element of a list or dict takes here, roughly, however short it was on the wire."""
 
 Answer = ToolReturn | ToolFail
 Dispatch = Callable[[CallTool], Awaitable[Answer]]
@@ -184,6 +186,8 @@ class Execution:
         self._sample = Sample()
         self._aborted: str | None = None
         self._frames = 0
+        self._args_bytes = 0
+        self._refused_arguments = 0
         self._over = anyio.Event()
         self._own = anyio.CancelScope()
         self._lint = ""
@@ -204,7 +208,13 @@ class Execution:
                     await self._over.wait()
             if deadline.cancelled_caught:
                 self.breach(Breach(Outcome.TIMEOUT, "wall_s", self.limits.wall_s, self._elapsed_s()))
-            if self._running or self._refused or cancel is not None or not self._over.is_set():
+            if (
+                self._running
+                or self._refused
+                or self._refused_arguments
+                or cancel is not None
+                or not self._over.is_set()
+            ):
                 tasks.cancel_scope.cancel()
         end = await self._settle()
         return self._report(end)
@@ -344,6 +354,9 @@ class Execution:
         if len(self._calls) >= self.limits.tool_calls or len(call.name) > TOOL_NAME_CHARS:
             self._refuse(call, tasks)
             return False
+        if not self._can_hold(call):
+            self._refuse_arguments(call, tasks)
+            return False
         self._calls[call.id] = ToolCallRecord(
             call.id, call.name, call.args, "pending", started_s=self._elapsed_s(), line=call.line
         )
@@ -363,6 +376,20 @@ class Execution:
         if len(call.name) > TOOL_NAME_CHARS:
             text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
         tasks.start_soon(self._send_answer, call, ToolFail(call.id, "call_limit", text, False, None))
+
+    def _can_hold(self, call: CallTool) -> bool:
+        """Calls are kept for the result, so what they hold together is bounded."""
+        self._args_bytes += packed_size(call.args) + ELEMENT_BYTES * check_plain(call.args)
+        return self._args_bytes <= self.limits.call_args_bytes
+
+    def _refuse_arguments(self, call: CallTool, tasks: TaskGroup) -> None:
+        limit = self.limits.call_args_bytes
+        text = f"the arguments of this run's calls take more than {limit} bytes together; pass less, or a file's name"
+        answer = ToolFail(call.id, "too_large", text, False, None)
+        record = ToolCallRecord(call.id, call.name, {}, "pending", started_s=self._elapsed_s(), line=call.line)
+        self._calls[call.id] = _recorded(record, answer, 0.0)
+        self._refused_arguments += 1
+        tasks.start_soon(self._send_answer, call, answer)
 
     async def _work(self, call: CallTool) -> None:
         """Answer this call, then whichever waits next."""

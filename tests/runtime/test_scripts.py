@@ -408,3 +408,10 @@ def test_the_environment_has_nothing_of_the_hosts(run: Run, monkeypatch: pytest.
     value = run("import os\nset_result(dict(os.environ))").value
 
     assert value == {"HOME": "/sandbox/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}
+
+
+def test_names_that_would_deceive_are_escaped_and_not_returned(run: Run) -> None:
+    files = run("open('\\u202egnp.exe', 'w'); open('a\\nb', 'w'); set_result(1, files=['.'])").files
+
+    assert sorted(file.name for file in files) == ["\\u202egnp.exe", "a\\nb"]
+    assert all(file.data is None and file.problem == "name has unprintable characters" for file in files)

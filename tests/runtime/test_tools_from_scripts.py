@@ -368,3 +368,19 @@ set_result(problems)"""
     assert result.outcome is Outcome.OK
     assert len(result.value) == 2
     assert all("cannot be called from within execute_code" in problem for problem in result.value)
+
+
+@pytest.mark.conforms("Q-b21")
+@pytest.mark.parametrize("argument", ["'x' * 400_000", "[[]] * 20_000"])
+def test_what_calls_hold_together_is_bounded(run: Run, argument: str) -> None:
+    script = f"""
+refused = []
+for _ in range(20):
+    try: call_tool("echo", q={argument})
+    except ToolError as error: refused.append(error.code)
+set_result(refused)"""
+    result = run(script, limits=Limits(call_args_bytes=2_000_000))
+
+    assert result.outcome is Outcome.OK
+    assert result.value and set(result.value) == {"too_large"}
+    assert sum(len(str(call.args)) for call in result.calls) < 4_000_000

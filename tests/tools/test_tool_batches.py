@@ -105,7 +105,7 @@ async def test_one_sequential_wish_is_enough_for_the_whole_batch(how: str) -> No
         await crowd.visit()
         return "alone"
 
-    batch = [("visit", {}), ("alone", {}), ("visit", {})]
+    batch: list[Any] = [("visit", {}), ("alone", {}), ("visit", {})]
     results = await registry.execute_batch(batch, sequential=True if how == "argument" else None)
 
     assert [result.text for result in results] == ["visited", "alone", "visited"]

@@ -68,6 +68,9 @@ def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> It
     count, left = 0, files_bytes
     for asked in names:
         for name, problem in _expand(asked, root):
+            if not name.isprintable():
+                # Control characters and writing-direction marks: what saves or shows such a name is led astray.
+                name, problem = name.encode("unicode_escape").decode("ascii"), "name has unprintable characters"
             if problem is None and count >= files:
                 problem = f"too many files (limit {files})"
             if problem is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from toolcell.config import Limits
 from toolcell.results import OutputFile
+from toolcell.text import for_terminal
 from toolcell_bridge.errors import RemoteProtocolError
 from toolcell_bridge.guest.files import media_type
 from toolcell_bridge.messages import FilePart, FileProblem
@@ -78,8 +79,9 @@ class ReturnedFiles:
             raise RemoteProtocolError("a file's name or problem is too long")
         if len(self._kept) >= self._limits.files + PROBLEMS:
             raise RemoteProtocolError("more files than the run may return")
-        kind = media_type(problem.name, b"")
-        self._kept[problem.name] = OutputFile(problem.name, kind, problem.size, None, None, problem.problem)
+        name = for_terminal(problem.name).replace("\n", "\\n")
+        said = for_terminal(problem.problem)
+        self._kept[name] = OutputFile(name, media_type(name, b""), problem.size, None, None, said)
 
 
 def check_name(name: str, kind: str) -> None:
@@ -89,6 +91,8 @@ def check_name(name: str, kind: str) -> None:
         RemoteProtocolError: it is absolute, climbs, or is absurdly long; our harness sends no such name.
     """
     parts = name.split("/")
+    if not name.isprintable():
+        raise RemoteProtocolError("a returned file's name has unprintable characters")
     if len(name) > NAME_CHARS or len(kind) > NAME_CHARS or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
         raise RemoteProtocolError("a returned file's name is not a plain relative path")
     if not kind.isascii() or not kind.isprintable():

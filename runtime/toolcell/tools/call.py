@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -28,12 +29,37 @@ if TYPE_CHECKING:
 class Call:
     """The record of one call."""
 
-    __slots__ = (
-        "_context", "_nested", "approved", "args", "call_id", "changes", "completion", "decoded",
-        "dispatcher", "duration_s", "entry", "holds_slot", "is_concluded", "is_executed", "is_started",
-        "message", "name", "origin", "parent", "parent_call_id", "progress", "raw_args", "refusal", "result",
-        "run", "scope", "started_at", "started_s", "step", "timeout_s", "warnings",
-    )  # fmt: skip
+    # Most of these keep their default in most calls, so they are set once, on the class.
+
+    args: Mapping[str, Any] = MappingProxyType({})
+    """Validated: what the tool receives. Empty until validation."""
+    decoded: dict[str, Any] | None = None
+    """The same as the Python types the tool declares, where these are more than JSON."""
+    entry: Entry | None = None
+    changes: tuple[Change, ...] = ()
+    """What coercion mended."""
+    warnings: tuple[str, ...] = ()
+    approved = False
+    refusal: ToolResult | None = None
+    """Set when the tool was not run: unknown, invalid, blocked, substituted."""
+    result: ToolResult | None = None
+    scope: anyio.CancelScope | None = None
+    timeout_s: float | None = None
+    """Of this call; None is the tool's own or the registry's."""
+    is_started = False
+    """An observer knows of it."""
+    is_executed = False
+    is_concluded = False
+    holds_slot = False
+    started_at = 0.0
+    """Seconds since the epoch."""
+    started_s = 0.0
+    """Monotonic."""
+    duration_s = 0.0
+    progress: Progress | None = None
+    completion: Completion | None = None
+    _context: ToolContext | None = None
+    _nested: RunContext | None = None
 
     def __init__(
         self,
@@ -60,34 +86,6 @@ class Call:
         """Of a plan."""
         self.message = message
         """The assistant message that asked for it, where there is one."""
-        self.args: dict[str, Any] = {}
-        """Validated: what the tool receives. Empty until validation."""
-        self.decoded: dict[str, Any] | None = None
-        self.entry: Entry | None = None
-        self.changes: tuple[Change, ...] = ()
-        """What coercion mended."""
-        self.warnings: tuple[str, ...] = ()
-        self.approved = False
-        self.refusal: ToolResult | None = None
-        """Set when the tool was not run: unknown, invalid, blocked, substituted."""
-        self.result: ToolResult | None = None
-        self.scope: anyio.CancelScope | None = None
-        self.timeout_s: float | None = None
-        """Of this call; None is the tool's own or the registry's."""
-        self.is_started = False
-        """An observer knows of it."""
-        self.is_executed = False
-        self.is_concluded = False
-        self.holds_slot = False
-        self.started_at = 0.0
-        """Seconds since the epoch."""
-        self.started_s = 0.0
-        """Monotonic."""
-        self.duration_s = 0.0
-        self.progress: Progress | None = None
-        self.completion: Completion | None = None
-        self._context: ToolContext | None = None
-        self._nested: RunContext | None = None
 
     @property
     def traits(self) -> Traits:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -58,17 +57,20 @@ async def preflight(table: Table, call: Call) -> ToolResult | None:
     _start(call)
     refusal = _permission(table, call)
     if refusal is None:
-        refusal = await _arguments(call)
+        refusal = _arguments(call, call.raw_args) if _are_ready(call) else await _prepared_arguments(call)
     hooks = (*call.run.hooks, *table.hooks) if call.run.hooks else table.hooks
     if refusal is None and (hooks or call.traits.requires_approval):
-        refusal = await run_before_hooks(hooks, call, _recheck)
-    return await _record_start(call, refusal)
+        refusal = await run_before_hooks(hooks, call, _arguments)
+    call.refusal = refusal
+    return refusal if call.run.observer is None else await _record_start(call, refusal)
 
 
 async def refuse(table: Table, call: Call, refusal: ToolResult) -> ToolResult:
     """The whole life of a call that is not even looked at."""
     _start(call)
-    await _record_start(call, refusal)
+    call.refusal = refusal
+    if call.run.observer is not None:
+        await _record_start(call, refusal)
     return await conclude(table, call, refusal)
 
 
@@ -165,7 +167,8 @@ def _lookup(table: Table, call: Call) -> ToolResult | None:
         return _unknown(table, call)
     call.entry = entry
     policies = (*call.run.policies, *table.policies) if call.run.policies else table.policies
-    if not all(is_permitted(entry, origin, policies) for origin in (call.origin, *call.run.via)):
+    is_free = is_permitted(entry, call.origin, policies)
+    if not is_free or any(not is_permitted(entry, origin, policies) for origin in call.run.via):
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if not entry.traits.allows(call.origin):
@@ -192,13 +195,30 @@ def _wrong_origin(call: Call) -> ToolResult:
 # Arguments
 
 
-async def _arguments(call: Call) -> ToolResult | None:
-    """Fill `call.args`, or say what is wrong with what was received."""
+def _are_ready(call: Call) -> bool:
+    return not isinstance(call.raw_args, str) and call.entry.shape.prepare is None  # type: ignore[union-attr]
+
+
+async def _prepared_arguments(call: Call) -> ToolResult | None:
     try:
-        received = call.raw_args
-        if isinstance(received, str) or call.entry.shape.prepare is not None:  # type: ignore[union-attr]
-            received = await prepare_arguments(call)
-        accept_arguments(call, received)
+        received = await prepare_arguments(call)
+    except NotPrepared as exc:
+        return _unusable(call, exc)
+    return _arguments(call, received)
+
+
+def _arguments(call: Call, received: Any) -> ToolResult | None:
+    """Mend, validate and decode: fill `call.args`, or say what is wrong with what was received."""
+    entry = call.entry
+    assert entry is not None
+    try:
+        checked = entry.check(received)
+        call.args = checked.args
+        if checked.changes or checked.warnings:
+            call.changes = (*call.changes, *checked.changes)
+            call.warnings = (*call.warnings, *checked.warnings)
+        if entry.shape.decode is not None:
+            call.decoded = entry.decode(checked.args)
     except NotPrepared as exc:
         return _unusable(call, exc)
     return None
@@ -210,35 +230,9 @@ def _unusable(call: Call, exc: NotPrepared) -> ToolResult:
     return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
 
 
-def accept_arguments(call: Call, received: Any) -> None:
-    """Mend, validate and decode; on success `call` holds what the tool will get.
-
-    Raises:
-        NotPrepared: the arguments do not fit, and why.
-    """
-    entry = call.entry
-    assert entry is not None
-    checked = entry.check(received)
-    call.args = checked.args
-    if checked.changes or checked.warnings:
-        call.changes = (*call.changes, *checked.changes)
-        call.warnings = (*call.warnings, *checked.warnings)
-    if entry.shape.decode is not None:
-        call.decoded = entry.decode(checked.args)
-
-
-def _recheck(call: Call, args: Mapping[str, Any]) -> ToolResult | None:
-    """Arguments a hook put in place of the model's are validated like any."""
-    try:
-        accept_arguments(call, args)
-    except NotPrepared as exc:
-        return _unusable(call, exc)
-    return None
-
-
 async def examine(table: Table, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
     """What `preflight` would say, without asking hooks, telling anybody or counting the call."""
-    return _lookup(table, call) or (await _arguments(call) if with_arguments else None)
+    return _lookup(table, call) or (await _prepared_arguments(call) if with_arguments else None)
 
 
 # Records
@@ -246,10 +240,8 @@ async def examine(table: Table, call: Call, *, with_arguments: bool = True) -> T
 
 async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
     """No record, no effect: a call that cannot be recorded is not made."""
-    call.refusal = refusal
     observer = call.run.observer
-    if observer is None:
-        return refusal
+    assert observer is not None
     try:
         await settle(observer.call_started(call))
         call.is_started = True

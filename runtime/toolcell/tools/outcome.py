@@ -108,7 +108,7 @@ def seal(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
         result = _redacted(result, call)
     if result.status is Status.PENDING and result.job_id is None and call.completion is not None:
         result = dataclasses.replace(result, job_id=call.completion.job_id)
-    meta = ResultMeta(call.call_id, call.name, round(duration_s * 1000, 3), truncated)
+    meta = ResultMeta(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
     return stamped(result, meta)
 
 

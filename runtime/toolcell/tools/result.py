@@ -27,6 +27,8 @@ class Status(enum.StrEnum):
     PENDING = "pending"
     """Started; the final result arrives later under `job_id`."""
 
+    __hash__ = str.__hash__  # Enum's own is Python code, and every result is asked whether it failed
+
 
 class ErrorCode(enum.StrEnum):
     """Stable codes a program can branch on. Tools may use their own besides these."""

@@ -66,13 +66,17 @@ class Table:
 
 def is_permitted(entry: Entry, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:
     """True when no rule forbids the tool under any of its names."""
-    return all(_permits(policy, entry, origin) for policy in policies)
-
-
-def _permits(policy: CallPolicy, entry: Entry, origin: Origin) -> bool:
     aliases = entry.aliases
     if len(aliases) == 1:
-        return policy.permits(aliases[0], origin)
-    if any(policy.blocks(alias, origin) for alias in aliases):
+        name = aliases[0]
+        for policy in policies:  # a loop, not all(): this is asked of every call
+            if not policy.permits(name, origin):
+                return False
+        return True
+    return all(_permits_one_of(policy, aliases, origin) for policy in policies)
+
+
+def _permits_one_of(policy: CallPolicy, names: tuple[str, ...], origin: Origin) -> bool:
+    if any(policy.blocks(name, origin) for name in names):
         return False
-    return any(policy.permits(alias, origin) for alias in aliases)
+    return any(policy.permits(name, origin) for name in names)

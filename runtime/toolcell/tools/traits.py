@@ -23,6 +23,8 @@ class Origin(enum.StrEnum):
     SUBAGENT = "subagent"
     """The model of an agent that is itself a tool."""
 
+    __hash__ = str.__hash__  # Enum's own is Python code, and every call is looked up by origin
+
 
 MODEL, PLAN, CODE, SUBAGENT = Origin
 
