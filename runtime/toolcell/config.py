@@ -58,7 +58,8 @@ class Limits(_Frozen):
     """CPU seconds of the whole process tree. Outcome `cpu_limit`."""
 
     memory_bytes: int = Field(default=512 * MIB, ge=32 * MIB)
-    """Memory of the whole process tree, tmpfs files included; swap is 0. Outcome `memory_limit`."""
+    """Memory of the whole process tree, tmpfs files included; swap is 0. Outcome `memory_limit`. Where no cgroup can be
+    had, a watch measures the processes, and files are bounded by `disk_bytes` alone."""
 
     processes: PositiveInt = Field(default=64, le=4096)
     """Processes and threads alive at once, the script's own included. Outcome `process_limit`."""

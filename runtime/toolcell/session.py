@@ -444,7 +444,7 @@ class Execution:
     async def _settle(self) -> Exit:
         """After Done: read what is left. After anything else: wait for the corpse."""
         if self._done is not None and self._breach is None and self._violation is None:
-            self._sample = self.sandbox.sample(brief=self._done.ok)
+            self._sample = self.sandbox.sample(brief=self._done.ok, last=not self._done.ok)
             self._take_output()
             return Exit()
         self._sample = later(self._sample, self.sandbox.sample())
@@ -530,7 +530,7 @@ class Execution:
             return Outcome.DENIED, error
         if self._refused:
             return Outcome.CALL_LIMIT, limited(error, "tool_calls", limits.tool_calls, usage.calls + self._refused)
-        if self._sample.refused_processes:
+        if self._sample.refused_processes or self._sample.peak_processes >= limits.processes > 1:
             return Outcome.PROCESS_LIMIT, limited(error, "processes", limits.processes, usage.peak_processes)
         if error.type == "MemoryError":
             # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
@@ -542,6 +542,9 @@ class Execution:
         limits = self.limits
         dead = self._done is None
         if self._sample.memory_kills and (dead or not self._done_ok()):
+            return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+        if self._sample.peak_memory_bytes > limits.memory_bytes:
+            # Without a cgroup nothing holds it below; it ended before the watch came round.
             return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
         if dead and usage.cpu_s >= limits.cpu_s:
             return Breach(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, usage.cpu_s)

@@ -54,7 +54,7 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     found = claimed.get("findings")
-    findings = tuple(each for each in found[:50] if isinstance(each, dict)) if isinstance(found, list) else ()
+    findings = tuple(map(_finding, found[:50])) if isinstance(found, list) else ()
     return ErrorInfo(
         text("type", 200) or "Exception",
         text("message", 16_384),
@@ -76,3 +76,11 @@ def later(before: Sample, after: Sample) -> Sample:
         max(before.memory_kills, after.memory_kills),
         max(before.refused_processes, after.refused_processes),
     )
+
+
+def _finding(claimed: Any) -> dict[str, Any]:
+    """One lint finding, held to its four fields and their sizes."""
+    given = claimed if isinstance(claimed, dict) else {}
+    numbers = {key: given.get(key) for key in ("line", "column") if type(given.get(key)) is int}
+    texts = {key: value[:500] for key in ("rule", "message") if isinstance(value := given.get(key), str)}
+    return numbers | texts

@@ -112,9 +112,9 @@ async def test_an_agent_is_a_tool_of_another_agent() -> None:
 @pytest.mark.conforms("EX-33", "N5", "J8")
 async def test_a_failing_sub_agent_is_an_error_result_and_its_caller_goes_on() -> None:
     broken = Agent(ScriptedModel([RuntimeError("no quota")]), retry=ONCE)
-    outer = ScriptedModel([calls(("helper", {"task": "try"})), "without help then"])
+    outer = ScriptedModel([calls(("aide", {"task": "try"})), "without help then"])
     top = Agent(outer)
-    top.add_subagent("helper", "Helps with everything there is.", broken)
+    top.add_subagent("aide", "Helps with everything there is.", broken)
 
     run = await top.run("go")
 

@@ -26,20 +26,20 @@ def answering(*lines: Any, **options: Any) -> Agent:
 
 @pytest.mark.conforms("N1", "N2")
 def test_an_agent_registers_like_any_tool_with_one_required_task() -> None:
-    registry = ToolRegistry([answering("x").as_tool("helper", "Helps with everything there is.")])
+    registry = ToolRegistry([answering("x").as_tool("aide", "Helps with everything there is.")])
 
     [definition] = registry.definitions()
-    assert (definition.name, definition.description) == ("helper", "Helps with everything there is.")
+    assert (definition.name, definition.description) == ("aide", "Helps with everything there is.")
     assert definition.parameters["required"] == ["task"]
     assert list(definition.parameters["properties"]) == ["task"]
 
 
 @pytest.mark.conforms("N3")
 async def test_its_answer_is_the_result_and_a_missing_task_is_named() -> None:
-    registry = ToolRegistry([answering("42").as_tool("helper", "Helps with everything there is.")])
+    registry = ToolRegistry([answering("42").as_tool("aide", "Helps with everything there is.")])
 
-    assert (await registry.execute("helper", {"task": "go"})).text == "42"
-    assert '"task"' in (await registry.execute("helper", {})).text
+    assert (await registry.execute("aide", {"task": "go"})).text == "42"
+    assert '"task"' in (await registry.execute("aide", {})).text
 
 
 @pytest.mark.conforms("N4")
@@ -56,13 +56,13 @@ async def test_one_agent_serves_several_calls_at_once_without_remembering_any() 
         assert len(tasks) == 1
         return calls(("meet", {})) if request.messages[-1]["role"] == "user" else f"did {tasks[0]}"
 
-    helper = Agent(ScriptedModel([line], repeat=True), tools=[meet], system_prompt="You help.")
-    registry = ToolRegistry([helper.as_tool("helper", "Helps with everything there is.")])
+    aide = Agent(ScriptedModel([line], repeat=True), tools=[meet], system_prompt="You help.")
+    registry = ToolRegistry([aide.as_tool("aide", "Helps with everything there is.")])
 
-    results = await registry.execute_batch([("helper", {"task": str(number)}) for number in range(3)])
+    results = await registry.execute_batch([("aide", {"task": str(number)}) for number in range(3)])
 
     assert [result.text for result in results] == ["did 0", "did 1", "did 2"]
-    assert helper.messages == []
+    assert aide.messages == []
 
 
 @pytest.mark.conforms("N5")
@@ -76,10 +76,10 @@ async def test_an_agent_that_comes_to_no_answer_is_an_error_result(why: str) -> 
         ScriptedModel([ConnectionError("no network")] if why == "provider" else [calls(("look", {}))], repeat=True),
         tools=[look], retry=ONCE, max_iterations=2,
     )  # fmt: skip
-    registry = ToolRegistry([inner.as_tool("helper", "Helps with everything there is.")])
+    registry = ToolRegistry([inner.as_tool("aide", "Helps with everything there is.")])
     run = RunContext(state=RunState(budget=Budget(tokens=0))) if why == "budget" else RunContext()
 
-    result = await registry.dispatch("helper", {"task": "go"}, context=run)
+    result = await registry.dispatch("aide", {"task": "go"}, context=run)
 
     assert result.is_error
     assert result.message.startswith("Sub-agent failed: ")
@@ -158,16 +158,16 @@ async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() ->
         )  # fmt: skip
 
     inner = Agent(spending(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look])
-    outer_model = ScriptedModel([calls(("helper", {"task": "go"})), lambda request: request.messages[-1]["content"]])
+    outer_model = ScriptedModel([calls(("aide", {"task": "go"})), lambda request: request.messages[-1]["content"]])
     outer = Agent(outer_model)
-    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    outer.add_subagent("aide", "Helps with everything there is.", inner)
 
     few_calls = await outer.run("go", context=RunContext(state=RunState(budget=Budget(tool_calls=2))))
     inner.reset()
     few_tokens = Budget(tokens=60)
-    again = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "never asked"]))
+    again = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "never asked"]))
     again.add_subagent(
-        "helper",
+        "aide",
         "Helps with everything there is.",
         Agent(spending(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look]),
     )
@@ -193,8 +193,8 @@ async def test_cancelling_the_outer_run_ends_the_inner_one() -> None:
         return ""
 
     inner = Agent(ScriptedModel([calls(("hang", {}))]), tools=[hang])
-    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"}))]))
-    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"}))]))
+    outer.add_subagent("aide", "Helps with everything there is.", inner)
     results: list[Any] = []
 
     async def run() -> None:
@@ -220,14 +220,14 @@ async def test_only_the_answer_reaches_the_caller_and_the_trace_stays_in_the_det
 
     shown: list[str] = []
     inner = Agent(ScriptedModel([calls(("secretive", {}), content="inner answer")]), tools=[secretive])
-    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "outer answer"]),
+    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "outer answer"]),
                   on_user=lambda text, result: shown.append(text))  # fmt: skip
-    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    outer.add_subagent("aide", "Helps with everything there is.", inner)
     log = recorded(outer.events)
 
     run = await outer.run("go")
 
-    [end] = [event for event in log if event.tool == "helper" and event.type.endswith("_end")]
+    [end] = [event for event in log if event.tool == "aide" and event.type.endswith("_end")]
     assert end.result is not None
     assert (end.result.text, end.result.status) == ("inner answer", Status.OK)
     assert (end.result.terminate, end.result.silent, end.result.for_user) == (False, False, None)
@@ -251,8 +251,8 @@ async def test_an_agent_has_its_own_tools_and_its_callers_hooks_and_rules() -> N
 
     inner_model = ScriptedModel([calls(("mine", {}), ("shell", {}), ("guarded", {})), "done"])
     inner = Agent(inner_model, tools=[tool("mine"), tool("shell"), tool("guarded")])
-    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]), tools=[tool("outer_only")])
-    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]), tools=[tool("outer_only")])
+    outer.add_subagent("aide", "Helps with everything there is.", inner)
     outer.blacklist("shell")
 
     @outer.registry.before_call
@@ -263,6 +263,6 @@ async def test_an_agent_has_its_own_tools_and_its_callers_hooks_and_rules() -> N
     await outer.run("go")
 
     assert ran == ["mine"]
-    assert seen == ["helper", "mine", "guarded"]
+    assert seen == ["aide", "mine", "guarded"]
     assert inner_model.requests[0].tool_names == ["mine", "guarded"]
     assert "outer_only" not in inner_model.requests[0].tool_names

@@ -70,13 +70,16 @@ ILLEGAL = {
 
 @pytest.mark.parametrize("kind", ILLEGAL)
 def test_illegal_bytes_end_the_run_as_a_protocol_error(kind: str, victim: Victim) -> None:
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 import random
 send(message(PROGRESS, "honest"))
 send({ILLEGAL[kind]})
 attempt(send, message(CALL, 7, "touch", {{"tag": "forged"}}, None) + message(RESULT, "forged", []) + message(DONE, True, None))
 stay()
 """
+    )
     plain = outside(source, bridge=True)
     assert plain.believed[0] == [20, "honest"]
     assert plain.received_bytes > 20
@@ -103,7 +106,9 @@ LATE = {
 @pytest.mark.parametrize("kind", LATE)
 def test_nothing_after_done_has_any_effect(kind: str, gap: str, victim: Victim) -> None:
     pause = "time.sleep(0.02)" if gap == "after a while" else ""
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 first = message(RESULT, "earned", []) + message(DONE, True, None)
 late = {LATE[kind]}
 if {gap!r} == "in one write":
@@ -114,6 +119,7 @@ else:
     attempt(send, late)
 stay()
 """
+    )
     assert outside(source, bridge=True).received_bytes > 22
     inside = victim.run(source)
     # Either what came first counts and the rest was never read, or the whole run is void.
@@ -125,7 +131,9 @@ stay()
 
 
 def test_a_thread_that_goes_on_after_the_script_calls_no_tool(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 import threading, time
 def later():
     while True:
@@ -139,6 +147,7 @@ for _ in range(4):
 time.sleep(0.05)
 set_result(True if walled else os.path.exists("late"))
 """
+    )
     assert outside(source).value
     inside = victim.run(source, limits={"tool_calls": 100_000})
     assert inside.outcome == "ok"
@@ -148,12 +157,15 @@ set_result(True if walled else os.path.exists("late"))
 
 def test_a_done_nobody_earned_proves_no_more_than_a_script_that_ended(victim: Victim) -> None:
     """The guest owns its word on how its code ended, and nothing else: no call, file or limit of it is believed."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(message(CALL, 1, "touch", {"tag": "real"}, 10**9))
 receive()
 send(message(RESULT, {"calls": 99, "outcome": "ok", "cgroup": "live"}, ["no-such-file"]) + message(DONE, True, {"type": "x"}))
 stay()
 """
+    )
     assert outside(source, bridge=True).believed[-1][0] == 24
     inside = victim.run(source)
     assert inside.outcome == "ok"
@@ -165,7 +177,9 @@ stay()
 
 @pytest.mark.parametrize("claim", ["denied", "timeout", "MemoryLimit", "cancelled"])
 def test_an_outcome_that_only_the_host_can_see_cannot_be_claimed(claim: str, victim: Victim) -> None:
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 send(message(CALL, 1, "touch", {{"tag": "done before"}}, None))
 receive()
 claim = {{"type": {claim!r}, "message": "refused before it ran", "denied": True, "limit": "wall_s", "limit_value": 1.0,
@@ -173,6 +187,7 @@ claim = {{"type": {claim!r}, "message": "refused before it ran", "denied": True,
 send(message(DONE, False, claim))
 stay()
 """
+    )
     assert outside(source, bridge=True).believed[-1][2]["denied"] is True
     inside = victim.run(source)
     assert inside.effects == ["done before"]
@@ -192,13 +207,16 @@ def test_a_result_larger_than_the_limit_is_not_taken_from_a_patched_harness(vict
 
 
 def test_call_ids_must_increase_and_no_answer_is_given_twice(victim: Victim) -> None:
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 for number in (1, 2, 3):
     send(message(CALL, number, "touch", {"tag": f"call {number}"}, None))
     receive()
 send(message(CALL, replayed, "touch", {"tag": "replayed"}, None))
 stay()
 """
+    )
     for replayed in (1, 2, 3):
         assert len(outside(source, bridge=True, replayed=replayed).believed) == 4
         inside = victim.run(source, replayed=replayed)
@@ -234,7 +252,9 @@ def test_a_conversation_broken_off_anywhere_ends_the_run(kind: str, victim: Vict
 
 def test_descriptors_sent_along_are_not_taken(victim: Victim) -> None:
     """SCM_RIGHTS with honest messages: the host's table of descriptors stays as it was."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]
 for number in range(20):
     socket.send_fds(bridge, [message(PROGRESS, number)], held)
@@ -243,6 +263,7 @@ for number in range(20):
 send(message(RESULT, "sent", []) + message(DONE, True, None))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) == 42
     inside = victim.run(source)
     assert (inside.outcome, inside.value) == ("ok", "sent")
@@ -251,7 +272,9 @@ stay()
 
 def test_a_descriptor_of_the_bridge_itself_in_flight_holds_nothing_open(victim: Victim) -> None:
     """A socket queued inside itself has no owner left but the kernel's collector."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 left, right = socket.socketpair()
 for each in (left, right, bridge):
     socket.send_fds(left, [b"x"], [each.fileno(), right.fileno(), bridge_descriptor()])
@@ -259,6 +282,7 @@ socket.send_fds(bridge, [message(RESULT, "knot", [])], [left.fileno(), right.fil
 send(message(DONE, True, None))
 stay()
 """
+    )
     assert [21, "knot", []] in outside(source, bridge=True).believed
     for _ in range(5):
         assert victim.run(source).value == "knot"

@@ -31,7 +31,9 @@ FLOODS = {
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(kind: str, victim: Victim) -> None:
     """While one guest floods, another's run on the same host ends, and the flood ends at its limit."""
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 send(message(CALL, 1, "echo", {{"text": "x"}}, None))
 receive()
 if walled:
@@ -42,13 +44,16 @@ wave *= max(1, 200_000 // len(wave))
 while True:
     send(wave)
 """
+    )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
 
     honest = """
 call_tool("meet", {"place": "flood", "count": 2})
 set_result([call_tool("echo", {"text": str(number)}) for number in range(20)][-1])
 """
-    flooding, other = victim.run_together([(source, {}), (honest, {})], limits={"wall_s": 1.0, "output_flood_bytes": MIB})
+    flooding, other = victim.run_together(
+        [(source, {}), (honest, {})], limits={"wall_s": 1.0, "output_flood_bytes": MIB}
+    )
     assert (other.outcome, other.value) == ("ok", "19")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
     assert flooding.result.usage.wall_s < 4
@@ -58,7 +63,9 @@ set_result([call_tool("echo", {"text": str(number)}) for number in range(20)][-1
 
 def test_calls_past_the_limit_whose_refusals_nobody_reads_do_not_outlive_done(victim: Victim) -> None:
     """More refusals than a socket holds, then Done: nothing waits for a reader that never comes."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 for number in (1, 2, 3):
     send(message(CALL, number, "echo", {"text": "x"}, None))
     receive()
@@ -68,6 +75,7 @@ if walled:
 send(message(DONE, True, None))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) > 800
     inside = victim.run(source, limits={"tool_calls": 3, "wall_s": 1.0})
     assert inside.outcome in ("ok", "timeout", "call_limit", "protocol_error")
@@ -82,12 +90,15 @@ def test_answers_that_are_never_read_hold_neither_memory_nor_the_run(then: str, 
         "silence": "stay()",
         "end": "bridge.close()\nos._exit(0)",
     }[then]
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 send(b"".join(message(CALL, number, "big", {{"size": 1_000_000}}, None) for number in range(1, 100)))
 if walled:
     time.sleep(0.2)
 {last}
 """
+    )
     assert len(outside(source, bridge=True).believed) >= 99
     inside = victim.run(source, limits={"wall_s": 1.0})
     assert inside.outcome in ("ok", "timeout", "killed")
@@ -114,12 +125,15 @@ HOARDS = {
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
     """60 messages of up to 4 MB each, of every kind that the host may keep something of."""
-    source = BRIDGE + f"""
+    source = (
+        BRIDGE
+        + f"""
 for number in range(1, 61):
     send({HOARDS[kind]})
 send(message(DONE, True, None))
 stay()
 """
+    )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
     inside = victim.run(source, limits={"wall_s": 5, "memory_bytes": 256 * MIB})
     assert inside.result.usage.wall_s < 8
@@ -130,12 +144,15 @@ stay()
 
 
 def test_findings_and_fields_of_a_claimed_error_are_cut(victim: Victim) -> None:
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 big = "x" * 1_500_000
 send(message(DONE, False, {"type": big, "message": big, "traceback": big, "findings": [{"message": big}], "line": -1,
                            "column": 1 << 63, "exit_code": "0", "extra": big}))
 stay()
 """
+    )
     assert outside(source, bridge=True, may_fail=True).received_bytes > MIB
     inside = victim.run(source)
     assert inside.outcome in ("error", "protocol_error")

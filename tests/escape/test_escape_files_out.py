@@ -55,7 +55,9 @@ def test_a_returned_file_is_never_one_of_the_host(way: str, victim: Victim, tmp_
     assert all(file.data is None or b"the host" not in file.data for file in inside.result.files)
 
 
-@pytest.mark.parametrize("way", ["/etc/passwd", "/usr/lib", "../../etc/passwd", "link", "/dev/zero", "/dev/urandom", "/"])
+@pytest.mark.parametrize(
+    "way", ["/etc/passwd", "/usr/lib", "../../etc/passwd", "link", "/dev/zero", "/dev/urandom", "/"]
+)
 def test_nor_one_of_the_sandbox_outside_the_workspace(way: str, victim: Victim) -> None:
     source = BASICS + "os.symlink('/etc/passwd', 'link')\n"
     plain = outside(source + NAIVE + "set_result(collect(names))", names=["/etc/passwd"])
@@ -89,8 +91,11 @@ def test_only_regular_files_come_out_and_nothing_blocks(kind: str, victim: Victi
 
 def test_a_file_that_is_swapped_while_it_is_read_never_becomes_another(victim: Victim) -> None:
     """A thread turns the name into a link, a fifo, a folder and back, as fast as it can."""
-    swap = BASICS + """
-import threading
+    swap = (
+        BASICS
+        + """
+import sys, threading
+sys.setswitchinterval(1e-6)
 open("good", "w").write("good")
 os.symlink("/etc/passwd", "bad")
 stop = False
@@ -103,9 +108,12 @@ threading.Thread(target=swapping, daemon=True).start()
 while not os.path.lexists("name"):
     pass
 """
-    racy = swap + """
+    )
+    racy = (
+        swap
+        + """
 caught = 0
-for _ in range(20000):
+for _ in range(200_000):
     if not os.path.islink("name"):
         try:
             caught += open("name").read() != "good"
@@ -116,6 +124,7 @@ for _ in range(20000):
 stop = True
 set_result(caught)
 """
+    )
     assert outside(racy).value >= 1
     inside = victim.run(swap + "for number in range(300):\n    set_result(number, files=['name'])\nstop = True")
     assert inside.outcome == "ok"
@@ -123,7 +132,9 @@ set_result(caught)
 
 
 def test_a_file_that_grows_while_it_is_read_stays_within_the_limit(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 import threading
 open("name", "wb").write(b"x" * 1000)
 def growing():
@@ -133,6 +144,7 @@ def growing():
                 break
 threading.Thread(target=growing, daemon=True).start()
 """
+    )
     assert outside(source + "while os.path.getsize('name') < 100_000: pass\nset_result(1)").value == 1
     limits = {"files_bytes": 50_000, "disk_bytes": 4 * MIB}
     inside = victim.run(source + "for _ in range(200):\n    set_result(1, files=['name'])", limits=limits)
@@ -176,10 +188,13 @@ FORGED_NAMES = [
 @pytest.mark.parametrize("name", FORGED_NAMES, ids=[f"{name[:20]!r}-{len(name)}" for name in FORGED_NAMES])
 def test_a_name_a_patched_harness_makes_up_is_refused_or_harmless(name: str, victim: Victim) -> None:
     """Whoever saves returned files joins their names to a folder and prints them on a terminal."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(message(RESULT, 1, [name]) + message(PART, name, "text/html", b"data", True) + message(DONE, True, None))
 stay()
 """
+    )
     assert outside(source, bridge=True, name=name).believed[1][1] == name
     inside = victim.run(source, name=name)
     for file in inside.result.files:
@@ -192,10 +207,13 @@ stay()
 
 @pytest.mark.parametrize("kind", ["text/html\r\nX-Forged: 1", "x" * 100_000, "\x1b[2J", "\u202e", "a\0b"])
 def test_a_media_type_a_patched_harness_makes_up_is_refused_or_harmless(kind: str, victim: Victim) -> None:
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(message(RESULT, 1, ["a"]) + message(PART, "a", kind, b"data", True) + message(DONE, True, None))
 stay()
 """
+    )
     assert outside(source, bridge=True, kind=kind).believed[1][2] == kind
     for file in victim.run(source, kind=kind).result.files:
         assert file.media_type.isprintable()
@@ -204,12 +222,15 @@ stay()
 
 def test_names_made_in_the_workspace_are_refused_or_harmless(victim: Victim) -> None:
     """The kernel allows any byte in a name but two."""
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 names = ["a\\nb", "a\\x1b[2J", "\\u202egnp.exe", "-rf", "~", "$HOME", "`id`", "a;b", "%00", "con", "a b", "*", "[a]", "?"]
 for name in names:
     open(name, "w").write("x")
 set_result(1) if not walled else set_result(1, files=[*names, "."])
 """
+    )
     assert outside(source).value == 1
     inside = victim.run(source)
     assert inside.outcome in ("ok", "error")
@@ -219,11 +240,14 @@ set_result(1) if not walled else set_result(1, files=[*names, "."])
 
 def test_a_piece_of_one_file_never_ends_up_in_another(victim: Victim) -> None:
     """A result in the middle of a file voids it; what follows is a new file."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(message(PART, "a", "", b"AAAA", False) + message(RESULT, 1, []) + message(PART, "b", "", b"BBBB", True))
 send(message(PART, "c", "", b"CCCC", False) + message(DONE, True, None))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) == 5
     files = victim.run(source).result.files
     assert {file.name: file.data for file in files} in ({"b": b"BBBB"}, {})

@@ -22,11 +22,14 @@ HOST_PLACES = (
 
 
 def test_no_place_of_the_host_can_be_opened_or_listed(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 def look(path):
     os.close(os.open(path, os.O_PATH))  # opens even what may not be read, and moves no device
 set_result({path: attempt(look, path) for path in places})
 """
+    )
     opened = outside(source, places=HOST_PLACES).value
     assert {"/proc/self/mem", "/proc/self/fd", "/etc/shadow", "/sys/kernel", "/var", "/usr/local", "/dev/tty"} <= {
         path for path, how in opened.items() if how == "ok"
@@ -35,10 +38,13 @@ set_result({path: attempt(look, path) for path in places})
 
 
 def test_what_stands_in_etc_is_not_the_hosts(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 names = ["passwd", "group", "hosts", "nsswitch.conf"]
 set_result({name: open("/etc/" + name).read() for name in names if os.path.exists("/etc/" + name)})
 """
+    )
     host = outside(source).value
     assert "root:" in host["passwd"]
     inside = victim.run(source).value
@@ -103,7 +109,9 @@ def test_a_file_of_the_host_cannot_be_reached(way: str, victim: Victim, tmp_path
 
 
 def test_only_the_standard_three_and_the_bridge_are_open(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import fcntl
 if not walled:
     os.dup2(os.open("/", os.O_RDONLY), 1234)
@@ -113,13 +121,16 @@ for descriptor in range(4097):
         found[str(descriptor)] = oct(os.fstat(descriptor).st_mode >> 12)
 set_result(found)
 """
+    )
     assert "1234" in outside(source).value
     inside = victim.run(source, limits={"open_files": 8192}).value
     assert inside == {"0": oct(0o02), "1": oct(0o01), "2": oct(0o01), "3": oct(0o14)}
 
 
 def test_nothing_outside_the_workspace_can_be_written(victim: Victim, tmp_path: Path) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 tried = {}
 for top in tops:
     for folder, folders, names in os.walk(top):
@@ -136,16 +147,21 @@ for top in tops:
             break
 set_result(sorted(path for path, how in tried.items() if how == "ok")[:20] + [len(tried)])
 """
+    )
     (tmp_path / "file").touch()
     assert len(outside(source, tops=[str(tmp_path)]).value) > 4
-    inside = victim.run(source, tops=["/", "/usr", "/lib", "/lib64", "/etc", "/dev", "/toolcell", "/packages", "/sandbox/.."])
+    inside = victim.run(
+        source, tops=["/", "/usr", "/lib", "/lib64", "/etc", "/dev", "/toolcell", "/packages", "/sandbox/.."]
+    )
     assert len(inside.value) == 1
     assert inside.value[0] > 100
 
 
 def test_what_is_in_the_workspace_cannot_be_executed(victim: Victim) -> None:
     """Neither as a program, nor as a library, nor as a mapping of a file, wherever a file can be written."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import mmap, shutil, sysconfig
 library = next(path for path in libraries if os.path.exists(path))
 tried = {}
@@ -161,15 +177,23 @@ for place in places if walled else ["."]:
     tried["protect " + place] = attempt(lambda: call(10, address, 4096, 5) == 0 or 1 / 0)
 set_result(tried)
 """
+    )
     libraries = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]
     assert set(outside(source, libraries=libraries).value.values()) == {"ok"}
     inside = victim.run(source, libraries=libraries, places=["/sandbox/work", "/tmp", "/dev/shm"]).value
-    assert {how for name, how in inside.items() if not name.startswith("mode")} <= {"OSError", "EPERM", "EACCES", "ZeroDivisionError"}
+    assert {how for name, how in inside.items() if not name.startswith("mode")} <= {
+        "OSError",
+        "EPERM",
+        "EACCES",
+        "ZeroDivisionError",
+    }
 
 
 def test_no_node_in_the_workspace_is_a_device(victim: Victim) -> None:
     """A whiteout is the one character device anybody may make: it has no driver, and nodev besides."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import stat
 open("covered", "w").close()
 old, new = ctypes.create_string_buffer(b"covered"), ctypes.create_string_buffer(b"moved")
@@ -182,6 +206,7 @@ kind_of = {name: stat.S_IFMT(os.lstat(name).st_mode) for name in os.listdir(".")
 nodes = [name for name, kind in kind_of.items() if kind in (stat.S_IFCHR, stat.S_IFBLK)]
 set_result([kinds, {name: attempt(os.open, name, os.O_RDWR) for name in nodes}])
 """
+    )
     kinds, nodes = victim.run(source).value
     if os.geteuid() == 0:
         assert outside(source).value[0]["null"] == "ok"
@@ -191,7 +216,9 @@ set_result([kinds, {name: attempt(os.open, name, os.O_RDWR) for name in nodes}])
 
 def test_fifos_and_locks_in_the_workspace_stay_in_the_workspace(victim: Victim, tmp_path: Path) -> None:
     """Two concurrent runs use the same names; neither sees anything of the other's."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 tried = [attempt(os.mkfifo, place + "/fifo") for place in places]
 for place in places:
     open(place + "/left-by-" + me, "w").write(me)
@@ -202,6 +229,7 @@ if walled:
     call_tool("meet", {"place": "listed", "count": 2})
 set_result([tried, found])
 """
+    )
     shared = [str(tmp_path)]
     assert outside(source, me="a", places=shared).value[0] == ["ok"]
     assert outside(source, me="b", places=shared).value == [["EEXIST"], ["left-by-a", "left-by-b"]]
@@ -213,7 +241,9 @@ set_result([tried, found])
 
 
 def test_devices_are_the_harmless_five_and_their_nodes_cannot_be_changed(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 known = ["null", "zero", "full", "random", "urandom"]
 present = [name for name in known + others if os.path.exists("/dev/" + name)]
 changed = {}
@@ -223,6 +253,7 @@ for name in known:
                      attempt(os.link, path, "/tmp/" + name), attempt(os.rename, path, path + "2")]
 set_result([present, changed])
 """
+    )
     others = ["mem", "kmsg", "tty", "ptmx", "console", "fuse", "kvm", "vsock", "loop0", "vda", "fd", "stdin", "mqueue"]
     assert "tty" in outside(source.replace("for name in known", "for name in []"), others=others).value[0]
     present, changed = victim.run(source, others=others).value

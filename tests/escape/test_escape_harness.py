@@ -13,7 +13,9 @@ from escape.prologues import BASICS
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21")]
 
-DIG = BASICS + """
+DIG = (
+    BASICS
+    + """
 import gc, signal, socket
 from toolcell_bridge import codec, connection, framing, messages
 from toolcell_bridge.guest import channel as channels
@@ -32,6 +34,7 @@ def stay():
     while walled:
         signal.pause()
 """
+)
 
 PATCHES = {
     "any move is legal": """
@@ -105,7 +108,9 @@ for name, module in list(sys.modules.items()):
 """
     look = "from toolcell_bridge import codec\nset_result(str(codec.packed_size(1)))"
     plain = "import types, sys\nsys.modules['toolcell_bridge'] = types.ModuleType('m')\n"
-    plain += "vars(sys.modules['toolcell_bridge'])['f'] = len\n" + spoil + "set_result(sys.modules['toolcell_bridge'].f())"
+    plain += (
+        "vars(sys.modules['toolcell_bridge'])['f'] = len\n" + spoil + "set_result(sys.modules['toolcell_bridge'].f())"
+    )
     assert outside(plain).value == "spoiled"
     for _ in range(3):
         victim.run(spoil)
@@ -115,20 +120,25 @@ for name, module in list(sys.modules.items()):
 
 def test_a_forked_child_has_no_bridge_to_speak_through(victim: Victim) -> None:
     """Unless it kept a copy on purpose; then it is one writer more, with no more rights."""
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 child = os.fork()
 if child == 0:
     told = attempt(call_tool, "touch", {"tag": "child"}) if walled else "ok"
     os._exit(0 if told == "ok" else 7)
 set_result(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+    )
     assert outside(source).value == 0
     inside = victim.run(source)
     assert (inside.value, inside.effects) == (7, [])
 
 
 def test_bytes_of_a_child_between_two_messages_are_the_scripts_own_fault(victim: Victim) -> None:
-    source = DIG + """
+    source = (
+        DIG
+        + """
 spare = os.dup(channel.fileno)
 if os.fork() == 0:
     os.write(spare, codec.encode(messages.CallTool(1, "touch", {"tag": "child"}, None)))
@@ -139,6 +149,7 @@ if walled:
 else:
     channel.call([("touch", {"tag": "parent"}, None)])
 """
+    )
     plain = outside(source, bridge=True)
     assert [each[1] for each in plain.believed if each[0] == 17] == [1, 1]
     inside = victim.run(source)

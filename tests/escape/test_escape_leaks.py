@@ -30,11 +30,15 @@ def host_words() -> list[str]:
 
 def disguised(words: list[str]) -> list[str]:
     """As patterns that do not match themselves, since what is looked for also lies in the guest's memory."""
-    return ["".join(f"[{char}]" if index == 1 else re.escape(char) for index, char in enumerate(word)) for word in words]
+    return [
+        "".join(f"[{char}]" if index == 1 else re.escape(char) for index, char in enumerate(word)) for word in words
+    ]
 
 
 def test_the_hosts_environment_and_arguments_are_not_the_guests(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 libc.getenv.restype = ctypes.c_char_p
 environ = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
 raw = []
@@ -43,6 +47,7 @@ while environ and environ[len(raw)]:
 import sys
 set_result({"os": dict(os.environ), "raw": raw, "argv": [sys.argv, sys.orig_argv]})
 """
+    )
     plain = outside(source, environment={"VICTIM_SECRET": victim.secret}).value
     assert victim.secret in plain["os"].values()
     inside = victim.run(source).value
@@ -51,7 +56,9 @@ set_result({"os": dict(os.environ), "raw": raw, "argv": [sys.argv, sys.orig_argv
     assert not any(word in repr(inside) for word in host_words())
 
 
-INTROSPECTION = RAW + """
+INTROSPECTION = (
+    RAW
+    + """
 import gc, re, sys, sysconfig, types
 told = {
     "sys": {name: repr(getattr(sys, name)) for name in dir(sys) if name not in ("modules",)},
@@ -79,6 +86,7 @@ for number in (15, 31):
 text = repr(told)
 set_result([len(text), {pattern: re.findall(".{0,40}" + pattern + ".{0,40}", text)[:3] for pattern in patterns}])
 """
+)
 
 
 def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victim) -> None:
@@ -91,7 +99,9 @@ def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victi
 
 def test_no_readable_file_names_a_place_of_the_host(victim: Victim) -> None:
     """Compiled modules, build settings and shared libraries remember where they were made."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import re
 wanted = [re.compile(pattern.encode()) for pattern in patterns]
 read, found = 0, {}
@@ -109,6 +119,7 @@ for top in tops:
                     found[os.path.join(folder, name)] = repr(match[0])
 set_result([read, dict(list(found.items())[:20])])
 """
+    )
     folder = Path(sys.prefix)
     plain = outside(source, patterns=disguised([sys.prefix]), tops=[str(folder / "bin")]).value
     assert plain[1]
@@ -122,7 +133,9 @@ set_result([read, dict(list(found.items())[:20])])
     assert found == {}
 
 
-MEMORY = RAW + """
+MEMORY = (
+    RAW
+    + """
 import re
 class Info(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p), ("headers", ctypes.c_void_p)]
@@ -163,6 +176,7 @@ for first, last in merged:
         found.setdefault(pattern, []).extend(repr(each) for each in re.findall(pattern.encode(), data)[:3])
 set_result([seen, found])
 """
+)
 
 
 def test_no_secret_of_the_host_is_in_the_guests_memory(victim: Victim) -> None:
@@ -204,11 +218,14 @@ def test_the_name_of_the_hosts_domain_does_not_come_along() -> None:
         "assert libc.sethostname(b'secret-host', 11) == 0\n"
         "assert libc.setdomainname(b'secret-domain', 13) == 0\n"
     )
-    source = RAW + """
+    source = (
+        RAW
+        + """
 buffer = ctypes.create_string_buffer(65 * 6)
 libc.uname(buffer)
 set_result([buffer.raw[65 * number : 65 * number + 64].rstrip(b"\\0").decode() for number in (1, 5)])
 """
+    )
     if os.geteuid() == 0:  # an ordinary user would have to be mapped by somebody else first
         assert outside(renamed + source).value == ["secret-host", "secret-domain"]
         host = Victim(before=renamed)
@@ -230,7 +247,9 @@ def victim_names(source: str) -> list[str]:
 
 def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
     """SO_PEERCRED would give the host's process id and user; ancillary data, its credentials."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket, stat, struct
 number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode)) if walled else None
 one = socket.socket(fileno=os.dup(number)) if walled else socket.socketpair()[0]
@@ -242,6 +261,7 @@ set_result({
     "names": [repr(one.getsockname()), repr(one.getpeername())],
 })
 """
+    )
     assert outside(source).value["peer"] == "ok"
     told = victim.run(source).value
     assert (told["peer"], told["pidfd"], told["credentials"]) == ("EPERM", "EPERM", "EPERM")
@@ -250,7 +270,9 @@ set_result({
 
 def test_a_core_dump_is_never_written(victim: Victim) -> None:
     """Memory of a crash would lie on the host's disk, or in a collector's."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import resource, signal
 child = os.fork()
 if child == 0:
@@ -261,6 +283,7 @@ if child == 0:
     ctypes.string_at(0)
 set_result([resource.getrlimit(resource.RLIMIT_CORE)[1], libc.prctl(3, 0, 0, 0, 0), os.WCOREDUMP(os.waitpid(child, 0)[1])])
 """
+    )
     assert outside(source).value[1] == 1  # dumpable
     assert victim.run(source).value == [0, 0, False]
 
@@ -276,10 +299,10 @@ def test_the_result_and_its_error_name_no_place_of_the_host(victim: Victim) -> N
         "import os\nos._exit(1)",
         "import time\ntime.sleep(60)",
     ]
-    traced = "import json, traceback\ntry:\n    json.loads('{')\nexcept ValueError:\n    set_result(traceback.format_exc())"
+    traced = (
+        "import json, traceback\ntry:\n    json.loads('{')\nexcept ValueError:\n    set_result(traceback.format_exc())"
+    )
     assert os.path.dirname(os.__file__) in outside(traced).value
     for source in sources:
         told = repr(victim.run(source, limits={"wall_s": 0.3}).result)
         assert [word for word in [*host_words(), victim.secret] if word in told] == []
-
-

@@ -18,19 +18,24 @@ TYPES = [1, 2, 3, 4, 5]
 
 
 def test_no_socket_of_any_family_and_type_can_be_made(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket
 def make(family, kind):
     socket.socket(family, kind).close()
 set_result({f"{family}/{kind}": attempt(make, family, kind) for family in families for kind in kinds})
 """
+    )
     made = outside(source, families=FAMILIES, kinds=TYPES).value
     assert {"1/1", "1/2", "1/5", "2/1", "2/2", "10/1", "16/3"} <= {name for name, how in made.items() if how == "ok"}
     assert set(victim.run(source, families=FAMILIES, kinds=TYPES).value.values()) == {"EPERM"}
 
 
 def test_socket_pairs_are_unix_streams_and_nothing_else(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket
 def make(family, kind, protocol):
     for each in socket.socketpair(family, kind, protocol):
@@ -39,6 +44,7 @@ tried = {f"{family}/{kind}/{protocol}": attempt(make, family, kind, protocol)
          for family in families for kind in kinds for protocol in (0, 1, 6)}
 set_result([name for name, how in tried.items() if how == "ok"])
 """
+    )
     assert "1/2/0" in outside(source, families=FAMILIES, kinds=TYPES).value
     assert set(victim.run(source, families=FAMILIES, kinds=TYPES).value) <= {"1/1/0", "1/1/1", "1/5/0", "1/5/1"}
 
@@ -61,12 +67,15 @@ CONNECTIONS = {
 
 @pytest.mark.parametrize("way", CONNECTIONS)
 def test_nothing_of_the_host_can_be_connected_to(way: str, victim: Victim, listener: int, tmp_path: Path) -> None:
-    source = RAW + f"""
+    source = (
+        RAW
+        + f"""
 import asyncio, socket, urllib.request
 def connect():
     {CONNECTIONS[way]}
 set_result(attempt(connect))
 """
+    )
     named, postbox = str(tmp_path / "named"), str(tmp_path / "postbox")
     abstract = f"toolcell-attack-{listener}"
     with (
@@ -87,7 +96,9 @@ set_result(attempt(connect))
 
 def test_a_pair_cannot_be_turned_towards_somebody_else(victim: Victim, tmp_path: Path) -> None:
     """Every call that takes an address, on a descriptor that is really a socket."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket
 def letter(kind):
     one, other = socket.socketpair(socket.AF_UNIX, kind)
@@ -103,6 +114,7 @@ def tried(kind):
     }
 set_result(tried(socket.SOCK_SEQPACKET if walled else socket.SOCK_DGRAM))
 """
+    )
     postbox = str(tmp_path / "postbox")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as letters:
         letters.bind(postbox)
@@ -118,11 +130,14 @@ set_result(tried(socket.SOCK_SEQPACKET if walled else socket.SOCK_DGRAM))
 
 
 def test_there_is_no_interface_but_a_loopback_that_is_down(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket
 set_result({"names": [name for _, name in socket.if_nameindex()] if attempt(socket.if_nameindex) == "ok" else [],
             "host": attempt(socket.gethostbyname, "localhost")})
 """
+    )
     assert "lo" in outside(source).value["names"]
     assert victim.run(source).value["names"] in ([], ["lo"])
 
@@ -130,12 +145,15 @@ set_result({"names": [name for _, name in socket.if_nameindex()] if attempt(sock
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 def test_rings_and_kernel_aio_do_not_open_another_way_to_a_socket(victim: Victim) -> None:
     """io_uring can make sockets and connect them without one call that a filter could see."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 parameters = ctypes.create_string_buffer(120)
 ring = call(425, 4, ctypes.addressof(parameters))
 context = ctypes.c_ulong(0)
 set_result([ring if isinstance(ring, str) else "made", call(206, 1, ctypes.addressof(context))])
 """
+    )
     made = outside(source).value
     assert made[1] == 0
     assert made[0] in ("made", "ENOSYS", "EPERM")  # some machines have switched rings off for everybody

@@ -124,11 +124,11 @@ EVIL = {
 def test_an_exception_is_reported_within_bounds_whatever_it_does(kind: str, victim: Victim) -> None:
     """Outside, whoever formats the exception runs the script's code or prints all of it; inside that is the guest's
     own trouble, and the host takes plain text of a bounded size."""
-    plain = outside(BASICS + f"""
+    plain = outside(BASICS + """
 def formatted():
     import traceback
     try:
-        exec(evil, {{}})
+        exec(evil, {})
     except BaseException as error:
         return len(traceback.format_exc()) > 0
 set_result(True if attempt(formatted) else False)
@@ -187,7 +187,7 @@ def test_control_characters_in_output_stay_data(victim: Victim) -> None:
     """The host hands text over as it came, as text: nothing in it is obeyed on the way."""
     text = "\x1b]52;c;b3duZWQ=\x07\x1b[2J\u202egnirts\u2028\x00\r\n"
     source = f"print({text!r}, end='')"
-    assert "\x1b]52".encode() in outside(source).output
+    assert b"\x1b]52" in outside(source).output
     inside = victim.run(source)
     assert inside.result.logs.stdout == text
     assert "\\u001b" in inside.result.to_json()

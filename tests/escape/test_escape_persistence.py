@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 
@@ -105,12 +106,15 @@ def test_a_run_finds_nothing_of_the_run_before_it(mark: str, victim: Victim) -> 
 
 def test_every_run_draws_its_own_randomness(victim: Victim) -> None:
     """A fork of a seeded parent would draw the parent's next number, like all its siblings."""
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 import random, secrets, tempfile, uuid
 draws = [random.random(), random.getrandbits(64), str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(8),
          os.urandom(8).hex(), next(tempfile._get_candidate_names()), random.SystemRandom().random()]
 set_result(draws)
 """
+    )
     siblings = """
 import os, random, _random
 parent = _random.Random(1)
@@ -241,7 +245,7 @@ WITHOUT_HARM = ("an abstract socket", "POSIX shared memory", "record locks of sh
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 @pytest.mark.parametrize("channel", TALK)
-def test_two_sandboxes_have_nothing_to_talk_through(channel: str, victim: Victim) -> None:
+def test_two_sandboxes_have_nothing_to_talk_through(channel: str, victim: Victim, tmp_path: Path) -> None:
     source = RAW + """
 keep, held = [], []
 def string(text):
@@ -249,23 +253,34 @@ def string(text):
     return ctypes.addressof(keep[-1])
 """ + TALK[channel].replace("\n        ", "\n")  # fmt: skip
     if channel in WITHOUT_HARM:
-        alone = source.replace('"/dev/null", os.O_RDWR, fcntl.F_WRLCK', "shared, os.O_RDONLY, fcntl.F_RDLCK") + TWO_PROCESSES
-        assert outside(alone, shared=__file__).value is True
+        alone = (
+            source.replace('"/dev/null", os.O_RDWR, fcntl.F_WRLCK', "shared, os.O_RDONLY, fcntl.F_RDLCK")
+            + TWO_PROCESSES
+        )
+        own = tmp_path / "shared"  # a lease is for a file's owner
+        own.touch()
+        assert outside(alone, shared=str(own)).value is True
 
-    speaker = source + """
+    speaker = (
+        source
+        + """
 call_tool("meet", {"place": "before", "count": 2})
 say()
 call_tool("meet", {"place": "said", "count": 2})
 call_tool("meet", {"place": "heard", "count": 2})
 set_result("said")
 """
-    listener = source + """
+    )
+    listener = (
+        source
+        + """
 before = hear()
 call_tool("meet", {"place": "before", "count": 2})
 call_tool("meet", {"place": "said", "count": 2})
 set_result([before, hear()])
 call_tool("meet", {"place": "heard", "count": 2})
 """
+    )
     shared = victim.run("import os\nset_result(os.__file__)").value
     said, heard = victim.run_together([(speaker, {"shared": shared}), (listener, {"shared": shared})])
     assert said.value == "said"

@@ -120,7 +120,13 @@ def test_a_layer_nobody_knows_is_refused_before_anything_starts() -> None:
 
 def test_every_result_carries_the_layers_that_were_up(victim: Victim) -> None:
     """Also of a run that lied, died or was killed."""
-    sources = ["set_result(1)", "1 / 0", "import os\nos._exit(1)", "import time\ntime.sleep(60)", "import os\nos.write(3, b'x' * 99)"]
+    sources = [
+        "set_result(1)",
+        "1 / 0",
+        "import os\nos._exit(1)",
+        "import time\ntime.sleep(60)",
+        "import os\nos.write(3, b'x' * 99)",
+    ]
     for source in sources:
         result = victim.run(source, limits={"wall_s": 0.3}).result
         assert result.isolation.backend == "process"

@@ -27,7 +27,9 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-REACH = RAW + """
+REACH = (
+    RAW
+    + """
 import signal
 def reach(pid):
     return {
@@ -46,35 +48,49 @@ def reach(pid):
         "adopt": attempt(os.setpgid, 0, pid),
     }
 """
+)
 
 
 def test_a_process_of_the_host_cannot_be_seen_or_touched(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
     source = REACH + "set_result(reach(pid))"
     reached = outside(source, pid=bystander.pid).value
     assert {name for name, how in reached.items() if how == "ok"} == reached.keys() - {"adopt"}
-    assert set(victim.run(source, pid=bystander.pid).value.values()) <= {"ESRCH", "ENOENT", "EPERM", "ProcessLookupError"}
+    assert set(victim.run(source, pid=bystander.pid).value.values()) <= {
+        "ESRCH",
+        "ENOENT",
+        "EPERM",
+        "ProcessLookupError",
+    }
     assert bystander.poll() is None
 
 
-def test_no_process_id_leads_out_of_the_sandbox(victim: Victim) -> None:
+def test_no_process_id_leads_out_of_the_sandbox(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
     """Signal 0 to every id there can be: only its own init answers."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 set_result([pid for pid in range(1, last) if pid not in (os.getpid(), os.getppid()) and attempt(os.kill, pid, 0) == "ok"])
 """
-    assert outside(source, last=psutil.Process().pid + 1).value
+    )
+    assert bystander.pid in outside(source, last=bystander.pid + 1).value
     assert victim.run(source, last=100_000).value == []
 
 
 def test_a_concurrent_sandbox_cannot_be_seen_or_touched(victim: Victim) -> None:
     """Even told the real process ids of its neighbour, of the zygote and of the host, a guest reaches none of them."""
     name = f"toolcell{secrets.token_hex(3)}"
-    neighbour = RAW + """
+    neighbour = (
+        RAW
+        + """
 libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
 call_tool("meet", {"place": "ready", "count": 2})
 call_tool("meet", {"place": "done", "count": 2})
 set_result("alive")
 """
-    attacker = REACH + """
+    )
+    attacker = (
+        REACH
+        + """
 call_tool("meet", {"place": "ready", "count": 2})
 pids = call_tool("seen", {"name": name}) + hosts
 told = [sorted(set(reach(pid).values())) for pid in pids]
@@ -83,6 +99,7 @@ for pid in pids:
 call_tool("meet", {"place": "done", "count": 2})
 set_result([len(pids), told])
 """
+    )
     hosts = [victim.pid, *(child.pid for child in psutil.Process(victim.pid).children(recursive=True))]
     one, two = victim.run_together([(neighbour, {"name": name}), (attacker, {"name": name, "hosts": hosts})])
     assert one.value == "alive"
@@ -94,7 +111,9 @@ set_result([len(pids), told])
 @pytest.mark.parametrize("target", [0, -1], ids=["its group", "everybody"])
 def test_signals_to_many_stay_inside(target: int, victim: Victim) -> None:
     """kill(0) goes to a process group, which no pid namespace bounds; kill(-1) to all one may signal."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import signal
 for number in range(1, 65):
     if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, 32, 33):
@@ -116,6 +135,7 @@ if walled:
         attempt(os.kill, target, number)
 set_result(hit)
 """
+    )
     assert outside(source, target=target).value == signal.SIGUSR1
     before = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)[:2]]
     assert victim.run(source, target=target).value == signal.SIGUSR1
@@ -135,7 +155,9 @@ def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
 def test_a_daemon_does_not_outlive_its_run(ending: str, victim: Victim) -> None:
     """Forked twice, in a session of its own, deaf to signals, holding stdout and the bridge."""
     name = f"escapee{secrets.token_hex(3)}"
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import signal, time
 ready, tell = os.pipe()
 if os.fork() == 0:
@@ -155,6 +177,7 @@ if not walled:
 {"done": lambda: None, "exit": lambda: os._exit(3), "crash": lambda: os.kill(os.getpid(), 11) or ctypes.string_at(0),
  "timeout": lambda: time.sleep(60)}[ending]()
 """
+    )
     survivor = psutil.Process(outside(source, name=name, ending=ending).value[0])
     assert survivor.name() == name
     survivor.kill()
@@ -201,7 +224,9 @@ set_result("finished")
     victim.assert_healthy()
 
 
-FORK_BOMB = RAW + """
+FORK_BOMB = (
+    RAW
+    + """
 import signal
 made = 0
 while made < bound:
@@ -214,6 +239,7 @@ if not walled:
     os.killpg(0, signal.SIGTERM)
 set_result(made)
 """
+)
 
 
 def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(victim: Victim) -> None:
@@ -225,7 +251,9 @@ def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(victim: Victim) -> Non
 
 
 def test_a_fork_bomb_that_ignores_refusals_is_ended(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 generations = 0
 while generations < bound:
     try:
@@ -236,6 +264,7 @@ while generations < bound:
     generations += 1
 set_result(generations)
 """
+    )
     assert outside(source, bound=100).value == 100
     inside = victim.run(source, bound=10**9, limits={"processes": 16, "wall_s": 1.0, "cpu_s": 3})
     assert inside.outcome in ("process_limit", "timeout", "cpu_limit")
@@ -243,7 +272,9 @@ set_result(generations)
 
 
 def test_a_thread_bomb_ends_at_the_limit(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import threading
 stop = threading.Event()
 started = 0
@@ -253,6 +284,7 @@ while started < bound:
 stop.set()
 set_result(started)
 """
+    )
     assert outside(source, bound=200).value == 200
     inside = victim.run(source, bound=10**6, limits={"processes": 16, "wall_s": 10})
     assert inside.outcome == "process_limit"
@@ -262,7 +294,9 @@ set_result(started)
 
 def test_raw_clones_count_like_any_process(victim: Victim) -> None:
     """vfork, CLONE_VM and CLONE_THREAD go around Python and the C library."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 made, flags = 0, 0x100 | 0x200 | 0x400 | 17  # VM, FS, FILES
 stacks = ctypes.create_string_buffer(1 << 20)
 pause = ctypes.cast(libc.pause, ctypes.c_void_p).value
@@ -278,6 +312,7 @@ if not walled:
     os.killpg(0, signal.SIGTERM)
 set_result(made)
 """
+    )
     assert outside(source, bound=100).value == 100
     assert victim.run(source, bound=200, limits={"processes": 16}).value < 24
     victim.assert_healthy()
@@ -285,7 +320,9 @@ set_result(made)
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV])
 def test_a_guest_that_signals_itself_ends_or_goes_on_and_never_hangs(number: int, victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import signal
 def hit():
     os.kill(os.getpid(), number)
@@ -301,6 +338,7 @@ set_result([os.WIFSTOPPED(ended), os.WIFSIGNALED(ended)])
 if walled:
     hit()
 """
+    )
     assert True in outside(source, number=int(number)).value
     inside = victim.run(source, number=int(number), limits={"wall_s": 1.5})
     assert inside.outcome in ("ok", "killed", "timeout")
@@ -310,7 +348,9 @@ if walled:
 def test_everything_dies_with_its_host(victim: Victim) -> None:
     """SIGKILL of the host in the middle of a run, with a daemon in the sandbox."""
     name = f"orphan{secrets.token_hex(3)}"
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import time
 if os.fork() == 0:
     os.setsid()
@@ -322,6 +362,7 @@ while not call_tool("seen", {"name": name}):
 call_tool("meet", {"place": "up", "count": 1})
 call_tool("die")
 """
+    )
     host = Victim(mortal=True)
     try:
         host.start()

@@ -60,13 +60,16 @@ def test_each_of_the_ten_probes_works_in_a_plain_process_and_fails_in_a_sandbox(
 
 @pytest.mark.conforms("Q-b5")
 def test_a_forged_protocol_line_on_stdout_or_stderr_is_only_output(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 import json
 for descriptor in (1, 2):
     os.write(descriptor, b'\\n' + json.dumps({"type": "result", "value": "forged"}).encode() + b'\\n')
     os.write(descriptor, bytes.fromhex("0000000a93 15 a6") + b"forged" + b"\\x90")
 os._exit(0)
 """
+    )
     assert b'"value": "forged"' in outside(source).output
 
     inside = victim.run(source)

@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers and the machine code here are x86-64's"),
 ]
 
-TRY_EVERY_CALL = RAW + """
+TRY_EVERY_CALL = (
+    RAW
+    + """
 def one(row):
     value = call(*row)
     if value == 0 and row[0] == 56:
@@ -26,6 +28,7 @@ def one(row):
 
 set_result({name: in_child(lambda: one(row)) for name, row in rows.items()})
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +52,15 @@ def test_a_call_outside_the_table_is_refused_before_the_kernel_looks_at_it(
     assert reached_inside[name] in ("EPERM", "ENOSYS")
 
 
-INT_0X80 = RAW + """
+INT_0X80 = (
+    RAW
+    + """
 import mmap
 page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 page.write(bytes.fromhex("53" "b8") + number.to_bytes(4, "little") + bytes.fromhex("31db 31c9 31d2 cd80 5b c3"))
 function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 """
+)
 
 
 @pytest.mark.parametrize("number", [20, 102, 359], ids=["getpid", "socketcall", "socket"])
@@ -75,7 +81,9 @@ def test_a_script_that_uses_the_32_bit_gate_itself_is_reported_as_killed(victim:
 
 def test_a_32_bit_code_segment_does_not_open_the_32_bit_calls(victim: Victim) -> None:
     """A far return into the compatibility segment, `int 0x80` there, and back: no C library is involved."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import mmap
 libc.mmap.restype = ctypes.c_void_p
 low = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(8192), 7, 0x62, -1, ctypes.c_long(0))  # MAP_32BIT
@@ -92,22 +100,28 @@ ctypes.memmove(there, narrow, len(narrow))
 ctypes.memmove(back, wide, len(wide))
 set_result(in_child(ctypes.CFUNCTYPE(ctypes.c_int)(low)))
 """
+    )
     assert isinstance(outside(source).value, int)
     assert victim.run(source).value == "signal 31"
 
 
 def test_x32_numbers_lead_nowhere(victim: Victim) -> None:
     """Most kernels are built without x32, so a plain process may be told ENOSYS as well."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 numbers = [39, 41, 56, 101, 165, 272, 425, 512, 520, 521, 536, 547]
 set_result([call(0x40000000 | number, 0, 0, 0, 0, 0) for number in numbers])
 """
+    )
     assert all(isinstance(each, int) or each.startswith("E") for each in outside(source).value)
     assert set(victim.run(source).value) == {"ENOSYS"}
 
 
 def test_privilege_state_is_empty_and_locked(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 header = (ctypes.c_uint32 * 2)(0x20080522, 0)
 sets = (ctypes.c_uint32 * 6)()
 libc.capget(header, sets)
@@ -124,6 +138,7 @@ set_result({
     "is root": 0 in (*os.getresuid(), *os.getresgid()),
 })
 """
+    )
     privileged = outside(source).value
     assert privileged["dumpable"] == 1
     assert privileged["securebits"] == 0
@@ -143,21 +158,27 @@ set_result({
 
 
 def test_limits_cannot_be_raised_or_lowered_from_inside(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import resource
 kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 set_result([attempt(resource.setrlimit, kind, resource.getrlimit(kind)) for kind in kinds])
 """
+    )
     assert set(outside(source).value) == {"ok"}
     assert set(victim.run(source).value) == {"ValueError"}  # what Python makes of EPERM here
 
 
 def test_every_limit_is_finite_and_soft_equals_hard(victim: Victim) -> None:
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import resource
 names = ["CPU", "AS", "NPROC", "NOFILE", "FSIZE", "STACK", "CORE", "MEMLOCK", "MSGQUEUE", "SIGPENDING", "NICE", "RTPRIO"]
 set_result({name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in names})
 """
+    )
     assert any(hard == -1 or hard != soft for soft, hard in outside(source).value.values())
     limits = victim.run(source).value
     assert all(soft == hard >= 0 for soft, hard in limits.values())
@@ -166,7 +187,9 @@ set_result({name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for na
 
 def test_a_child_cannot_be_given_to_the_parent_of_the_sandbox(victim: Victim) -> None:
     """CLONE_PARENT makes a child the sibling of its maker: a child of the zygote, outside the pid namespace's init."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 def clone():
     parent = os.getppid()
     child = call(56, 0x8000 | 17, 0, 0, 0, 0)
@@ -175,13 +198,16 @@ def clone():
     return child if isinstance(child, str) else "made"
 set_result(clone())
 """
+    )
     assert outside(source).value == "made"
     assert victim.run(source).value == "EINVAL"
 
 
 def test_out_of_band_data_on_unix_sockets_is_out_of_reach(victim: Victim) -> None:
     """MSG_OOB on AF_UNIX is used by nobody and has been a way into the kernel (CVE-2025-38236)."""
-    source = RAW + """
+    source = (
+        RAW
+        + """
 import socket
 left, right = socket.socketpair()
 set_result([
@@ -191,5 +217,6 @@ set_result([
     attempt(right.recvmsg, 1, 0, socket.MSG_OOB),
 ])
 """
+    )
     assert outside(source).value[:2] == ["ok", "ok"]
     assert set(victim.run(source).value) <= {"EPERM", "EOPNOTSUPP"}

@@ -28,7 +28,9 @@ set_result([name for name in names if callable(getattr(Tools(), name, None))])
 """
     assert "__init__" in outside(naive, names=NAMES).value
 
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 told = {}
 for name in names:
     try:
@@ -37,6 +39,7 @@ for name in names:
         told[name] = [type(error).__name__, getattr(error, "code", None)]
 set_result(told)
 """
+    )
     inside = victim.run(source, names=NAMES)
     assert inside.effects == []
     assert {told[0] for told in inside.value.values()} == {"ToolError"}
@@ -64,12 +67,15 @@ ARGUMENTS: dict[str, Any] = {
 def test_arguments_are_checked_against_the_schema_before_the_tool_runs(kind: str, victim: Victim) -> None:
     naive = "reached = []\ndef touch(**arguments): reached.append(arguments)\ntouch(**given)\nset_result(len(reached))"
     assert outside(naive, given=ARGUMENTS[kind]).value == 1
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(message(CALL, 1, "touch", given, None))
 answer = receive()
 send(message(RESULT, answer[0], []) + message(DONE, True, None))
 stay()
 """
+    )
     inside = victim.run(source, given=ARGUMENTS[kind])
     if inside.value == 3:  # mended, as a model's would be: then the record says what was asked
         assert len(inside.effects) == 1
@@ -81,13 +87,16 @@ stay()
 
 def test_the_budget_of_calls_is_kept_by_the_host(victim: Victim) -> None:
     """By a harness that counts nothing, in one write, with refusals ignored."""
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(b"".join(message(CALL, number, "touch", {"tag": str(number)}, None) for number in range(1, 101)))
 for _ in range(100):
     receive()
 send(message(RESULT, "done", []) + message(DONE, True, None))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) == 102
     inside = victim.run(source, limits={"tool_calls": 5})
     assert len(inside.effects) <= 5
@@ -96,7 +105,9 @@ stay()
 
 
 def test_a_script_past_its_budget_gets_an_error_and_no_tool(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 made = 0
 try:
     for number in range(bound):
@@ -105,16 +116,20 @@ try:
 finally:
     set_result(made)
 """
+    )
     assert outside(source, bound=50).value == 50
     inside = victim.run(source, bound=10**6, limits={"tool_calls": 7})
     assert (inside.value, len(inside.effects), inside.outcome) == (7, 7, "call_limit")
 
 
 def test_no_more_calls_run_at_once_than_allowed(victim: Victim) -> None:
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(1, 51)))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) == 50
     inside = victim.run(source, limits={"concurrent_calls": 3, "wall_s": 0.5})
     assert inside.outcome == "timeout"
@@ -123,11 +138,14 @@ stay()
 
 
 def test_more_calls_than_a_host_remembers_end_the_run(victim: Victim) -> None:
-    source = BRIDGE + """
+    source = (
+        BRIDGE
+        + """
 for start in range(1, 5001, 100):
     send(b"".join(message(CALL, number, "wait_forever", {}, None) for number in range(start, start + 100)))
 stay()
 """
+    )
     assert len(outside(source, bridge=True).believed) == 5000
     inside = victim.run(source, limits={"tool_calls": 100_000, "wall_s": 2})
     assert inside.outcome in ("protocol_error", "call_limit")
@@ -153,7 +171,9 @@ except RuntimeError:
 """
     assert outside(leaky, secret=victim.secret, pattern=SECRET_PATTERN).value == 2
 
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 import gc, traceback
 def everything(error):
     seen, told = set(), []
@@ -175,6 +195,7 @@ try:
 except Exception as error:
     set_result(["failed", everything(error), call_tools_parallel([("fails", {"how": how})], return_exceptions=True)[0].args])
 """
+    )
     inside = victim.run(source, how=how)
     assert inside.value[0] == "failed"
     assert victim.secret not in repr(inside.value)
@@ -186,7 +207,9 @@ except Exception as error:
 
 
 def test_an_error_about_arguments_tells_nothing_of_the_host(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 told = []
 for given in ({}, {"text": 5}, {"text": "x", "more": 1}, {"text": None}, {"text": [[]] * 100}):
     try:
@@ -196,18 +219,89 @@ for given in ({}, {"text": 5}, {"text": "x", "more": 1}, {"text": None}, {"text"
 told.append(list_tools())
 set_result(told)
 """
+    )
     naive = "def echo(text: str): pass\ntry:\n    echo()\nexcept TypeError as error:\n    import traceback\n    set_result(traceback.format_exc())"
     assert "<code>" in outside(naive).value
     told = repr(victim.run(source).value)
-    assert all(word not in told for word in ("/work", "site-packages", "victim.py", "pydantic", "Traceback", "0x", victim.secret))
+    assert all(
+        word not in told
+        for word in ("/work", "site-packages", "victim.py", "pydantic", "Traceback", "0x", victim.secret)
+    )
+
+
+ODD = [
+    "9" * 5000, "9" * 1_000_000, "1e999999999", "-inf", "nan", "0x" + "f" * 100_000, "1_0" * 1000, "[" * 100_000, "{" * 100_000,
+    '{"a":' * 20_000, "[" + "1," * 500_000 + "1]", '{"a":1,"a":2}', "\\u0000", "true" * 100_000, " " * 1_000_000 + "1",
+    "\u0661\u0662", "1" + "\u200b", "NULL", "\ud7ff", "1e-400", "[[]]", '{"__class__": 1}', "-" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["count", "ratio", "numbers", "table", "flag"])
+def test_text_that_should_have_been_something_else_never_stalls_or_breaks_the_host(field: str, victim: Victim) -> None:
+    """A host that mends arguments parses them: numbers of a million digits, JSON of a hundred thousand levels."""
+    naive = "import json\ntry:\n    json.loads(odd)\nexcept RecursionError:\n    set_result('overflow')"
+    assert outside(naive, odd="[" * 100_000).value == "overflow"
+    source = (
+        BASICS
+        + """
+told = []
+for odd in odds:
+    given = {"count": 1, "ratio": 1.5, "numbers": [1], "table": {"a": 1.0}, "flag": True, field: odd}
+    try:
+        told.append(call_tool("typed", given)[:100])
+    except Exception as error:
+        told.append(type(error).__name__)
+set_result(told)
+"""
+    )
+    inside = victim.run(source, field=field, odds=ODD, limits={"wall_s": 10})
+    assert inside.outcome == "ok"
+    assert len(inside.value) == len(ODD)
+    assert inside.result.usage.wall_s < 5
+    victim.assert_healthy()
+
+
+ODD_CALLS = (
+    BRIDGE
+    + """
+import random
+chance = random.Random(seed)
+def odd(depth=0):
+    kind = chance.randrange(12)
+    if kind < 6 or depth > 5:
+        return chance.choice([None, True, -1, 1 << 63, (1 << 64) - 1, 1e308, float("nan"), "", "\\0", "%s{0}", "\\u202e", b"\\xff"])
+    if kind < 9:
+        return [odd(depth + 1) for _ in range(chance.randrange(4))]
+    return {chance.choice(["text", "tag", "how", "", "__class__", "a" * 300, "\\n"]): odd(depth + 1) for _ in range(4)}
+names = ["echo", "touch", "fails", "typed", "toolcell.list_tools", "nothing", "", "execute_code", "{0.x}", "%s", "\\n"]
+for number in range(1, 91):
+    arguments = odd()
+    arguments = arguments if isinstance(arguments, dict) else {"text": arguments}
+    send(message(CALL, number, chance.choice(names), arguments, chance.choice([None, 1, -1, 1 << 63])))
+    receive()
+send(message(RESULT, "survived", []) + message(DONE, True, None))
+stay()
+"""
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_call_however_odd_raises_in_the_host(seed: int, victim: Victim) -> None:
+    assert len(outside(ODD_CALLS, bridge=True, seed=seed).believed) == 92
+    inside = victim.run(ODD_CALLS, seed=seed)
+    assert (inside.outcome, inside.value) == ("ok", "survived")
+    assert len(inside.result.calls) == 90
 
 
 def test_answers_of_concurrent_runs_go_to_the_run_that_asked(victim: Victim) -> None:
-    source = BASICS + """
+    source = (
+        BASICS
+        + """
 call_tool("meet", {"place": "start", "count": 4})
 told = call_tools_parallel([("echo", {"text": f"{me}-{number}"}) for number in range(50)])
 set_result([text == f"{me}-{number}" for number, text in enumerate(told)].count(True))
 """
+    )
     confused = "answers = []\nfor me in 'ab':\n    answers.append(me)\nset_result([answers.pop(0), answers.pop(0)] == ['b', 'a'])"
     assert outside(confused).value is False  # in order only because nobody else asked
     runs = victim.run_together([(source, {"me": me}) for me in "abcd"])

@@ -41,7 +41,17 @@ class Host:
         self.effects: list[str] = []
         self._meetings: dict[str, list[Any]] = defaultdict(list)
         self._changed = anyio.Event()
-        for tool in (self.echo, self.big, self.wait_forever, self.meet, self.seen, self.fails, self.touch, self.die):
+        for tool in (
+            self.echo,
+            self.big,
+            self.wait_forever,
+            self.meet,
+            self.seen,
+            self.fails,
+            self.touch,
+            self.typed,
+            self.die,
+        ):
             self.registry.tool(tool)
 
     async def echo(self, text: str) -> str:
@@ -62,6 +72,11 @@ class Host:
         """Do something that a test can see afterwards."""
         self.effects.append(tag)
         return tag
+
+    async def typed(self, count: int, ratio: float, numbers: list[int], table: dict[str, float], flag: bool) -> str:
+        """Take one argument of every kind that a schema may mend."""
+        self.effects.append("typed")
+        return f"{count} {ratio} {len(numbers)} {len(table)} {flag}"[:1000]
 
     async def die(self) -> str:
         """Kill the host, where it was started to be killed."""
@@ -157,7 +172,7 @@ async def run(runtime: Runtime, host: Host, requests: list[dict[str, Any]]) -> d
         try:
             answers[index] = await runtime.execute_code(request["source"], inputs=request["inputs"], limits=limits)
         except Exception as exc:
-            answers[index] = exc
+            answers[index] = RuntimeError(f"{type(exc).__name__}: {exc}")  # not every exception can be pickled
 
     async with anyio.create_task_group() as tasks:
         for index, request in enumerate(requests):
@@ -186,6 +201,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
         policy=Policy(**options.get("policy", {})),
         packages=options.get("packages", ()),
         preload=options.get("preload", ()),
+        audit=options.get("audit"),
     ) as runtime:
         await runtime.execute_code("call_tool('echo', {'text': 'warm'})")
         write(answers, "ready")

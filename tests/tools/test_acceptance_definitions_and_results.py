@@ -286,7 +286,7 @@ async def test_a_value_outside_its_enum_is_refused_with_the_allowed_values() -> 
 
 
 @pytest.mark.conforms("EX-37", "B6", "B8")
-def test_the_result_helpers_set_exactly_the_documented_flags() -> None:
+def test_the_result_aides_set_exactly_the_documented_flags() -> None:
     quiet = {"silent": False, "is_error": False, "async": False}
     failure = ValueError("disk full")
     failed = error("failed").with_error(failure)

@@ -60,7 +60,7 @@ def check(results: list[ToolResult], log: list[Any], whats: list[str]) -> None:
     assert len(results) == len(whats)
     assert [result.meta.call_id for result in results] == [f"call_{number}" for number in range(len(whats))]
     for kind in ("start", "end"):
-        told = [event.call_id for event in log if event.type == f"tool_execution_{kind}"]
+        told = [str(event.call_id) for event in log if event.type == f"tool_execution_{kind}"]
         assert sorted(told) == sorted(f"call_{number}" for number in range(len(whats)))
 
 
@@ -167,7 +167,7 @@ def test_a_tool_that_ends_the_run_leaves_every_call_with_an_end(
             await registry.execute_batch(batch, context=run, sequential=sequential)
 
         for kind in ("start", "end"):
-            told = [event.call_id for event in log if event.type == f"tool_execution_{kind}"]
+            told = [str(event.call_id) for event in log if event.type == f"tool_execution_{kind}"]
             assert sorted(told) == sorted(f"call_{number}" for number in range(len(batch)))
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])

@@ -15,6 +15,7 @@ from toolcell.agents.scripted import ScriptedModel
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
     AgentTool,
+    Call,
     RunContext,
     Status,
     ToolCall,
@@ -524,3 +525,56 @@ async def test_calls_without_a_run_of_their_own_cannot_be_cancelled_together() -
 
     assert "without a run of their own" in (await registry.execute("cancel")).text
     assert "without a run of their own" in (await registry.execute("cancel")).text
+
+
+@pytest.mark.conforms("F-b1", "G8")
+async def test_tools_hooks_and_code_that_call_each_other_never_wait_for_each_other() -> None:
+    async def leaf() -> str:
+        """Do the actual work."""
+        await anyio.lowlevel.checkpoint()
+        return "done"
+
+    async def relay(ctx: ToolContext, name: str, code: bool = False) -> str:
+        """Call another tool while holding a worker."""
+        await anyio.lowlevel.checkpoint()
+        return (await ctx.call_tool(name, {"code": "x"} if code else {})).text
+
+    async def script(call_tool: Any) -> Any:
+        return await call_tool("leaf")
+
+    async def look(call: Call) -> None:
+        if call.name == "relay":
+            await call.dispatcher.dispatch("leaf", {}, context=call.run)
+
+    registry = ToolRegistry([leaf], max_workers=2)
+    registry.add(relay, exclusive_group="g")
+    registry.alias("relay2", "relay")
+    registry.enable_code_execution(FakeRuntime(script))
+    registry.add_hook(before=look)
+    batch: list[Any] = [("relay", {"name": "leaf"}), ("relay", {"name": "execute_code", "code": True})] * 4
+
+    with anyio.fail_after(PATIENCE_S):
+        results = await registry.execute_batch(batch)
+
+    assert [result.text for result in results] == ["done", '"done"'] * 4
+
+
+@pytest.mark.conforms("F-b1")
+async def test_a_tool_that_fans_out_by_itself_does_so_with_its_own_worker() -> None:
+    crowd = Crowd()
+
+    async def spread(ctx: ToolContext) -> str:
+        """Call many tools at once without saying so."""
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(ctx.call_tool, "visit")
+        return "spread"
+
+    registry = visiting(crowd, max_workers=3)
+    registry.add(spread)
+
+    with anyio.fail_after(PATIENCE_S):
+        await registry.execute_batch([("spread", {}), ("spread", {}), ("visit", {}), ("visit", {})])
+
+    assert crowd.visits == 22
+    assert crowd.most <= 3

@@ -162,12 +162,12 @@ async def test_the_context_carries_everything_and_reaches_plans_code_and_sub_age
             calls(("look", {})),
             calls(("execute_plan", {"steps": [{"tool": "look", "args": {}}]})),
             calls(("execute_code", {"code": "..."})),
-            calls(("helper", {"task": "look"})),
+            calls(("aide", {"task": "look"})),
             "done",
         ]
     )
     agent = Agent(model, tools=[look], plan_execution=True, code_execution=FakeRuntime(script))
-    agent.add_subagent("helper", "Helps with looking at things.", inner)
+    agent.add_subagent("aide", "Helps with looking at things.", inner)
 
     result = await agent.run("go", context=run)
 

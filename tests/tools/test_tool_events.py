@@ -128,10 +128,10 @@ async def test_listeners_hear_everything_in_order_after_the_state_has_changed_un
 
 @pytest.mark.conforms("H8", "H9", "I3")
 async def test_events_are_also_told_in_the_words_of_two_other_systems() -> None:
-    inner = Agent(ScriptedModel(["inner answer"]), name="helper")
+    inner = Agent(ScriptedModel(["inner answer"]), name="aide")
     agent = Agent(ScriptedModel([calls(("work", {"text": "x"})), calls(("ask", {"task": "t"})), "done"]))
     agent.registry.add(working().get("work")[0])
-    agent.add_subagent("ask", "Ask the helper for help.", inner)
+    agent.add_subagent("ask", "Ask the aide for help.", inner)
     log = recorded(agent.events)
 
     await agent.run("go")
@@ -145,7 +145,7 @@ async def test_events_are_also_told_in_the_words_of_two_other_systems() -> None:
     assert streamed[0] == {"type": "tool-call-start", "name": "work", "args": {"text": "x"}}
     assert streamed[2]["content"] == "done"
     assert set(streamed[2]) == {"type", "name", "content", "usage", "duration"}
-    assert streamed[5] == {"type": "agent-finish", "name": "helper", "content": "inner answer"}
+    assert streamed[5] == {"type": "agent-finish", "name": "aide", "content": "inner answer"}
     assert called[:2] == [
         {"ToolCallStarted": {"name": "work", "args": {"text": "x"}}},
         {"ToolCallFinished": {"name": "work", "result": "done", "success": True}},
@@ -163,7 +163,7 @@ async def test_each_step_leaves_a_short_trace() -> None:
 
     inner = Agent(ScriptedModel([{"content": "ok", "usage": {"input_tokens": 3, "output_tokens": 4}}]))
     agent = Agent(ScriptedModel([calls(("echo", {"text": "x" * 900}), ("ask", {"task": "t"})), "done"]), tools=registry)
-    agent.add_subagent("ask", "Ask the helper for help.", inner)
+    agent.add_subagent("ask", "Ask the aide for help.", inner)
 
     run = await agent.run("go")
 

@@ -393,12 +393,12 @@ async def test_hooks_see_calls_from_everywhere_and_know_where_from() -> None:
             calls(("add", {"a": 1})),
             calls(("execute_plan", {"steps": steps})),
             calls(("execute_code", {"code": "..."})),
-            calls(("helper", {"task": "add"})),
+            calls(("aide", {"task": "add"})),
             "done",
         ]
     )
     agent = Agent(model, tools=top, plan_execution=True, code_execution=FakeRuntime(script))
-    agent.add_subagent("helper", "Helps with adding numbers.", inner)
+    agent.add_subagent("aide", "Helps with adding numbers.", inner)
 
     await agent.run("go")
 

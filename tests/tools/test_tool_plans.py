@@ -356,11 +356,11 @@ async def test_sub_agents_run_two_at_a_time_in_a_plan() -> None:
         await crowd.visit()
         return "visited"
 
-    agent = Agent(ScriptedModel([calls(("execute_plan", {"steps": [step("helper", task="go")] * 6})), "done"]),
+    agent = Agent(ScriptedModel([calls(("execute_plan", {"steps": [step("aide", task="go")] * 6})), "done"]),
                   plan_execution=True)  # fmt: skip
-    helper = Agent(ScriptedModel([lambda request: calls(("visit", {})) if len(request.messages) == 1 else "done"],
+    aide = Agent(ScriptedModel([lambda request: calls(("visit", {})) if len(request.messages) == 1 else "done"],
                                  repeat=True), tools=[visit])  # fmt: skip
-    agent.add_subagent("helper", "Helps with everything there is.", helper)
+    agent.add_subagent("aide", "Helps with everything there is.", aide)
 
     run = await agent.run("go")
 

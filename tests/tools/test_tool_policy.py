@@ -122,8 +122,8 @@ async def model_of_an_agent(registry: ToolRegistry, name: str) -> None:
 
 async def sub_agent_with_the_same_registry(registry: ToolRegistry, name: str) -> None:
     inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry)
-    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]))
-    outer.add_subagent("helper", "Helps with everything there is.", inner)
+    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]))
+    outer.add_subagent("aide", "Helps with everything there is.", inner)
     await outer.run("go")
 
 
@@ -134,8 +134,8 @@ async def sub_agent_with_its_own_copy(registry: ToolRegistry, name: str) -> None
     assert entry is not None
     own.register(entry.shape)
     inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=own)
-    outer = Agent(ScriptedModel([calls(("helper", {"task": "go"})), "done"]), tools=registry)
-    outer.registry.register_or_replace(inner.as_tool("helper", "Helps with everything there is."))
+    outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]), tools=registry)
+    outer.registry.register_or_replace(inner.as_tool("aide", "Helps with everything there is."))
     await outer.run("go")
 
 
@@ -199,7 +199,7 @@ async def try_path(path: Any, rule: str) -> None:
         case "glob":
             registry.blacklist("dan*")
         case "allow-list":
-            registry.allow_only("harmless", "relay", "execute_*", "helper", "agent_*", "ns_harmless")
+            registry.allow_only("harmless", "relay", "execute_*", "aide", "agent_*", "ns_harmless")
         case "hook":
             registry.add_hook(before=lambda call: Block("no") if "danger" in call.entry.aliases else None)
 
@@ -273,11 +273,11 @@ async def test_rules_may_be_about_one_origin_and_hold_for_what_that_origin_start
     assert dangerous.reached == []
 
     async def script(call_tool: Any) -> None:
-        await call_tool("helper", {"task": "go"})
+        await call_tool("aide", {"task": "go"})
 
     inner = Agent(ScriptedModel([calls(("danger", {})), "done"]), tools=registry)
     enabled = registry.merged()
-    enabled.add(inner.as_tool("helper", "Helps with everything there is."))
+    enabled.add(inner.as_tool("aide", "Helps with everything there is."))
     enabled.enable_code_execution(FakeRuntime(script))
     await enabled.execute("execute_code", {"code": "x"})
     assert dangerous.reached == []

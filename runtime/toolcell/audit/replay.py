@@ -6,8 +6,9 @@ repeat, and what does not, is in docs/audit.md.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
@@ -31,8 +32,10 @@ _CALL_ID = re.compile(r"call_(\d+)")
 class ScriptRunner(Protocol):
     """A `Runtime`."""
 
-    async def execute_code(self, source: str, **options: Any) -> ExecutionResult:
+    @property
+    def execute_code(self) -> Callable[..., Awaitable[ExecutionResult]]:
         """Run a script."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,9 @@ async def replay(
     found = tools.divergence
     if found is None and not tools.stopped:
         found = _missing_call(run, tools) or compare(run, result)
+        if found is not None and found.index is None and len(answers or {}) == 1:
+            found = dataclasses.replace(found, index=next(iter(answers or {})))  # it cannot come from another call
+    notes += tuple(f"the answer of call {index} was replaced" for index in sorted(answers or {}))
     if found is not None:
         found = _placed(found, result, tools, script)
     return Replay(run.id, found, tools.answered, len(tools.expected), tools.stopped, notes, result)
@@ -139,6 +145,7 @@ class AnsweringTools:
         self.stopped = ""
         self.answered = 0
         self.made: set[int] = set()
+        self._has_end = bool(run.end)
         self._definitions = [ToolDefinition(*each) for each in run.definitions]
         self._answers = answers
         self._until = until
@@ -184,6 +191,9 @@ class AnsweringTools:
 
     async def _answer(self, ident: int, index: int, call: RecordedCall) -> ToolResult:
         given = self._answers.get(index)
+        if given is None and not call.is_finished and self._has_end:
+            why = f"how call {index} ended is not in the record, though the run's end is: the log was damaged"
+            self._diverge("no_answer", why, index)
         if given is None and not call.is_finished:
             self._stop(f"the record ends here: call {index} was under way when its host was killed")
         if given is None and not is_answered(call):

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "demo": "Watch a script call tools from inside a sandbox, and attacks fail.",
     "doctor": "Say which isolation layers are live here, and how to get the rest.",
     "tools": "List the tools of a file or module as a model would see them.",
+    "audit": "List, show, verify, export and replay what scripts did.",
 }
 """Command to its line in `--help`; its module has the same name."""
 

@@ -111,8 +111,8 @@ class Sandbox(Protocol):
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         ...
 
-    def sample(self, *, brief: bool = False) -> Sample:
-        """Measure it now; `brief`: only CPU and memory, for a run that ended well."""
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
+        """Measure it now. `brief`: CPU and memory will do, the run ended well; `last`: spare nothing, it did not."""
         ...
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ A `Call` is written by `dispatch` alone. Hooks and observers read it; a tool get
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,8 @@ class Call:
     """An observer knows of it."""
     is_executed = False
     is_concluded = False
-    holds_slot = False
+    holds_worker = False
+    """Of those that do work; tools that wait for others hold none."""
     started_at = 0.0
     """Seconds since the epoch."""
     started_s = 0.0
@@ -60,6 +61,7 @@ class Call:
     completion: Completion | None = None
     _context: ToolContext | None = None
     _nested: RunContext | None = None
+    _lent: anyio.CapacityLimiter | None = None
 
     def __init__(
         self,
@@ -124,10 +126,43 @@ class Call:
         run = self.run
         # Not MODEL: what a model may not call directly, its code may well be meant to call.
         via = run.via if self.origin is Origin.MODEL else run.via | {self.origin}
-        changes: dict[str, Any] = {"parent_call_id": self.call_id, "level": run.level + 1, "via": via}
+        changes: dict[str, Any] = {
+            "parent_call_id": self.call_id,
+            "level": run.level + 1,
+            "via": via,
+            "lent_worker": self.lent_worker,
+            "held_groups": self.held_groups,
+        }
         if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
             changes |= {"is_shared": False, "run_id": new_id(), "state": RunState()}
         return run.child(**changes)
+
+    @property
+    def callers(self) -> Iterator[Call]:
+        """The calls above, innermost first, as far as they were made in this task or its children."""
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
+    @property
+    def lent_worker(self) -> anyio.CapacityLimiter | None:
+        """The worker of the nearest call above that holds one: it waits for this call, so its worker is free for it.
+
+        Waiting for another would be a deadlock when all are held by calls that wait; taking none would break the cap.
+        """
+        for above in self.callers:
+            if above.holds_worker:
+                if above._lent is None:
+                    above._lent = anyio.CapacityLimiter(1)
+                return above._lent
+        return self.run.lent_worker
+
+    @property
+    def held_groups(self) -> frozenset[str]:
+        """Exclusive groups that calls above hold, and so this one need not wait for."""
+        own = {above.traits.exclusive_group for above in self.callers} - {None}
+        return self.run.held_groups | frozenset(group for group in own if group is not None)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event of this call."""

@@ -235,6 +235,10 @@ class RunContext:
     """Which, by identity, outermost first."""
     level: int = 0
     """Orchestrating tools above this call."""
+    lent_worker: anyio.CapacityLimiter | None = None
+    """The one worker of a call above that waits for this part of the run; calls here take turns with it."""
+    held_groups: frozenset[str] = frozenset()
+    """Exclusive groups the calls above hold."""
     state: RunState = field(default_factory=RunState)
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""

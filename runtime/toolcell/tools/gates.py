@@ -5,7 +5,7 @@ A call never waits for something one of its own callers holds; that is what keep
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from toolcell.tools.call import Call
 from toolcell.tools.entry import Entry, GateKey
+from toolcell.tools.hooking import in_hook
 from toolcell.tools.traits import Origin
 
 
@@ -47,9 +48,9 @@ async def own_gates(call: Call, entry: Entry) -> AsyncIterator[None]:
     """Wait for the tool's own turn, before any worker is taken: waiting for a group keeps no worker from others."""
     async with AsyncExitStack() as held:
         group = entry.traits.exclusive_group
-        if group is not None and all(above.traits.exclusive_group != group for above in callers(call)):
+        if group is not None and group not in call.held_groups:
             await held.enter_async_context(_loop_gates().groups.setdefault(group, anyio.Lock()))
-        if entry.traits.max_concurrency is not None and all(_gate(above) is not entry.gate for above in callers(call)):
+        if entry.traits.max_concurrency is not None and all(_gate(above) is not entry.gate for above in call.callers):
             await held.enter_async_context(_own_limiter(entry, entry.traits.max_concurrency))
         yield
 
@@ -60,15 +61,7 @@ async def take_worker(call: Call, limiter: anyio.CapacityLimiter) -> None:
         limiter.acquire_on_behalf_of_nowait(call)
     except anyio.WouldBlock:
         await limiter.acquire_on_behalf_of(call)
-    call.holds_slot = True
-
-
-def callers(call: Call) -> Iterator[Call]:
-    """The calls above, innermost first."""
-    above = call.parent
-    while above is not None:
-        yield above
-        above = above.parent
+    call.holds_worker = not call.traits.orchestrates
 
 
 def _gate(call: Call) -> GateKey | None:
@@ -90,6 +83,6 @@ def worker_limiter(call: Call) -> anyio.CapacityLimiter | None:
     workers = call.dispatcher.settings.max_workers
     if call.traits.orchestrates:
         return run.state.orchestrators(run.level, call.origin is Origin.PLAN, workers)
-    if any(above.holds_slot and not above.traits.orchestrates for above in callers(call)):
-        return None  # its caller waits for it, so it works in its caller's place
-    return run.state.leaves(workers)
+    if in_hook.get():  # calls that hold all workers may be waiting for this hook to end
+        return None
+    return call.lent_worker or run.state.leaves(workers)

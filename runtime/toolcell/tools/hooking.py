@@ -21,21 +21,22 @@ BLOCKED = "tool call blocked"
 
 Recheck = Callable[[Call, Mapping[str, Any]], ToolResult | None]
 
-_in_hook: ContextVar[bool] = ContextVar("toolcell_in_hook", default=False)
+in_hook: ContextVar[bool] = ContextVar("toolcell_in_hook", default=False)
+"""True in a hook and in what it calls."""
 
 
 @asynccontextmanager
 async def _turn(call: Call) -> AsyncIterator[None]:
     """Wait until no other hook of the run is running. Calls a hook itself makes are part of its turn."""
-    if call.run.is_shared or _in_hook.get():
+    if call.run.is_shared or in_hook.get():
         yield
         return
     async with call.run.state.hook_lock:
-        token = _in_hook.set(True)
+        token = in_hook.set(True)
         try:
             yield
         finally:
-            _in_hook.reset(token)
+            in_hook.reset(token)
 
 
 async def run_before_hooks(hooks: tuple[Hook, ...], call: Call, recheck: Recheck) -> ToolResult | None:

@@ -137,10 +137,10 @@ class ProcessSandbox:
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         return _drain(self._output[0]), _drain(self._output[1])
 
-    def sample(self, *, brief: bool = False) -> Sample:
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure it now, from its cgroup."""
         if self._cgroup is None:
-            return self._tree.look() if self._tree is not None else self._sample
+            return self._tree.look(everything=last) if self._tree is not None else self._sample
         try:
             if brief:
                 cpu_s, peak_memory_bytes = self._cgroup.consumed()

@@ -27,10 +27,10 @@ class TreeWatch:
         self._last_cpu_s: dict[int, float] = {}
         self._sample = Sample()
 
-    def look(self) -> Sample:
-        """Measure now."""
+    def look(self, *, everything: bool = False) -> Sample:
+        """Measure now; `everything`: look for new children whatever it costs."""
         try:
-            if self._looks % SCAN_EVERY == 0:
+            if everything or self._looks % SCAN_EVERY == 0:
                 self._children = self._root.children(recursive=True)
             self._looks += 1
             processes = [self._root, *self._children]

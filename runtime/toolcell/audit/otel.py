@@ -1,0 +1,148 @@
+"""OpenTelemetry spans of runs and their calls, made from the records of an audit log.
+
+Needs `toolcell[otel]`. Names follow the semantic conventions for generative AI: each run and each call is an
+`execute_tool` span, a call below its run or below the call it was made in. Arguments and results are left out unless
+asked for; then they are as redacted as the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from toolcell.audit import records
+from toolcell.audit.log import Event
+from toolcell.audit.runs import jsonable
+from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+RUN_TOOLS: Final = {"code": "execute_code", "plan": "execute_plan"}
+"""What a run of each sort is called; others go by their sort."""
+
+GOOD: Final = frozenset({"ok", "pending"})
+
+
+@dataclass(slots=True)
+class _Open:
+    """A run whose end has not been recorded."""
+
+    span: Span
+    calls: dict[int, Span] = field(default_factory=dict)
+
+
+class SpanSink:
+    """Give it to an `AuditLog` as one of its sinks: `AuditLog("runs/", sinks=[SpanSink()])`."""
+
+    def __init__(self, provider: TracerProvider | None = None, *, capture_content: bool = False) -> None:
+        try:
+            from opentelemetry import trace
+        except ImportError as exc:
+            raise UsageError("spans need OpenTelemetry: pip install 'toolcell[otel]'") from exc
+        from toolcell_bridge import __version__
+
+        self._trace = trace
+        self._tracer: Tracer = trace.get_tracer("toolcell", __version__, tracer_provider=provider)
+        self._capture_content = capture_content
+        self._runs: dict[tuple[str, int], _Open] = {}
+        self._tell = {
+            records.RUN_STARTED: self._run_started,
+            records.CALL_STARTED: self._call_started,
+            records.CALL_ENDED: self._call_ended,
+            records.RUN_ENDED: self._run_ended,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Take one record."""
+        tell = self._tell.get(event.kind)
+        if tell is not None:
+            tell(event, (event.chain, event.run), event.fields)
+
+    def _run_started(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+        name = RUN_TOOLS.get(fields["sort"], fields["sort"])
+        who = fields["who"]
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": who.get("parent_call"),
+            "gen_ai.conversation.id": who.get("thread") or who.get("chat"),
+            "toolcell.run.id": fields["id"],
+            "toolcell.run.sort": fields["sort"],
+            "toolcell.script.sha256": fields["sha256"],
+            "enduser.id": who.get("user"),
+            **self._content("gen_ai.tool.call.arguments", fields["source"]),
+        }
+        # Below whatever span is current where the run was started: the model's, a request's.
+        span = self._tracer.start_span(f"execute_tool {name}", attributes=_known(attributes), start_time=event.at_ns)
+        self._runs[key] = _Open(span)
+
+    def _call_started(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+        run = self._runs.get(key)
+        if run is None:
+            return
+        above = run.calls.get(fields["parent"], run.span)
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": fields["tool"],
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": fields["call"] or None,
+            "toolcell.call.number": fields["number"],
+            "toolcell.call.origin": fields["origin"],
+            "code.line.number": fields["line"],
+            **self._content("gen_ai.tool.call.arguments", fields["args"]),
+        }
+        run.calls[fields["number"]] = self._tracer.start_span(
+            f"execute_tool {fields['tool']}",
+            context=self._trace.set_span_in_context(above),
+            attributes=_known(attributes),
+            start_time=event.at_ns,
+        )
+
+    def _call_ended(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+        run = self._runs.get(key)
+        span = run.calls.pop(fields["number"], None) if run is not None else None
+        if span is None:
+            return
+        if fields["status"] in GOOD:
+            span.set_attributes(_known(self._content("gen_ai.tool.call.result", fields["value"])))
+        else:
+            self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
+        span.end(event.at_ns)
+
+    def _run_ended(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+        run = self._runs.pop(key, None)
+        if run is None:
+            return
+        usage = fields["usage"]
+        attributes = {
+            "toolcell.outcome": fields["outcome"],
+            "toolcell.calls": fields["calls"][0],
+            "toolcell.cpu_s": usage.get("cpu_s"),
+            "toolcell.peak_memory_bytes": usage.get("peak_memory_bytes"),
+            **self._content("gen_ai.tool.call.result", fields["value"]),
+        }
+        run.span.set_attributes(_known(attributes))
+        if fields["outcome"] != "ok":
+            self._fail(run.span, fields["outcome"], (fields["error"] or {}).get("message", ""))
+        for span in run.calls.values():  # cut short with the run
+            self._fail(span, "unfinished", "")
+            span.end(event.at_ns)
+        run.span.end(event.at_ns)
+
+    def _fail(self, span: Span, kind: str, message: str) -> None:
+        span.set_attribute("error.type", kind)
+        said = message if self._capture_content else ""
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, said or kind))
+
+    def _content(self, name: str, value: Any) -> dict[str, Any]:
+        if not self._capture_content or value is None:
+            return {}
+        return {name: value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)}
+
+
+def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}

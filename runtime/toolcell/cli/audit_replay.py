@@ -1,0 +1,165 @@
+"""`toolcell audit replay`: a recorded script again, with the recorded answers, and where it first differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from toolcell.audit.comparing import Divergence
+from toolcell.audit.index import Filter, Index
+from toolcell.audit.replay import Replay, runtime_options
+from toolcell.audit.replay import replay as replay_run
+from toolcell.audit.runs import RecordedCall, RecordedRun, jsonable
+from toolcell.cli import exits, sources
+from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.output import print_json, safe, stderr, stdout, write_text
+from toolcell.cli.show import excerpt
+from toolcell.config import PoolConfig
+from toolcell.errors import UsageError
+from toolcell.text import one_line
+
+ALL = "all"
+
+
+def replay(
+    target: Annotated[
+        list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run, or `all`.", show_default=False)
+    ],
+    *,
+    check: Annotated[bool, typer.Option("--check", help="One line per run, for CI.")] = False,
+    start: Annotated[int | None, typer.Option("--from", metavar="N", help="Show every call from the Nth on.")] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="N", help="Stop at the Nth call.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--source", metavar="FILE", help="Run this script in place of the recorded one.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="An input that was not recorded.")
+    ] = None,
+    put_files: Annotated[
+        list[str] | None, typer.Option("--file", "-f", metavar="[NAME=]PATH", help="A file that was not recorded.")
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+) -> None:
+    """Run a script again with the answers it got: no tool is called. Exits with 1 when it does something else.
+
+    Seed, clock, hash seed, inputs and files are those of the recorded run.
+    """
+    runs = load(target)
+    given: dict[str, Any] = {
+        "source": sources.read_script(str(source)) if source is not None else None,
+        "inputs": sources.parse_inputs(inputs) if inputs else None,
+        "files": sources.read_files(put_files or ()),
+        "until": until,
+    }
+    steps = Steps(start, stdout()) if start is not None and not as_json else None
+    done = replay_all(runs, given, backend, steps)
+    if as_json:
+        plain = [jsonable(each.to_dict()) for each in done]
+        print_json(plain if target[-1] == ALL else plain[0])
+    else:
+        for each, run in zip(done, runs, strict=True):
+            show(each, run, given["source"], stdout(), is_short=check or len(runs) > 1)
+    raise typer.Exit(exits.OK if all(each.ok for each in done) else exits.FAILED)
+
+
+def load(target: list[str]) -> list[RecordedRun]:
+    """The runs to replay."""
+    from toolcell.cli.audit import split
+
+    directory, wanted = split(target)
+    with Index(directory) as index:
+        index.refresh()
+        if wanted != ALL:
+            return [index.load(index.find(wanted))]
+        runs = [index.load(line) for line in index.runs(Filter(limit=None)) if line.sort == "code"]
+        if not runs:
+            raise UsageError(f"there are no scripts in {directory}")
+        return runs
+
+
+def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
+    """Replay runs, those of one runtime in one runtime."""
+    from toolcell.runtime import Runtime
+
+    async def work(watch: Watch) -> list[Replay]:
+        done: list[Replay] = []
+        at = 0
+        while at < len(runs):
+            options = runtime_options(runs[at])
+            pool = PoolConfig(warm=min(2, len(runs) - at))
+            async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
+                while at < len(runs) and runtime_options(runs[at]) == options:
+                    watch.doing = f"replaying {at + 1} of {len(runs)}"
+                    hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
+                    done.append(await replay_run(runtime, runs[at], **given, **hooks))
+                    at += 1
+        return done
+
+    return run_watched(work, stderr())
+
+
+class Steps:
+    """Writes what a script does from one of its calls on, as it happens."""
+
+    def __init__(self, start: int, console: Console) -> None:
+        self._start = start
+        self._console = console
+        self._is_on = start <= 1
+
+    def call(self, index: int, call: RecordedCall) -> None:
+        """A call is about to be answered."""
+        self._is_on = self._is_on or index >= self._start
+        if not self._is_on:
+            return
+        answer = jsonable(call.value) if call.code is None else f"{call.code}: {call.message}"
+        said = safe(f"{call.tool}({one_line(json.dumps(jsonable(call.args), ensure_ascii=False), 90)})", "cyan")
+        self._console.print(Text.assemble((f"{index:>4}  ", "dim"), said, (f"  line {call.line}", "dim")))
+        self._console.print(safe(f"      -> {one_line(json.dumps(answer, ensure_ascii=False), 110)}"))
+
+    def log(self, stream: str, text: str) -> None:
+        """The script printed something."""
+        if self._is_on:
+            for line in text.rstrip("\n").split("\n"):
+                self._console.print(Text.assemble(("      | ", "dim"), safe(line)))
+
+
+def show(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
+    """Say how a replay went."""
+    calls = f"{done.answered} of {done.recorded} calls"
+    if done.ok:
+        word = done.stopped or f"the same result, {calls} answered from the record"
+        console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {word}")))
+    else:
+        assert done.divergence is not None
+        console.print(Text.assemble(("differs  ", "bold red"), safe(f"run {run.id}: {where(done.divergence)}")))
+    if is_short:
+        return
+    for note in done.notes:
+        console.print(safe(f"note: {note}", "yellow"))
+    if done.divergence is not None:
+        _show_divergence(done.divergence, run.source if source is None else source, console)
+
+
+def where(found: Divergence) -> str:
+    """A divergence in one line."""
+    at = f"call {found.index}" if found.index is not None else found.kind
+    line = f", line {found.line}" if found.line is not None else ""
+    return f"{at}{line}: {found.message}"
+
+
+def _show_divergence(found: Divergence, source: str | None, console: Console) -> None:
+    if found.line and source:
+        console.print()
+        for text in excerpt(source, found.line):
+            console.print(text)
+    console.print()
+    for name, value, style in (("expected", found.expected, "green"), ("got", found.got, "red")):
+        console.print(Text(f"{name:<9}", style), end="")
+        write_text(console, one_line(json.dumps(jsonable(value), ensure_ascii=False), 500))

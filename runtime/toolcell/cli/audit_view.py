@@ -1,0 +1,318 @@
+"""Recorded runs for a person: the list, one run's timeline, counts, and what verifying found.
+
+Everything in a record came from a stranger; all of it goes through `safe` and `one_line`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from toolcell.audit.index import RunLine
+from toolcell.audit.receipt import Verdict
+from toolcell.audit.runs import UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.verify import Report
+from toolcell.cli.audit_times import show as show_time
+from toolcell.cli.output import safe, write_text
+from toolcell.cli.show import duration, size
+from toolcell.text import one_line
+
+BAR_CELLS = 28
+MAX_SOURCE_LINES = 40
+MAX_TEXT_LINES = 20
+MAX_FINDINGS = 50
+ID_CHARS = 12
+
+COUNTED = ("segments", "records", "runs", "checkpoints")
+
+_GOOD = frozenset({"ok", "pending"})
+_FULL, _LIGHT = "█", "▏"
+
+
+def style_of(status: str) -> str:
+    """Green for good, yellow for unfinished, red for the rest."""
+    return "green" if status in _GOOD else "yellow" if status == UNFINISHED else "red"
+
+
+# The list
+
+
+def show_list(lines: Sequence[RunLine], console: Console) -> None:
+    """One line per run; the last column takes what is left of the terminal, or all it wants elsewhere."""
+    rows = [("started", "run", "outcome", "calls", "took", "script", "what"), *map(_row, lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    left = max(20, console.width - sum(widths) - 2 * len(widths)) if console.is_terminal else 120
+    styles = ["bold", *(style_of(line.outcome) for line in lines)]
+    for number, (row, style) in enumerate(zip(rows, styles, strict=True)):
+        cells = [f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False)]
+        columns = ("", "cyan", style, "", "", "dim") if number else ("bold",) * len(cells)
+        what = safe(one_line(row[-1], left), "" if number else "bold")
+        console.print(Text.assemble(*zip(cells, columns, strict=True), what))
+
+
+def _row(line: RunLine) -> tuple[str, ...]:
+    failed = f" ({line.failed} failed)" if line.failed else ""
+    return (
+        show_time(line.started_ns),
+        one_line(line.id, 40)[: max(ID_CHARS, line.id.find(".") + 9)],
+        one_line(line.outcome.replace("_", " "), 20),
+        f"{line.calls}{failed}",
+        duration(line.wall_s) if line.wall_s is not None else "",
+        one_line(line.sha256 or "", 9)[:8],
+        line.title,
+    )
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, header_style="bold", no_wrap=True)
+    return table
+
+
+# One run
+
+
+def show_run(run: RecordedRun, console: Console) -> None:
+    """The story of a run, from who asked for it to what it left behind."""
+    _show_head(run, console)
+    _show_source(run, console)
+    if run.calls:
+        console.print()
+        show_timeline(run, console)
+    _show_output(run, console)
+    _show_end(run, console)
+
+
+def _show_head(run: RecordedRun, console: Console) -> None:
+    outcome = (run.outcome.replace("_", " "), style_of(run.outcome))
+    title = Text.assemble(("run ", "bold"), (run.id, "bold cyan"), "  ", outcome)
+    wall_s = (run.end.get("usage") or {}).get("wall_s")
+    if wall_s is not None:
+        title.append(f"  {duration(wall_s)}")
+    console.print(title)
+    for name, value in _facts(run):
+        console.print(Text.assemble((f"  {name:<9} ", "dim"), safe(one_line(value, 150))))
+
+
+def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
+    yield "started", show_time(run.started_ns, with_fraction=True)
+    who = {name: value for name, value in run.who.items() if not (name == "run" and value == run.id)}
+    if who:
+        yield "for", ", ".join(f"{name} {value}" for name, value in who.items())
+    if run.isolation.get("backend"):
+        layers = run.isolation.get("layers") or {}
+        yield "walls", f"{run.isolation['backend']}, {len(layers)} layers: {' '.join(layers)}"
+    packages = (run.isolation.get("environment") or {}).get("packages")
+    if packages:
+        yield "packages", " ".join(map(str, packages))
+    limits = run.limits
+    if limits:
+        amounts = f"{limits['wall_s']:g} s, cpu {limits['cpu_s']:g} s, {size(limits['memory_bytes'])}"
+        yield "limits", f"{amounts}, {limits['tool_calls']} tool calls"
+    if run.sort == "code":
+        policy = run.policy
+        yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
+        yield "script", f"sha256 {run.start['sha256']}"
+    if run.start.get("inputs"):
+        yield "inputs", _as_json(run.start["inputs"])
+    for name, length, sha256, _ in run.start.get("files") or ():
+        yield "file", f"{name}, {size(length)}, sha256 {sha256}"
+    if redacted := (run.start.get("more") or {}).get("redacted"):
+        yield "redacted", f"{redacted} in script and inputs"
+
+
+def _show_source(run: RecordedRun, console: Console) -> None:
+    if run.source is None:
+        return
+    console.print()
+    lines = run.source.rstrip("\n").split("\n")
+    called = {call.line for call in run.calls if call.line}
+    failed = (run.end.get("error") or {}).get("line")
+    width = len(str(len(lines)))
+    for number, line in enumerate(lines[:MAX_SOURCE_LINES], start=1):
+        mark = "red" if number == failed else "cyan" if number in called else "dim"
+        console.print(Text.assemble((f"  {number:>{width}} | ", mark), safe(line.rstrip("\r"))))
+    if len(lines) > MAX_SOURCE_LINES:
+        console.print(Text(f"  ... {len(lines) - MAX_SOURCE_LINES} more lines", "dim"))
+
+
+def show_timeline(run: RecordedRun, console: Console) -> None:
+    """One bar per call, over the time of the run."""
+    end_ns = run.ended_ns or max((call.ended_ns or call.started_ns for call in run.calls), default=run.started_ns)
+    total_ns = max(1, end_ns - run.started_ns)
+    depths = _depths(run.calls)
+    names = {call.number: one_line("  " * depths[call.number] + call.tool, 28) for call in run.calls}
+    width = max(len(name) for name in names.values())
+    span = duration(total_ns / 1e9)
+    ruler = f"0{span:>{BAR_CELLS - 1}}"
+    console.print(Text(f"  {'#':>3}  {'call':<{width}}  {'line':>4}  {ruler}  took", "dim"))
+    for call in run.calls:
+        line = Text.assemble(
+            (f"  {call.number:>3}  ", "dim"),
+            safe(f"{names[call.number]:<{width}}", "cyan"),
+            (f"  {call.line or '':>4}  ", "dim"),
+            (bar(call, run.started_ns, total_ns, console.encoding), style_of(call.status)),
+            f"  {duration(call.duration_s) if call.is_finished else '':<8} ",
+            (f"{call.status}", style_of(call.status)),
+        )
+        console.print(line)
+        _show_call(call, console)
+
+
+def bar(call: RecordedCall, started_ns: int, total_ns: int, encoding: str = "utf-8") -> str:
+    """A call's place in the time of its run."""
+    full, light = (_FULL, _LIGHT) if encoding.lower().startswith("utf") else ("#", "|")
+    start = min(BAR_CELLS - 1, max(0, (call.started_ns - started_ns) * BAR_CELLS // total_ns))
+    cells = round(call.duration_s * 1e9 * BAR_CELLS / total_ns) if call.is_finished else BAR_CELLS - start
+    cells = min(cells, BAR_CELLS - start)
+    drawn = full * cells if cells else light
+    return f"{' ' * start}{drawn}".ljust(BAR_CELLS)
+
+
+def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
+    depths: dict[int, int] = {}
+    for call in calls:
+        depths[call.number] = depths.get(call.parent, -1) + 1 if call.parent is not None else 0
+    return depths
+
+
+def _show_call(call: RecordedCall, console: Console) -> None:
+    more = call.start_more
+    args = _as_json(call.args) if "args_cut" not in more else _cut(more["args_cut"])
+    origin = "" if call.origin == "code" else f"{call.origin}  "
+    console.print(Text.assemble("       ", (origin, "dim"), safe(one_line(args, 100), "dim")))
+    for change in more.get("coerced") or ():
+        console.print(safe(f"       mended {one_line(_as_json(change), 90)}", "dim"))
+    if "verdict" in more:
+        console.print(safe(f"       refused: {one_line(str(more.get('why', '')), 100)}", "red"))
+    elif call.status in _GOOD:
+        missing = call.end_more.get("value_cut")
+        answer = _cut(missing) if missing else _as_json(call.value)
+        console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, 100))))
+    elif call.is_finished:
+        console.print(safe(f"       {call.code}: {one_line(call.message, 100)}", "red"))
+
+
+def _cut(missing: Mapping[str, Any]) -> str:
+    what = f"{missing['bytes']} bytes, sha256 {missing['sha256'][:16]}, " if "sha256" in missing else ""
+    return f"({what}not recorded: {missing['why']})"
+
+
+def _show_output(run: RecordedRun, console: Console) -> None:
+    logs = run.end.get("logs") or ()
+    if not logs:
+        return
+    console.print()
+    console.print(Text("printed", "bold"))
+    text = "".join(text for _, text in logs)
+    lines = text.rstrip("\n").split("\n")
+    for line in lines[:MAX_TEXT_LINES]:
+        console.print(Text.assemble(("  | ", "dim"), safe(line)))
+    if len(lines) > MAX_TEXT_LINES:
+        console.print(Text(f"  ... {len(lines) - MAX_TEXT_LINES} more lines", "dim"))
+
+
+def _show_end(run: RecordedRun, console: Console) -> None:
+    end = run.end
+    console.print()
+    if not end:
+        console.print(Text("no end is recorded: the run is under way, or its host was killed", "yellow"))
+        return
+    if end.get("has_value"):
+        missing = (end.get("more") or {}).get("value_cut")
+        value = _cut(missing) if missing else _as_json(end["value"])
+        console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, 400))))
+        console.print(Text(f"        sha256 {end['value_sha256']}", "dim"))
+    if error := end.get("error"):
+        where = f" (line {error['line']})" if error.get("line") else ""
+        write_text(console, f"{error.get('type')}: {one_line(str(error.get('message', '')), 400)}{where}")
+    for name, media_type, length, sha256, problem in end.get("files") or ():
+        about = problem or f"{media_type}, {size(length)}, sha256 {sha256}"
+        console.print(Text.assemble(("file    ", "bold"), safe(one_line(f"{name}  {about}"))))
+    usage = end.get("usage") or {}
+    if usage:
+        used = f"cpu {duration(usage['cpu_s'])}, {size(usage['peak_memory_bytes'])}"
+        console.print(Text(f"used    {used}, waited {duration(usage['start_s'])} for its sandbox", "dim"))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(jsonable(value), ensure_ascii=False)
+
+
+# Counts
+
+
+def show_stats(counted: Mapping[str, Any], console: Console) -> None:
+    """Outcomes, tools and days."""
+    runs = counted["runs"]
+    times = f"{duration(counted['wall_s'])} in all, cpu {duration(counted['cpu_s'])}"
+    console.print(Text.assemble((f"{runs} runs", "bold"), f" of {counted['scripts']} scripts, {times}"))
+    if not runs:
+        return
+    console.print()
+    for outcome, count in counted["outcomes"].items():
+        cells = max(1, round(count / runs * BAR_CELLS))
+        console.print(Text.assemble(safe(f"  {outcome:<16}"), f"{count:>7}  ", (_FULL * cells, style_of(outcome))))
+    if counted["tools"]:
+        console.print()
+        table = _table("tool", "calls", "failed", "median", "95 %", "in all")
+        for row in counted["tools"]:
+            table.add_row(
+                safe(one_line(row["tool"], 40), "cyan"),
+                str(row["calls"]),
+                Text(str(row["failed"]), "red" if row["failed"] else ""),
+                duration(row["p50_ms"] / 1000),
+                duration(row["p95_ms"] / 1000),
+                duration(row["total_s"]),
+            )
+        console.print(table)
+    console.print()
+    busiest = max(counted["days"].values())
+    for day, count in counted["days"].items():
+        console.print(f"  {day}  {count:>7}  {_FULL * max(1, round(count / busiest * BAR_CELLS))}")
+
+
+# Verifying
+
+
+def show_report(report: Report, console: Console) -> None:
+    """What was found, or that nothing was."""
+    for finding in report.findings[:MAX_FINDINGS]:
+        places = (("segment", finding.segment), ("record", finding.seq), ("offset", finding.offset))
+        where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+        console.print(Text.assemble((f"{finding.kind:<14}", "bold red"), f"chain {finding.chain}, {where}"))
+        console.print(safe(f"              {finding.message}"))
+    if len(report.findings) > MAX_FINDINGS:
+        kinds = Counter(finding.kind for finding in report.findings[MAX_FINDINGS:])
+        more = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        console.print(Text(f"and {more}", "red"))
+    for note in report.notes:
+        console.print(safe(f"note: {note}", "yellow"))
+    sums = {name: sum(getattr(chain, name) for chain in report.chains) for name in COUNTED}
+    counts = ", ".join([f"{len(report.chains)} chains", *(f"{count} {name}" for name, count in sums.items())])
+    verdict = ("ok", "bold green") if report.ok else (f"{len(report.findings)} findings", "bold red")
+    console.print(Text.assemble(verdict, f"  {counts}"))
+
+
+def show_verdict(verdict: Verdict, console: Console) -> None:
+    """What checking a receipt came to, and the run it is of."""
+    for problem in verdict.problems:
+        console.print(safe(problem, "red"))
+    if verdict.run is not None and verdict.ok:
+        signed = show_time(verdict.signed_ns) if verdict.signed_ns else "?"
+        run = verdict.run
+        console.print(
+            Text.assemble(
+                ("ok", "bold green"), safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
+                safe(f"signed {signed} with key {verdict.key}"),
+            )
+        )  # fmt: skip
+    elif not verdict.ok:
+        console.print(Text("this receipt does not hold what was recorded", "bold red"))
