@@ -1,11 +1,11 @@
 """Every exception the wire raises, in one tree.
 
-    ProtocolError(Exception)
-    ├── LocalProtocolError     us: this side tried to send something illegal; a bug in the caller
-    └── RemoteProtocolError    them: the peer is hostile or broken, its connection is finished
+ProtocolError(Exception)
+├── LocalProtocolError     us: this side tried to send something illegal; a bug in the caller
+└── RemoteProtocolError    them: the peer is hostile or broken, its connection is finished
 
-    UnsendableValue(TypeError) a value has no form on the wire; the message names its path
-    ValueTooLarge(ValueError)  a value is too large or too deep for the wire; names size and limit
+UnsendableValue(TypeError) a value has no form on the wire; the message names its path
+ValueTooLarge(ValueError)  a value is too large or too deep for the wire; names size and limit
 """
 
 

@@ -228,11 +228,55 @@ REFUSED: dict[str, tuple[int, ...]] = {
 }
 
 ROOT_ONLY = frozenset(
-    ["pivot_root", "move_mount", "fsopen", "fsmount", "fspick", "landlock_restrict_self", "setgroups", "sethostname", "setdomainname", "reboot", "swapoff", "acct", "syslog", "vhangup", "bpf", "perf_event_open", "open_by_handle_at"]
+    [
+        "pivot_root",
+        "move_mount",
+        "fsopen",
+        "fsmount",
+        "fspick",
+        "landlock_restrict_self",
+        "setgroups",
+        "sethostname",
+        "setdomainname",
+        "reboot",
+        "swapoff",
+        "acct",
+        "syslog",
+        "vhangup",
+        "bpf",
+        "perf_event_open",
+        "open_by_handle_at",
+    ]
 ) | {f"clone {name}" for name in ("NEWNS", "NEWCGROUP", "NEWUTS", "NEWIPC", "NEWPID", "NEWNET")}
 """The kernel itself may refuse these to an ordinary user before it looks at any argument."""
 
 NOT_ON_EVERY_MACHINE = frozenset(
-    ["memfd_secret", "cachestat", "statmount", "listmount", "userfaultfd", "quotactl_fd", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "iopl", "ioperm", "io_uring_setup", "io_uring_enter", "io_uring_register", "modify_ldt", "ustat", "sysfs", "perf_event_open", "bpf", "process_mrelease", "keyctl", "add_key", "request_key"]
+    [
+        "memfd_secret",
+        "cachestat",
+        "statmount",
+        "listmount",
+        "userfaultfd",
+        "quotactl_fd",
+        "init_module",
+        "finit_module",
+        "delete_module",
+        "kexec_load",
+        "kexec_file_load",
+        "iopl",
+        "ioperm",
+        "io_uring_setup",
+        "io_uring_enter",
+        "io_uring_register",
+        "modify_ldt",
+        "ustat",
+        "sysfs",
+        "perf_event_open",
+        "bpf",
+        "process_mrelease",
+        "keyctl",
+        "add_key",
+        "request_key",
+    ]
 ) | {"prctl to move its own memory map", "prctl to name a tracer", "clone NEWUSER"}
 """A kernel may be built without these, or an administrator may have switched them off for everybody."""

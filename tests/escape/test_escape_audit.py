@@ -10,7 +10,7 @@ import pytest
 
 from escape.attack import Victim, outside
 from escape.prologues import BRIDGE
-from escape.test_escape_seed_probes import PROBES
+from escape.test_escape_ten_probes import PROBES
 from toolcell.audit.reader import Damage, read_log
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("EX-46")]

@@ -94,7 +94,7 @@ def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victi
     assert any(outside(INTROSPECTION, patterns=[*patterns, re.escape(os.path.dirname(os.__file__))]).value[1].values())
     size, found = victim.run(INTROSPECTION, patterns=patterns).value
     assert size > 20_000
-    assert found == dict.fromkeys(patterns, [])
+    assert found == {pattern: [] for pattern in patterns}
 
 
 def test_no_readable_file_names_a_place_of_the_host(victim: Victim) -> None:
@@ -194,7 +194,7 @@ def test_no_path_of_the_host_is_in_the_guests_memory(victim: Victim) -> None:
     plain = outside(MEMORY, patterns=disguised([sys.executable])).value
     assert any(plain[1].values())
     _, found = victim.run(MEMORY, patterns=patterns, limits={"memory_bytes": 1 << 30}).value
-    assert found == dict.fromkeys(patterns, [])
+    assert found == {pattern: [] for pattern in patterns}
 
 
 def test_no_trace_of_another_run_is_in_the_guests_memory(victim: Victim) -> None:

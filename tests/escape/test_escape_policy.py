@@ -87,7 +87,7 @@ if os.geteuid() == 0:
         assert outside(covered + "set_result(os.listdir('/sys/fs/cgroup'))").value == []
     host = Victim(before=covered, policy={"require": [*DEFAULT_LAYERS, "cgroup"]})
     try:
-        with pytest.raises(HostHung, match="SandboxUnavailable.*cgroup"):
+        with pytest.raises(HostHung, match=r"SandboxUnavailable.*cgroup"):
             host.start()
     finally:
         host.kill()

@@ -123,5 +123,3 @@ def _compare_rest(run: RecordedRun, result: ExecutionResult) -> Divergence | Non
     if expected_files != got_files:
         return Divergence("files", "it returns other files", None, None, "", expected_files, got_files)
     return None
-
-

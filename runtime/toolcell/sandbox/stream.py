@@ -12,7 +12,6 @@ import socket
 import time
 
 import anyio
-import sniffio
 
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
@@ -113,9 +112,10 @@ class _Readable:
     async def wait(self) -> bool:
         """Wait; False when the socket is closed meanwhile."""
         if self._loop is None:
-            if sniffio.current_async_library() != "asyncio":
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:  # trio's
                 return await self._wait_elsewhere()
-            self._loop = asyncio.get_running_loop()
         if self._sock.fileno() < 0:
             return False
         if not self._is_registered:
