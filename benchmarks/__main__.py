@@ -22,7 +22,7 @@ from benchmarks.contestants.sandboxes import Toolcell
 from benchmarks.measurements import MEASUREMENTS, Effort, Measurement
 from benchmarks.rounds import measure, seat_all
 
-QUICK = Effort(calls=100, runs=12, idle=6, records=5_000)
+QUICK = Effort(calls=100, pipelined=100, runs=8, text_bytes=2_000_000, records=2_000, idle=6)
 """Enough to see that everything works, and figures to within a factor."""
 
 

@@ -19,7 +19,7 @@ from benchmarks.floor import floors
 from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.packages import resolve
-from toolcell.sandbox.process.view import interpreter_files
+from toolcell.sandbox.process.view import interpreter
 from toolcell.session import Session
 
 PAUSE_S = 0.02
@@ -38,7 +38,7 @@ Phases = dict[str, list[float]]
 async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
     """Phases of starting and ending a sandbox, by the backend's own steps."""
     phases: Phases = {"fork, cgroup, descriptors": [], "walls, rehearsal, Hello": [], "kill and reap": []}
-    environment = resolve(packages, python=interpreter_files()[0]) if packages else None
+    environment = resolve(packages, python=interpreter().executable) if packages else None
     backend = ProcessBackend(packages=environment.path if environment else None, preload=packages)
     await backend.open()
     try:
@@ -104,17 +104,19 @@ def show(console: Console, title: str, phases: Phases, has_sum: bool = True) -> 
     console.print(table)
 
 
-async def profile_all(rounds: int) -> None:
+async def profile_all(rounds: int, packages: Sequence[str]) -> None:
     """Print the machine's floor, then both profiles without and with packages."""
     console = Console(highlight=False, width=100)
     show(console, "floor: two processes pass 50 bytes to and fro", floors(rounds, PAUSE_S), has_sum=False)
-    for packages in ((), ("numpy", "pandas")):
-        told = f" with {', '.join(packages)}" if packages else ""
-        show(console, f"start of a sandbox{told}", await profile_start(rounds, packages))
-        show(console, f"one run{told}", await profile_run(rounds, packages))
+    for loaded in ((), packages) if packages else ((),):
+        told = f" with {', '.join(loaded)}" if loaded else ""
+        show(console, f"start of a sandbox{told}", await profile_start(rounds, loaded))
+        show(console, f"one run{told}", await profile_run(rounds, loaded))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_start", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
-    anyio.run(profile_all, parser.parse_args().rounds)
+    parser.add_argument("--packages", nargs="*", default=("numpy", "pandas"), help="loaded ahead the second time")
+    given = parser.parse_args()
+    anyio.run(profile_all, given.rounds, given.packages)

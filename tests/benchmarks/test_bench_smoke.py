@@ -50,6 +50,17 @@ def test_idle_sandboxes_are_counted_in_bytes_per_sandbox(tmp_path: Path) -> None
     assert 1 < group["contestants"]["python subprocess"]["p50"] < 100
 
 
+def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.profile_start", "--rounds", "2", "--packages"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    for phase in ("two CPUs, after a pause", "walls, rehearsal, Hello", "call_tool to the tool"):
+        assert phase in done.stdout
+
+
 def test_an_unknown_measurement_is_refused_with_the_names_there_are() -> None:
     done = bench("--only", "speed")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,23 @@ from toolcell.audit.reader import Damage, read_log
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("EX-46")]
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Iterator[Victim]:
-    """A host that keeps a log in `tmp_path`, with its keys and heads beside it."""
-    home = {
-        "HOME": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-    }
-    host = Victim(audit=str(tmp_path / "log"), environment=home)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Iterator[Victim]:
+    """A host that keeps a log in `folder`, with its keys and heads beside it."""
+    home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
+    host = Victim(audit=str(folder / "log"), environment=home | cache_home())
     yield host
     host.close()
+
+
+def cache_home() -> dict[str, str]:
+    """What was prepared for guests once need not be prepared again."""
+    return {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")}
 
 
 def records(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -36,18 +43,23 @@ def records(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def test_every_probe_leaves_a_start_and_an_end(recorded: Victim, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
+def everything_under(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_probe_leaves_a_start_and_an_end(recorded: Victim, folder: Path) -> None:
+    secret = folder / "secret"
     secret.write_text("escaped")
     assert outside(PROBES["io.open"], secret=str(secret)).value == "escaped"
+    recorded.start()
+    before = records(folder)
     for source in PROBES.values():
-        recorded.run(source, secret=str(secret), target=str(tmp_path / "t"), victim=str(secret), port=9)
+        recorded.run(source, secret=str(secret), target=str(folder / "t"), victim=str(secret), port=9)
     recorded.run("import os\nos.write(1, b'\\0\\0\\0\\5forged result')\nos._exit(0)")
-    recorded.close()
-    kinds = [kind for kind, _ in records(tmp_path)]
-    expected = len(PROBES) + 2  # the forged line, and the host's own first run
+    kinds = [kind for kind, _ in records(folder)][len(before) :]
+    expected = len(PROBES) + 1
     assert (kinds.count("run_started"), kinds.count("run_ended")) == (expected, expected)
-    sources = [fields["source"] for kind, fields in records(tmp_path) if kind == "run_started"]
+    sources = [fields["source"] for kind, fields in records(folder) if kind == "run_started"]
     assert sum("escaped" in source for source in sources) >= 5
 
 
@@ -64,43 +76,38 @@ stay()
 )
 
 
-def test_nothing_a_guest_says_becomes_a_record(recorded: Victim, tmp_path: Path) -> None:
+def test_nothing_a_guest_says_becomes_a_record(recorded: Victim, folder: Path) -> None:
     """Lines, escapes and claims of its own outcome stay inside the fields they were said in."""
     assert '"kind":"run_ended"' in repr(outside(FORGERY, bridge=True).believed)
+    recorded.start()
+    before = records(folder)
     recorded.run(FORGERY)
-    recorded.close()
-    found = records(tmp_path)
+    found = records(folder)[len(before) :]
     ended = [fields for kind, fields in found if kind == "run_ended"]
-    assert len(ended) == 2
+    assert len(ended) == 1
     assert ended[-1]["outcome"] == "error"
-    assert [fields["tool"] for kind, fields in found if kind == "call_started"] == ["echo", "touch"]
+    assert [fields["tool"] for kind, fields in found if kind == "call_started"] == ["touch"]
 
 
 LEAKY = "import traceback\ntry:\n    raise KeyError(secret)\nexcept KeyError:\n    set_result(traceback.format_exc())"
 
 
-def test_the_log_holds_no_secret_of_the_host(recorded: Victim, tmp_path: Path) -> None:
+def test_the_log_holds_no_secret_of_the_host(recorded: Victim, folder: Path) -> None:
     """None of its environment and memory, though every run is described in it."""
     assert (
         recorded.secret
         in outside("import os\nset_result(dict(os.environ))", environment={"S": recorded.secret}).value["S"]
     )
     recorded.run("call_tool('touch', {'tag': 'x'})\nopen('/proc/self/environ')")
-    recorded.close()
-    assert b"touch" in everything_under(tmp_path / "log")
-    assert recorded.secret.encode() not in everything_under(tmp_path / "log")
+    assert b"touch" in everything_under(folder / "log")
+    assert recorded.secret.encode() not in everything_under(folder / "log")
 
 
-def test_the_log_holds_nothing_from_inside_a_tool_that_failed(recorded: Victim, tmp_path: Path) -> None:
+def test_the_log_holds_nothing_from_inside_a_tool_that_failed(recorded: Victim, folder: Path) -> None:
     assert recorded.secret in outside(LEAKY, secret=recorded.secret).value
     told = recorded.run(
         "try:\n    call_tool('fails', {'how': 'cause'})\nexcept Exception as error:\n    set_result(str(error))"
     )
     assert recorded.secret not in told.value
-    recorded.close()
-    assert b"fails" in everything_under(tmp_path / "log")
-    assert recorded.secret.encode() not in everything_under(tmp_path / "log")
-
-
-def everything_under(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"fails" in everything_under(folder / "log")
+    assert recorded.secret.encode() not in everything_under(folder / "log")

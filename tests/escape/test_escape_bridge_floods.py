@@ -52,11 +52,11 @@ call_tool("meet", {"place": "flood", "count": 2})
 set_result([call_tool("echo", {"text": str(number)}) for number in range(20)][-1])
 """
     flooding, other = victim.run_together(
-        [(source, {}), (honest, {})], limits={"wall_s": 1.0, "output_flood_bytes": MIB}
+        [(source, {}), (honest, {})], limits={"wall_s": 0.6, "output_flood_bytes": MIB}
     )
     assert (other.outcome, other.value) == ("ok", "19")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
-    assert flooding.result.usage.wall_s < 4
+    assert flooding.result.usage.wall_s < 3
     assert flooding.growth_bytes < GROWTH_BYTES
     victim.assert_healthy()
 
@@ -100,7 +100,7 @@ if walled:
 """
     )
     assert len(outside(source, bridge=True).believed) >= 99
-    inside = victim.run(source, limits={"wall_s": 1.0})
+    inside = victim.run(source, limits={"wall_s": 0.6})
     assert inside.outcome in ("ok", "timeout", "killed")
     assert inside.growth_bytes < GROWTH_BYTES
     victim.assert_healthy()
@@ -124,19 +124,19 @@ HOARDS = {
 
 @pytest.mark.parametrize("kind", HOARDS)
 def test_nothing_a_guest_can_say_makes_the_host_hold_much(kind: str, victim: Victim) -> None:
-    """60 messages of up to 4 MB each, of every kind that the host may keep something of."""
+    """40 messages of up to 4 MB each, of every kind that the host may keep something of."""
     source = (
         BRIDGE
         + f"""
-for number in range(1, 61):
+for number in range(1, 41):
     send({HOARDS[kind]})
 send(message(DONE, True, None))
 stay()
 """
     )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
-    inside = victim.run(source, limits={"wall_s": 5, "memory_bytes": 256 * MIB})
-    assert inside.result.usage.wall_s < 8
+    inside = victim.run(source, limits={"wall_s": 3, "memory_bytes": 256 * MIB})
+    assert inside.result.usage.wall_s < 6
     assert inside.growth_bytes < GROWTH_BYTES
     kept = sum(len(file.name) + len(file.media_type) + len(file.problem or "") for file in inside.result.files)
     assert kept < MIB

@@ -112,26 +112,39 @@ class Host:
 
 def named(name: str) -> list[int]:
     """Processes below this one with this name."""
+    return [pid for pid in below(os.getpid()) if name_of(pid) == name]
+
+
+def name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+            return comm.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def below(pid: int) -> list[int]:
+    """Children of a process, and theirs: by the kernel's own lists, which is far quicker than looking at everybody."""
     found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.name() == name:
-                found.append(process.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as children:
+                found += [int(each) for each in children.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # a kernel without these lists
+            return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    return found + [each for child in found for each in below(child)]
 
 
 def vitals() -> dict[str, int]:
     """What must stay flat."""
-    gc.collect()
     with open("/proc/self/statm", encoding="ascii") as statm:
         resident = int(statm.read().split()[1]) * 4096
     return {
         "resident_bytes": resident,
         "descriptors": len(os.listdir("/proc/self/fd")) - 1,
         "threads": len(os.listdir("/proc/self/task")),
-        "processes": len(psutil.Process().children(recursive=True)),
+        "processes": len(below(os.getpid())),
     }
 
 
@@ -149,10 +162,11 @@ def forget_peak() -> None:
 async def settle(processes: int, descriptors: int) -> dict[str, int]:
     """Vitals once the pool is full and nothing else is left, or after `SETTLE_S` whatever they are then."""
     calm = 0
+    gc.collect()
     now = vitals()
     with anyio.move_on_after(SETTLE_S):
         while calm < CALM:
-            await anyio.sleep(0.01)
+            await anyio.sleep(0.005)
             now = vitals()
             # A used sandbox may not be gone while its successor is not there yet, and the sum be right all the same.
             calm = calm + 1 if now["processes"] == processes and now["descriptors"] <= descriptors else 0

@@ -415,3 +415,7 @@ def test_names_that_would_deceive_are_escaped_and_not_returned(run: Run) -> None
 
     assert sorted(file.name for file in files) == ["\\u202egnp.exe", "a\\nb"]
     assert all(file.data is None and file.problem == "name has unprintable characters" for file in files)
+
+
+def test_the_guest_packs_messages_with_compiled_code(run: Run) -> None:
+    assert run("import msgpack\nset_result(msgpack.Packer.__module__)").value == "msgpack._cmsgpack"

@@ -15,14 +15,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from toolcell.errors import SandboxUnavailable
 from toolcell_bridge.isolation import elf
 
-FORMAT = 2
+FORMAT = 3
 """Part of the key: goes up when a snapshot's content would differ."""
 
 LEFT_OUT = frozenset({
@@ -51,17 +51,19 @@ class Snapshot:
     """Where programs expect the loader: /lib64/ld-linux-x86-64.so.2."""
 
 
-def take(executable: Path, library: Path, platlibdir: str, packages: Path | None, cache: Path) -> Snapshot:
-    """Return the snapshot of an interpreter and of the system libraries that it and `packages` need.
+def take(
+    executable: Path, library: Path, platlibdir: str, packages: Path | None, harness: Sequence[Path], cache: Path
+) -> Snapshot:
+    """Return the snapshot of an interpreter and of the system libraries that it, `packages` and `harness` need.
 
     Raises:
         SandboxUnavailable: the cache cannot be written, or a library cannot be found.
     """
-    key = _key(executable, library, packages)
+    key = _key(executable, library, packages, harness)
     place = cache / "views" / key
     try:
         if not (place / "manifest.json").is_file():
-            _make(place, executable, library, platlibdir, packages)
+            _make(place, executable, library, platlibdir, [*_of(packages), *harness])
         manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
         raise SandboxUnavailable(
@@ -71,9 +73,17 @@ def take(executable: Path, library: Path, platlibdir: str, packages: Path | None
     return Snapshot(place / "usr", manifest["libraries"], manifest["loader"])
 
 
-def _key(executable: Path, library: Path, packages: Path | None) -> str:
+def _key(executable: Path, library: Path, packages: Path | None, harness: Sequence[Path]) -> str:
     """Changes when the interpreter, the system's libraries or the wanted packages do."""
-    watched = [executable, library, library / "lib-dynload", library / "os.py", Path("/etc/ld.so.cache"), ZONES]
+    watched = [
+        executable,
+        library,
+        library / "lib-dynload",
+        library / "os.py",
+        Path("/etc/ld.so.cache"),
+        ZONES,
+        *harness,
+    ]
     facts = [FORMAT, str(executable), str(library), str(packages), sys.version]
     for path in watched:
         try:
@@ -84,12 +94,12 @@ def _key(executable: Path, library: Path, packages: Path | None) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _make(place: Path, executable: Path, library: Path, platlibdir: str, packages: Path | None) -> None:
+def _make(place: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> None:
     """Build beside its place and rename; whoever comes second finds it done."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        manifest = _fill(work, executable, library, platlibdir, packages)
+        manifest = _fill(work, executable, library, platlibdir, compiled)
         (work / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         os.chmod(work, 0o755)
         try:
@@ -101,7 +111,7 @@ def _make(place: Path, executable: Path, library: Path, platlibdir: str, package
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _fill(work: Path, executable: Path, library: Path, platlibdir: str, packages: Path | None) -> dict[str, str]:
+def _fill(work: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> dict[str, str]:
     # The parent of the installation: its own name may be the tail of a version string that the linker merged with it.
     scrub = functools.partial(_scrub, private=str(library.parent.parent.parent).encode())
     version = library.name
@@ -109,10 +119,12 @@ def _fill(work: Path, executable: Path, library: Path, platlibdir: str, packages
         target = work / "usr" / platlibdir / version / source.relative_to(library)
         _copy(source, target, scrub)
     _copy(executable, work / "usr" / "bin" / version, scrub)
-    closure = _closure([executable, *shared_objects(library / "lib-dynload"), *_of(packages)])
+    closure = _closure([executable, *shared_objects(library / "lib-dynload"), *compiled])
     libraries, loader = _home(closure)
+    # A library that came along with its package is found there, by a path relative to the package.
+    brought = {each.parent.parent for each in compiled}
     for soname, path in closure.libs.items():
-        if packages is None or not str(path).startswith(f"{packages}/"):
+        if not any(path.is_relative_to(root) for root in brought):
             _copy(Path(os.path.realpath(path)), work / "usr" / below_usr(libraries) / soname, scrub)
     if ZONES.is_dir():
         for source in ZONES.rglob("*"):

@@ -103,7 +103,7 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = (), pyt
         SandboxUnavailable: the interpreter or one of its libraries cannot be found, or the cache cannot be written.
     """
     own = interpreter(python)
-    taken = snapshot.take(own.executable, own.library, own.platlibdir, packages, default_cache_dir())
+    taken = snapshot.take(own.executable, own.library, own.platlibdir, packages, _compiled(), default_cache_dir())
     version = own.library.name
     lib = f"/usr/{own.platlibdir}/{version}"
     libraries = f"/usr/{snapshot.below_usr(taken.libraries)}"
@@ -121,6 +121,11 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = (), pyt
     )
     paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), HARNESS)
     return View(root, str(own.executable), f"/usr/bin/{version}", paths, f"{half}/toolcell_bridge/launcher.py")
+
+
+def _compiled() -> list[Path]:
+    """Extension modules of the guest's own half. Without their libraries msgpack falls back to Python code."""
+    return snapshot.shared_objects(Path(msgpack.__file__).parent)
 
 
 def _harness(extras: tuple[str, ...]) -> dict[str, Path]:

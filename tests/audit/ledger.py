@@ -1,0 +1,151 @@
+"""A log for tests: filled with runs that need no sandbox, read back as plain records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from toolcell import Limits, Policy, ToolRegistry
+from toolcell.audit import layout, records
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.index import Index
+from toolcell.audit.keys import HmacKey
+from toolcell.audit.log import AuditLog
+from toolcell.audit.reader import Located, read_log
+from toolcell.audit.recorder import Recorder
+from toolcell.audit.run_record import RunRecord
+from toolcell.audit.runs import RecordedRun
+from toolcell.audit.verify import Report, verify
+from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
+from toolcell.tools import Origin, RunContext, ToolError
+from toolcell_bridge.messages import Run
+
+SCRIPT = "rows = call_tool('search', query='x')\nset_result(rows)"
+
+
+def make_registry() -> ToolRegistry:
+    """A tool that answers, one that fails as planned, one that crashes."""
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def search(query: str, limit: int = 10) -> list[dict[str, Any]]:
+        """Search for something and find one thing."""
+        return [{"title": query, "rank": limit}]
+
+    @registry.tool
+    async def fail(text: str) -> str:
+        """Fail as a tool does whose words are meant to be read."""
+        raise ToolError(text)
+
+    @registry.tool
+    async def crash(text: str) -> str:
+        """Raise an exception that nobody planned for."""
+        raise ValueError(text)
+
+    @registry.tool
+    async def outer(query: str) -> Any:
+        """Call another tool and return what it returned."""
+        from toolcell.tools.call import current_context
+
+        return (await current_context().call_tool("search", {"query": query})).value
+
+    return registry
+
+
+class Ledger:
+    """One log in one directory, with one key."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.key = HmacKey.generate()
+        self.registry = make_registry()
+        self._count = itertools.count(1)
+
+    def log(self, **options: Any) -> AuditLog:
+        """The log, not yet open."""
+        options.setdefault("key", self.key)
+        config = options.pop("config", None) or AuditConfig(fsync="never", **options.pop("settings", {}))
+        return AuditLog(self.directory, config=config, **options)
+
+    @contextmanager
+    def opened(self, **options: Any) -> Iterator[Recorder]:
+        """The log, open, and what makes its records."""
+        with self.log(**options) as log:
+            yield Recorder(log)
+
+    def begin(self, recorder: Recorder, source: str = SCRIPT, **fields: Any) -> RunRecord:
+        """Start a run as a runtime would."""
+        context = fields.pop("context", None) or RunContext()
+        message = Run(next(self._count), source, fields.pop("inputs", {}), [*self.registry], "off", 1, 1, 1, 7, 1e9)
+        options = {"limits": Limits(), "policy": Policy(hash_seed=1), **fields}
+        return recorder.begin(message, registry=self.registry.snapshot(), context=context, **options)
+
+    def run(self, recorder: Recorder, source: str = SCRIPT, calls: Any = (("search", {"query": "x"}),), **fields: Any) -> str:
+        """A whole run; returns its id."""
+        value, printed = fields.pop("value", 1), fields.pop("printed", "")
+        record = self.begin(recorder, source, **fields)
+        for number, (name, args) in enumerate(calls, start=1):
+            self.call(record, name, args, number)
+        logs = Logs((LogEntry("stdout", printed),), len(printed)) if printed else Logs()
+        record.end(ExecutionResult(record.context.run_id, Outcome.OK, value, True, logs))
+        return record.context.run_id
+
+    def call(self, record: RunRecord, name: str, args: dict[str, Any], number: int, line: int | None = 1) -> Any:
+        """A call as a script makes it."""
+        record.lines[f"call_{number}"] = line
+        return anyio.run(
+            lambda: self.registry.dispatch(
+                name, args, call_id=f"call_{number}", origin=Origin.CODE, context=record.context
+            )
+        )
+
+    def fill(self, runs: int, **options: Any) -> None:
+        """Write so many runs and close."""
+        with self.opened(**options) as recorder:
+            for number in range(runs):
+                self.run(recorder, f"set_result({number})", value=number)
+
+    # Reading
+
+    def found(self) -> list[Located]:
+        """Every record."""
+        return list(read_log(self.directory))
+
+    def kinds(self) -> list[str]:
+        """The kinds of the records of runs, in order."""
+        return [found.record.kind for found in self.found() if found.record.run]
+
+    def fields(self, kind: str) -> list[dict[str, Any]]:
+        """What the records of a kind say."""
+        return [found.record.fields for found in self.found() if found.record.kind == kind]
+
+    def the_run(self, id: str = "last") -> RecordedRun:
+        """One run, put together."""
+        with Index(self.directory) as index:
+            index.refresh()
+            return index.load(index.find(id))
+
+    def segments(self) -> list[Path]:
+        """The segments of all chains."""
+        return [path for chain in layout.chains(self.directory) for path in layout.segments(chain).values()]
+
+    def chain(self) -> Path:
+        """The only chain."""
+        (path,) = layout.chains(self.directory)
+        return path
+
+    def verify(self, **options: Any) -> Report:
+        """Check it with its own key."""
+        return verify(self.directory, options.pop("keys", [self.key]), **options)
+
+    def bytes_on_disk(self) -> bytes:
+        """Everything in the directory."""
+        return b"".join(path.read_bytes() for path in sorted(self.directory.rglob("*")) if path.is_file())
+
+
+RUN_KINDS = [records.RUN_STARTED, records.CALL_STARTED, records.CALL_ENDED, records.RUN_ENDED]

@@ -1,0 +1,107 @@
+"""Killed at any moment: what was written verifies, and no effect is without the record of its start."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from audit import audit_writers
+from audit.audit_writers import EFFECTS, KEY
+from audit.ledger import Ledger
+from toolcell.audit import layout, records
+from toolcell.audit.reader import read_log
+from toolcell.audit.seals import Head
+from toolcell.audit.verify import saved_heads, verify
+
+KILLS = int(os.environ.get("AUDIT_KILLS", "20"))
+MOST_S = 0.06
+"""A child is killed at a random moment up to here after it has begun."""
+
+
+@contextmanager
+def writers(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    script = Path(audit_writers.__file__)
+    with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.wait(60) == 0
+
+
+def killed(directories: list[Path]) -> None:
+    """Let one child after another write into a directory of its own, and kill each at a random moment."""
+    with writers("load", *map(str, directories)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            pid = int(line.split()[0])
+            threading.Event().wait(random.uniform(0, MOST_S))
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_start(tmp_path: Path) -> None:
+    directories = [tmp_path / str(number) for number in range(KILLS)]
+    for directory in directories:
+        directory.mkdir()
+    killed(directories)
+    effects = 0
+    for directory in directories:
+        log = directory / "log"
+        if not (log / "log.json").exists():
+            continue  # killed before there was a log; then there can be no effect either
+        report = verify(log, [KEY], heads=saved_heads_of(directory))
+        assert report.ok, (directory, report.findings)
+        started = {
+            found.record.fields["args"]["name"]
+            for found in read_log(log)
+            if found.record.kind == records.CALL_STARTED
+        }
+        happened = (directory / EFFECTS).read_text().split() if (directory / EFFECTS).exists() else []
+        assert set(happened) <= started
+        # At most what each of three threads was just doing has a start and left no trace.
+        assert len(started) - len(happened) <= 3
+        effects += len(happened)
+
+    assert effects > KILLS  # the children were at work when they were killed
+
+
+def saved_heads_of(directory: Path) -> list[Head]:
+    return saved_heads(layout.log_id(directory / "log"), directory / "heads")
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_next_writer_goes_on_in_the_same_chain_or_beside_it(tmp_path: Path) -> None:
+    killed([tmp_path] * 3)
+    with writers("write", str(tmp_path), "2"):
+        pass
+    report = verify(tmp_path / "log", [KEY], heads=saved_heads_of(tmp_path))
+
+    assert report.ok, report.findings
+    assert any(chain.is_closed for chain in report.chains)
+
+
+def test_several_processes_write_one_directory(tmp_path: Path) -> None:
+    with writers("write", str(tmp_path), "10"), writers("write", str(tmp_path), "10"):
+        pass
+    ledger = Ledger(tmp_path / "log")
+
+    assert ledger.kinds().count(records.RUN_ENDED) == 20
+    assert verify(ledger.directory, [KEY]).ok
+
+
+def test_a_forked_child_cannot_write_its_parents_chain(tmp_path: Path) -> None:
+    with writers("fork", str(tmp_path)) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+    ledger = Ledger(tmp_path / "log")
+
+    assert "opened by the parent" in said
+    assert ledger.kinds().count(records.RUN_STARTED) == 2
+    assert verify(ledger.directory, [KEY]).ok

@@ -1,0 +1,85 @@
+"""Frames: what is written is read, what is cut is seen to be cut, and nothing else passes for a record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.audit import frames
+from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
+
+bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
+
+
+def segment(contents: list[bytes]) -> bytes:
+    data, link = MAGIC, GENESIS
+    for body in contents:
+        own = frames.link(link, body)
+        data, link = data + frames.frame(link, body, own), own
+    return data
+
+
+@given(contents=bodies)
+def test_what_was_framed_is_read_back_linked(contents: list[bytes]) -> None:
+    found = list(frames.pieces(segment(contents)))
+
+    assert [piece.body for piece in found if isinstance(piece, Frame)] == contents
+    assert all(isinstance(piece, Frame) and piece.is_intact for piece in found)
+    before = GENESIS
+    for piece in found:
+        assert isinstance(piece, Frame)
+        assert piece.before == before
+        before = piece.link
+
+
+@given(contents=bodies, data=st.data())
+def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(contents: list[bytes], data: st.DataObject) -> None:
+    whole = segment(contents)
+    size = data.draw(st.integers(len(MAGIC), len(whole)))
+    found = list(frames.pieces(whole[:size]))
+
+    assert all(isinstance(piece, Frame) and piece.is_intact for piece in found[:-1])
+    assert [piece.body for piece in found if isinstance(piece, Frame)] == contents[: sum(isinstance(p, Frame) for p in found)]
+    if found and isinstance(found[-1], Torn):
+        assert found[-1].offset + len(found[-1].data) == size
+
+
+@given(contents=bodies, noise=st.binary(min_size=8, max_size=60), data=st.data())
+def test_reading_goes_on_behind_garbage(contents: list[bytes], noise: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(contents) - 1))
+    head, tail = segment(contents[:at]), segment(contents)[len(segment(contents[:at])) :]
+    found = list(frames.pieces(head + noise + tail))
+
+    if isinstance(found[at], Garbage):
+        assert [piece.body for piece in found if isinstance(piece, Frame) and piece.is_intact] == contents
+    else:  # the noise looks like a header, and announces more than there is
+        assert not all(isinstance(piece, Frame) and piece.is_intact for piece in found)
+
+
+@given(noise=st.binary(max_size=200))
+def test_any_bytes_can_be_read_without_an_exception(noise: bytes) -> None:
+    found = list(frames.pieces(noise, 0))
+
+    assert sum(len(p.data) if isinstance(p, Torn) else p.end - p.offset for p in found) == len(noise)
+
+
+def test_a_header_that_announces_too_much_is_garbage() -> None:
+    size = frames.MAX_BODY_BYTES + 1
+    header = frames.HEADER.pack(size, size ^ 0xFFFFFFFF)
+
+    assert isinstance(next(frames.pieces(MAGIC + header)), Garbage)
+
+
+@pytest.mark.parametrize("position", ["before", "body", "link"])
+def test_a_frame_is_intact_only_as_a_whole(position: str) -> None:
+    piece = next(frames.pieces(segment([b"something"])))
+    assert isinstance(piece, Frame)
+    changed = {"before": piece.before, "body": piece.body, "link": piece.link}
+    changed[position] = bytes([changed[position][0] ^ 1]) + changed[position][1:]
+
+    assert not Frame(piece.offset, **changed).is_intact
+
+
+def test_a_digest_can_stand_for_a_body_in_the_chain() -> None:
+    assert frames.link_of_digest(GENESIS, frames.body_digest(b"x")) == frames.link(GENESIS, b"x")

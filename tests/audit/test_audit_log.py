@@ -1,0 +1,474 @@
+"""The log as it is written: in order, to the disk, by one process at a time, in segments, and forgetting in good order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from audit.ledger import RUN_KINDS, Ledger
+from toolcell.audit import chain as chains
+from toolcell.audit import frames, layout, records, retention
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.log import AuditLog, Event
+from toolcell.audit.recorder import Recorder
+from toolcell.audit.retention import Kept, expired
+from toolcell.errors import AuditError, UsageError
+from toolcell.tools import Origin, RunContext
+
+SMALL = {"segment_bytes": 4096}
+
+
+# What is written
+
+
+def test_a_run_is_four_kinds_of_records_in_the_order_things_happened(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder)
+
+    assert ledger.kinds() == RUN_KINDS
+    assert [found.record.seq for found in ledger.found()] == list(range(1, len(ledger.found()) + 1))
+    assert len({found.record.run for found in ledger.found() if found.record.run}) == 1
+
+
+@pytest.mark.conforms("Q-b26", "H-b4")
+def test_a_call_is_on_disk_before_its_tool_runs_and_its_end_before_its_answer(ledger: Ledger) -> None:
+    seen: list[list[str]] = []
+
+    @ledger.registry.tool
+    async def look() -> str:
+        """See what the log holds while the tool runs."""
+        seen.append(ledger.kinds())
+        return "looked"
+
+    with ledger.opened() as recorder:
+        record = ledger.begin(recorder)
+        assert ledger.kinds() == RUN_KINDS[:1]
+        ledger.call(record, "look", {}, 1)
+        assert ledger.kinds() == RUN_KINDS[:3]
+
+    assert seen == [RUN_KINDS[:2]]
+
+
+@pytest.mark.conforms("C-b11")
+def test_what_was_mended_in_arguments_is_recorded(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, calls=[("search", {"query": "x", "limit": "3"})])
+    fields = ledger.fields(records.CALL_STARTED)[0]
+
+    assert fields["args"] == {"query": "x", "limit": "3"}
+    assert fields["more"]["coerced"] == [{"path": "limit", "from": "3", "to": 3}]
+    assert fields["more"]["effective_args"] == {"query": "x", "limit": 3}
+
+
+def test_a_refused_call_is_recorded_with_the_reason(ledger: Ledger) -> None:
+    ledger.registry.blacklist("fail")
+    with ledger.opened() as recorder:
+        ledger.run(recorder, calls=[("fail", {"text": "x"}), ("nothing", {}), ("search", {})])
+    blocked, unknown, invalid = ledger.the_run().calls
+
+    assert blocked.verdict == "blocked"
+    assert "not permitted" in blocked.start_more["why"]
+    assert (unknown.code, invalid.code) == ("unknown_tool", "invalid_arguments")
+    assert unknown.verdict == invalid.verdict == "error"
+
+
+def test_a_tool_that_calls_a_tool_is_its_parent(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, calls=[("outer", {"query": "x"}), ("search", {"query": "y"})])
+    outer, inner, next_one = ledger.the_run().calls
+
+    assert [call.tool for call in (outer, inner, next_one)] == ["outer", "search", "search"]
+    assert (outer.parent, inner.parent, next_one.parent) == (None, 1, None)
+    assert (outer.line, inner.line) == (1, None)
+
+
+@pytest.mark.parametrize("origin", list(Origin))
+def test_every_origin_is_recorded(ledger: Ledger, origin: Origin) -> None:
+    async def work(recorder: Recorder) -> None:
+        with recorder.observe(RunContext(user_id="ada", thread_id="t1")) as context:
+            await ledger.registry.dispatch("search", {"query": "x"}, call_id="c1", origin=origin, context=context)
+
+    with ledger.opened() as recorder:
+        anyio.run(work, recorder)
+    run = ledger.the_run()
+
+    assert run.sort == "calls"
+    assert run.calls[0].origin == str(origin)
+    assert run.who == {"run": run.id, "user": "ada", "thread": "t1"}
+
+
+@pytest.mark.conforms("R-b2", "P-b5")
+def test_steps_of_a_plan_are_recorded_with_their_place(ledger: Ledger) -> None:
+    ledger.registry.enable_plan_execution()
+    steps = {"steps": [{"tool": "search", "args": {"query": "a"}}, {"tool": "search", "args": {"query": "b"}}]}
+
+    async def work(recorder: Recorder) -> None:
+        with recorder.observe(RunContext()) as context:
+            await ledger.registry.dispatch("execute_plan", steps, call_id="c1", origin=Origin.MODEL, context=context)
+
+    with ledger.opened() as recorder:
+        anyio.run(work, recorder)
+    calls = ledger.the_run().calls
+
+    assert {call.origin for call in calls} == {"model", "plan[0]", "plan[1]"}
+    assert [call.parent for call in calls] == [None, 1, 1]
+
+
+def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> None:
+    seen: list[str] = []
+
+    class Own:
+        def call_started(self, call: Any) -> None:
+            seen.append(f"start {call.name}")
+
+        async def call_ended(self, call: Any) -> None:
+            seen.append(f"end {call.name}")
+
+    with ledger.opened() as recorder:
+        ledger.run(recorder, context=RunContext(observer=Own()))
+
+    assert seen == ["start search", "end search"]
+    assert ledger.kinds() == RUN_KINDS
+
+
+def test_runs_that_share_an_id_can_be_told_apart(ledger: Ledger) -> None:
+    context = RunContext(run_id="shared")
+    with ledger.opened() as recorder:
+        for _ in range(3):
+            ledger.run(recorder, context=context)
+    ids = [fields["id"] for fields in ledger.fields(records.RUN_STARTED)]
+
+    assert ids[0] == "shared"
+    assert len(set(ids)) == 3
+    assert all(id.startswith("shared.") for id in ids[1:])
+
+
+def test_what_runs_have_in_common_is_written_once_per_segment(ledger: Ledger) -> None:
+    ledger.fill(40, settings=SMALL)
+    for path in ledger.segments():
+        kinds = [records.parse(piece.body).kind for piece in frames.pieces(path.read_bytes()) if isinstance(piece, frames.Frame)]
+        assert kinds.count(records.TERMS) <= 1
+        if records.RUN_STARTED in kinds:
+            assert records.TERMS in kinds and records.TOOLS in kinds
+
+    assert len(ledger.segments()) > 3
+
+
+def test_a_run_that_needs_no_sandbox_may_fail(ledger: Ledger) -> None:
+    with ledger.opened() as recorder, pytest.raises(ZeroDivisionError), recorder.observe(RunContext()):
+        _ = 1 / 0
+    run = ledger.the_run()
+
+    assert run.outcome == "aborted"
+    assert run.end["error"]["type"] == "ZeroDivisionError"
+
+
+# To the disk
+
+
+@pytest.mark.parametrize(("policy", "least"), [("never", 0), ("checkpoint", 1), ("always", 5)])
+def test_the_fsync_policy_says_when_the_disk_is_waited_for(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, policy: Any, least: int
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with ledger.opened(config=AuditConfig(fsync=policy)) as recorder:
+        ledger.run(recorder)
+        if policy == "always":
+            assert len(synced) >= 6  # tools, terms, and the run's four
+
+    assert len(synced) >= least
+    assert bool(synced) is (policy != "never")
+
+
+def test_a_checkpoint_covers_everything_before_it(ledger: Ledger) -> None:
+    with ledger.log() as log:
+        ledger.run(Recorder(log))
+        head = log.checkpoint()
+        report = ledger.verify(heads=[head])
+
+    assert report.ok
+    assert report.chains[0].sealed_seq == head.seq
+
+
+def test_records_are_signed_soon_without_being_asked(ledger: Ledger) -> None:
+    with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder:
+        ledger.run(recorder)
+        signed = threading.Event()
+
+        async def until_signed() -> None:
+            with anyio.fail_after(5):
+                while not ledger.fields(records.CHECKPOINT):
+                    await anyio.sleep(0.005)
+            signed.set()
+
+        anyio.run(until_signed)
+
+    assert signed.is_set()
+    assert ledger.fields(records.CHECKPOINT)[0]["reason"] == "time"
+
+
+def test_after_so_many_records_one_is_signed_at_once(ledger: Ledger) -> None:
+    with ledger.opened(settings={"checkpoint_s": 3600, "checkpoint_records": 20}) as recorder:
+        async def until_signed() -> None:
+            with anyio.fail_after(5):
+                while "records" not in [fields["reason"] for fields in ledger.fields(records.CHECKPOINT)]:
+                    await anyio.to_thread.run_sync(lambda: recorder.log.append(records.RUN_STARTED, 0, ("x",) * 15))
+
+        anyio.run(until_signed)
+
+
+def test_files_are_for_their_owner_alone(ledger: Ledger) -> None:
+    ledger.fill(1)
+
+    assert stat.S_IMODE(ledger.directory.stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in ledger.segments())
+
+
+class FullDisk:
+    """Takes so many bytes, and then none."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._write = os.write
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        taken = self._write(descriptor, data[: self.room])
+        self.room -= taken
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return taken
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 200])
+def test_no_record_no_effect_when_the_disk_is_full(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    made: list[str] = []
+
+    @ledger.registry.tool
+    async def act(name: str) -> str:
+        """Do something that can be seen afterwards."""
+        made.append(name)
+        return name
+
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        record = ledger.begin(recorder)
+        ledger.call(record, "act", {"name": "before"}, 1)
+        monkeypatch.setattr(os, "write", FullDisk(room).write)
+        with pytest.raises(AuditError, match=r"disk is full|No space left"):
+            ledger.call(record, "act", {"name": "while full " * 20}, 2)
+        monkeypatch.undo()
+        ledger.call(record, "act", {"name": "after"}, 3)
+
+    assert made == ["before", "after"]
+    assert ledger.verify().ok
+
+
+# By whom
+
+
+def test_a_log_is_opened_once(ledger: Ledger) -> None:
+    with ledger.log() as log, pytest.raises(UsageError, match="already open"):
+        log.open()
+
+
+def test_a_closed_log_takes_nothing(ledger: Ledger) -> None:
+    with ledger.log() as log:
+        pass
+    log.close()
+
+    with pytest.raises(AuditError, match="it is closed"):
+        log.append(records.RUN_STARTED, 0, ("x",))
+
+
+def test_two_writers_in_one_directory_write_a_chain_each_and_are_read_as_one(ledger: Ledger) -> None:
+    with ledger.opened() as one, ledger.opened() as other:
+        for number in range(3):
+            ledger.run(one, f"a = {number}")
+            ledger.run(other, f"b = {number}")
+        assert one.log.chain != other.log.chain
+    sources = [fields["source"] for fields in ledger.fields(records.RUN_STARTED)]
+
+    assert sources == ["a = 0", "b = 0", "a = 1", "b = 1", "a = 2", "b = 2"]
+    assert len(layout.chains(ledger.directory)) == 2
+    assert ledger.verify().ok
+
+
+def test_a_later_writer_goes_on_where_an_earlier_one_ended(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.fill(1)
+
+    assert len(layout.chains(ledger.directory)) == len(ledger.segments()) == 1
+    assert len(ledger.fields(records.OPENED)) == 3
+    assert ledger.verify().ok
+
+
+def test_a_damaged_chain_is_left_alone_as_evidence(ledger: Ledger) -> None:
+    ledger.fill(1)
+    (path,) = ledger.segments()
+    damaged = path.read_bytes()[:-1] + b"\x00"
+    path.write_bytes(damaged)
+    ledger.fill(1)
+
+    assert path.read_bytes() == damaged
+    assert len(layout.chains(ledger.directory)) == 2
+
+
+@pytest.mark.parametrize("cut", [1, 40, 100])
+def test_an_end_that_was_torn_off_stays_and_the_next_writer_says_so(ledger: Ledger, cut: int) -> None:
+    ledger.fill(1)
+    (path,) = ledger.segments()
+    path.write_bytes(path.read_bytes()[:-cut])
+    ledger.fill(1)
+    first, second = ledger.segments()
+
+    assert first.read_bytes() == path.read_bytes()
+    assert second.name == "00000002.log"
+    assert ledger.fields(records.OPENED)[1]["torn"][0] == 1
+    assert ledger.verify(heads=[]).ok
+
+
+@pytest.mark.parametrize("size", [0, 3, len(frames.MAGIC)])
+def test_a_writer_killed_while_it_made_a_segment_is_no_problem_for_the_next(ledger: Ledger, size: int) -> None:
+    ledger.fill(1)
+    layout.segment_path(ledger.chain(), 2).write_bytes(frames.MAGIC[:size])
+    assert ledger.verify().ok
+    ledger.fill(1)
+
+    assert [fields["number"] for fields in ledger.fields(records.SEGMENT)] == [1, 2]
+    assert ledger.verify().ok
+
+
+def test_several_threads_write_one_chain(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        threads = [threading.Thread(target=lambda: [ledger.run(recorder) for _ in range(5)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert ledger.kinds().count(records.RUN_ENDED) == 20
+    assert ledger.verify().ok
+
+
+# Segments and forgetting
+
+
+def test_segments_follow_one_another_and_verify_as_one_chain(ledger: Ledger) -> None:
+    ledger.fill(60, settings=SMALL)
+    report = ledger.verify()
+
+    assert report.ok
+    assert report.chains[0].segments > 5
+    assert report.chains[0].runs == 60
+    assert "rotated" in [fields["reason"] for fields in ledger.fields(records.CHECKPOINT)]
+
+
+def test_old_segments_are_removed_by_size_and_the_rest_verifies(ledger: Ledger) -> None:
+    ledger.fill(60, settings={**SMALL, "keep_bytes": 12_000})
+    ledger.fill(1, settings={**SMALL, "keep_bytes": 12_000})
+    with ledger.log(settings={**SMALL, "keep_bytes": 12_000}) as log:
+        log.prune()
+    report = ledger.verify()
+    stub = retention.read_stub(ledger.chain())
+
+    assert report.ok
+    assert stub is not None
+    assert stub.last_segment == min(layout.segments(ledger.chain())) - 1
+    assert sum(path.stat().st_size for path in ledger.segments()) < 20_000
+    assert "removed by retention" in " ".join(report.notes)
+    assert ledger.fields(records.RETIRED)
+    ledger.fill(3, settings=SMALL)
+    assert ledger.verify().ok
+
+
+def test_retention_goes_on_from_its_own_stub(ledger: Ledger) -> None:
+    settings = {**SMALL, "keep_bytes": 0}
+    for _ in range(3):
+        ledger.fill(12, settings=SMALL)
+        with ledger.log(settings=settings) as log:
+            assert log.prune() > 0
+        assert ledger.verify().ok
+
+    assert len(ledger.fields(records.RETIRED)) >= 1
+
+
+def test_segments_that_retention_left_behind_when_it_was_killed_are_removed_next_time(ledger: Ledger) -> None:
+    ledger.fill(30, settings=SMALL)
+    first = layout.segment_path(ledger.chain(), 1)
+    kept = first.read_bytes()
+    with ledger.log(settings={**SMALL, "keep_bytes": 0}) as log:
+        log.prune()
+    first.write_bytes(kept)
+    assert ledger.verify().ok
+    with ledger.log(settings={**SMALL, "keep_bytes": 0}) as log:
+        log.prune()
+
+    assert not first.exists()
+
+
+def test_nothing_is_forgotten_unless_asked(ledger: Ledger) -> None:
+    ledger.fill(30, settings=SMALL)
+    with ledger.log(settings=SMALL) as log:
+        assert log.prune() == 0
+
+    assert 1 in layout.segments(ledger.chain())
+
+
+HOUR_NS = 3600 * 10**9
+AGES = [Kept(1, 100, 0), Kept(2, 100, 5 * HOUR_NS), Kept(3, 100, 9 * HOUR_NS)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "newest_bytes", "expected"),
+    [
+        ({}, 100, 0),
+        ({"keep_bytes": 400}, 100, 0),
+        ({"keep_bytes": 399}, 100, 1),
+        ({"keep_bytes": 250}, 100, 2),
+        ({"keep_bytes": 0}, 100, 3),
+        ({"keep_s": 6 * 3600}, 100, 1),
+        ({"keep_s": 1800}, 100, 3),
+        ({"keep_s": 6 * 3600, "keep_bytes": 250}, 100, 2),
+    ],
+)
+def test_which_segments_have_to_go(settings: dict[str, Any], newest_bytes: int, expected: int) -> None:
+    assert expired(AGES, newest_bytes, AuditConfig(**settings), 10 * HOUR_NS) == expected
+
+
+# Sinks
+
+
+def test_a_sink_gets_what_was_written_as_it_was_written(ledger: Ledger) -> None:
+    events: list[Event] = []
+    with ledger.opened(sinks=[events.append], secrets=["s3cr3t-thing"]) as recorder:
+        ledger.run(recorder, calls=[("search", {"query": "s3cr3t-thing"})])
+    told = [event for event in events if event.run and event.kind in RUN_KINDS]
+
+    assert [event.kind for event in told] == RUN_KINDS
+    assert "s3cr3t-thing" not in json.dumps([dict(event.fields) for event in told], default=str)
+    assert [event.seq for event in told] == [f.record.seq for f in ledger.found() if f.record.run]
+
+
+def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    def sink(event: Event) -> None:
+        raise RuntimeError("no")
+
+    with ledger.opened(sinks=[sink]) as recorder:
+        ledger.run(recorder)
+
+    assert ledger.kinds() == RUN_KINDS
+    assert "an audit sink failed" in caplog.text
+
+
+def test_a_lock_is_known_to_be_held_only_while_it_is(ledger: Ledger) -> None:
+    with ledger.log() as log:
+        assert chains.is_locked(ledger.directory / log.chain)
+    assert not chains.is_locked(ledger.chain())

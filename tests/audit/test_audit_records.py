@@ -1,0 +1,141 @@
+"""Records: one canonical form, whatever a tool returned or a guest sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.audit import records
+from toolcell.audit.records import FIELDS, Record, Unrecordable
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=plain)
+def test_plain_data_comes_back_as_it_was(value: Any) -> None:
+    assert records.unpack(records.pack(value)) == value
+
+
+@given(value=plain)
+def test_encoding_what_was_decoded_gives_the_same_bytes(value: Any) -> None:
+    packed = records.pack(value)
+
+    assert records.pack(records.unpack(packed)) == packed
+
+
+def test_the_order_of_keys_is_kept_because_a_script_can_see_it() -> None:
+    assert list(records.unpack(records.pack({"b": 1, "a": 2}))) == ["b", "a"]
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param(2**70, 2**70, id="an int of any size"),
+        pytest.param(-(2**70), -(2**70), id="a negative one"),
+        pytest.param("\ud800", "\ud800", id="a lone surrogate"),
+        pytest.param((1, 2), [1, 2], id="a tuple"),
+        pytest.param({3, 1, 2}, [1, 2, 3], id="a set, as a guest gets it"),
+        pytest.param(datetime.date(2026, 1, 2), "2026-01-02", id="a date"),
+        pytest.param(Point(3), {"x": 3}, id="a dataclass"),
+        pytest.param({1: 2}, {1: 2}, id="a key that is no text"),
+    ],
+)
+def test_odd_values_have_a_form(value: Any, expected: Any) -> None:
+    assert records.unpack(records.pack(value)) == expected
+
+
+@pytest.mark.parametrize("value", [object(), Rude(), math.inf.__class__, open])
+def test_what_has_no_form_is_named_and_costs_nothing_else(value: Any) -> None:
+    first, odd, last = records.unpack(records.pack([1, value, 3]))
+
+    assert (first, last) == (1, 3)
+    assert isinstance(odd, Unrecordable)
+    assert odd.type == type(value).__name__
+
+
+def test_a_value_nested_too_deep_does_not_stop_its_record() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+
+    number, odd = records.unpack(records.pack_fields((1, deep)))
+    assert number == 1
+    assert isinstance(odd, Unrecordable)
+
+
+@given(value=plain, seq=st.integers(1, 2**40), kind=st.sampled_from(sorted(FIELDS)))
+def test_a_record_is_canonical_exactly_as_written(value: Any, seq: int, kind: str) -> None:
+    content = records.pack_fields((value,))
+    body = records.packer.pack((seq, 5, kind, 0, content))
+    record = records.parse(body)
+
+    assert record == Record(seq, 5, kind, 0, content)
+    assert records.is_canonical(record, body)
+    assert next(iter(record.fields.values())) == value or value is None
+
+
+def test_the_same_content_written_another_way_is_not_canonical() -> None:
+    content = b"\x91\xcc\x01"  # [1], with the 1 in two bytes
+    body = records.packer.pack((1, 2, records.CHECKPOINT, 0, content))
+
+    assert not records.is_canonical(records.parse(body), body)
+    padded = b"\x95\xcc\x01" + records.packer.pack((1, 2, records.CHECKPOINT, 0, b"\x90"))[2:]
+    assert not records.is_canonical(records.parse(padded), padded)
+
+
+@given(noise=st.binary(max_size=100))
+def test_any_bytes_are_a_record_or_a_value_error(noise: bytes) -> None:
+    try:
+        record = records.parse(noise)
+    except ValueError:
+        return
+    assert record.kind in FIELDS
+
+
+def test_a_field_added_later_is_none_in_older_records() -> None:
+    record = Record(1, 2, records.CHECKPOINT, 0, records.pack_fields(("time",)))
+
+    assert record.fields == {"reason": "time", "key": None, "signature": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "hex_body"),
+    [(("time", "k", b"s"), "95 01 02 aa 63 68 65 63 6b 70 6f 69 6e 74 00 c4 0b 93 a4 74 69 6d 65 a1 6b c4 01 73")],
+)
+def test_the_format_on_disk_never_changes_silently(fields: tuple[Any, ...], hex_body: str) -> None:
+    body = records.packer.pack((1, 2, records.CHECKPOINT, 0, records.pack_fields(fields)))
+
+    assert body == bytes.fromhex(hex_body)
+
+
+def test_no_guest_can_put_a_stand_in_into_a_record() -> None:
+    """Stand-ins are extension types, and the bridge refuses those."""
+    from toolcell_bridge.codec import decode, encode
+    from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue
+    from toolcell_bridge.messages import CallTool
+
+    with pytest.raises(UnsendableValue):
+        encode(CallTool(1, "x", {"a": Unrecordable("t", "x")}, None))  # type: ignore[dict-item]
+    forged = b"\x95\x11\x01\xa1x\x81\xa1a" + records.pack(Unrecordable("t", "x")) + b"\xc0"
+    with pytest.raises(RemoteProtocolError):
+        decode(forged)

@@ -1,0 +1,294 @@
+"""What may not be written is not written: registered secrets however spelled, known credentials, telling names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit.ledger import Ledger
+from toolcell.audit import records
+from toolcell.audit.config import AuditConfig, ToolContent
+from toolcell.audit.redact import REDACTED, Redactor
+from toolcell.errors import UsageError
+from toolcell.tools import RunContext, Secrets
+
+SECRET = 'hunter2-"quoted"\\é/and more'
+
+
+def cleaned(redactor: Redactor, value: Any) -> Any:
+    rules = redactor.scan(records.pack(value))
+    return value if rules is None else redactor.clean(value, rules)[0]
+
+
+SPELLINGS = {
+    "as it is": SECRET,
+    "in a sentence": f"the value is {SECRET}, keep it",
+    "in JSON": json.dumps({"x": SECRET}),
+    "in JSON, not escaped": json.dumps({"x": SECRET}, ensure_ascii=False),
+    "as Python shows it": repr([SECRET]),
+    "in a URL": f"https://x.test/?q={urllib.parse.quote(SECRET)}",
+    "in a form": urllib.parse.urlencode({"q": SECRET}),
+    "in base64": base64.b64encode(SECRET.encode()).decode(),
+    "as bytes": b"\xff" + SECRET.encode() + b"\x00",
+    "as a key": {SECRET: 1},
+    "deep inside": [[{"a": [SECRET]}]],
+}
+
+
+@pytest.mark.parametrize("value", SPELLINGS.values(), ids=SPELLINGS.keys())
+def test_a_registered_secret_is_found_however_it_is_spelled(value: Any) -> None:
+    packed = records.pack(cleaned(Redactor([SECRET]), value))
+
+    assert SECRET.encode() not in packed
+    assert b"hunter2" not in packed
+    assert base64.b64encode(SECRET.encode())[:-2] not in packed
+    assert REDACTED.encode() in packed
+
+
+@given(secret=st.text(min_size=4, max_size=30), before=st.text(max_size=10), after=st.text(max_size=10))
+def test_no_registered_secret_survives_in_any_text(secret: str, before: str, after: str) -> None:
+    if secret in REDACTED:
+        return  # what stands for a secret cannot be one
+    text = cleaned(Redactor([secret]), before + secret + after)
+
+    assert secret not in text.replace(REDACTED, "\0")
+
+
+def test_a_secret_of_digits_is_found_as_a_number() -> None:
+    assert cleaned(Redactor(["123456"]), {"pin": 123456, "n": 1234567}) == {"pin": REDACTED, "n": 1234567}
+
+
+def test_a_secret_within_another_goes_with_it() -> None:
+    assert cleaned(Redactor(["secret-one", "secret-one-and-two"]), "x secret-one-and-two y") == f"x {REDACTED} y"
+
+
+NAMES = {
+    "password": True, "db_password": True, "PASSWORD": True, "apiKey": True, "api_key": True, "x-api-key": True,
+    "X-Auth-Token": True, "Authorization": True, "set-cookie": True, "client_secret": True, "aws_access_key": True,
+    "private_key": True, "credentials": True, "max_tokens": False, "tokens": False, "tokenizer": False, "author": False,
+    "secretary": False, "keyboard": False, "monkey": False, "cookie_policy": False, "accessible": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "is_sensitive"), NAMES.items())
+def test_values_under_telling_names_are_hidden(name: str, is_sensitive: bool) -> None:
+    value = cleaned(Redactor(), {"outer": {name: ["v"]}})
+
+    assert value == {"outer": {name: REDACTED if is_sensitive else ["v"]}}
+
+
+CREDENTIALS = [
+    "sk-proj-abcdefghijklmnop1234",
+    "sk_live_abcdefghijklmnop",
+    "ghp_" + "a" * 36,
+    "gho_" + "b" * 36,
+    "ghs_" + "c" * 36,
+    "github_pat_" + "d" * 40,
+    "glpat-abcdefghij0123456789",
+    "AKIAIOSFODNN7EXAMPLE",
+    "ASIAIOSFODNN7EXAMPLE",
+    "AIza" + "e" * 35,
+    "xoxb-123456789012-abcdefghij",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+]
+
+
+@pytest.mark.parametrize("credential", CREDENTIALS, ids=lambda text: text[:8])
+def test_well_known_credentials_are_hidden_wherever_they_stand(credential: str) -> None:
+    for text in (credential, f"key={credential};", f'x = "{credential}"', f"\n{credential}\n"):
+        assert credential not in cleaned(Redactor(), text)
+
+
+TEXTS = {
+    'password = "correct horse"': f'password = "{REDACTED}"',
+    "{'api_key': 'abcdefgh'}": f"{{'api_key': '{REDACTED}'}}",
+    "login password=horse1battery failed": f"login password={REDACTED} failed",
+    "Authorization: Bearer abcdefghijklmnop": f"Authorization: Bearer {REDACTED}",
+    "postgres://user:s3cr3tpass@db/x": f"postgres://user:{REDACTED}@db/x",
+    "password = getpass.getpass()": "password = getpass.getpass()",
+    "token = make_token1()": "token = make_token1()",
+    "https://example.org/a@b": "https://example.org/a@b",
+    "tasks-in-a-list-of-some-length": "tasks-in-a-list-of-some-length",
+    "a passing remark about tokens": "a passing remark about tokens",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TEXTS.items())
+def test_secrets_written_into_a_text_are_hidden_and_code_is_left_alone(text: str, expected: str) -> None:
+    assert cleaned(Redactor(), text) == expected
+
+
+def test_a_hidden_key_keeps_the_lines_of_a_script_where_they_are() -> None:
+    source = 'key = """-----BEGIN PRIVATE KEY-----\nabc\ndef\n-----END PRIVATE KEY-----"""\nraise ValueError\n'
+    hidden = cleaned(Redactor(), source)
+
+    assert "abc" not in hidden
+    assert hidden.split("\n").index("raise ValueError") == source.split("\n").index("raise ValueError")
+
+
+def test_a_pattern_of_ones_own_hides_its_group() -> None:
+    redactor = Redactor(patterns=[r"card (\d{4})", r"zone-[a-z]+"])
+
+    assert cleaned(redactor, "card 1234 in zone-blue") == f"card {REDACTED} in {REDACTED}"
+
+
+def test_a_pattern_that_is_none_is_refused_at_once(tmp_path: Any) -> None:
+    (tmp_path / "audit.toml").write_text('redact_patterns = ["("]')
+    with pytest.raises(UsageError, match="no regular expression"):
+        AuditConfig.from_toml(tmp_path / "audit.toml")
+
+
+def test_redacting_twice_changes_nothing() -> None:
+    value = {"password": "x", "text": 'token = "abcdefgh"', "url": "a://b:cccc@d"}
+    once = cleaned(Redactor(), value)
+
+    rules = Redactor().scan(records.pack(once))
+    assert rules is not None
+    assert Redactor().clean(once, rules) == (once, 0) or Redactor().clean(once, rules)[0] == once
+
+
+HOSTILE = ["eyJ", "sk-", "password=", "a-", "://", "bearer ", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "secret =",
+           "token='", "xox", "AKIA", "password=a1", "basic a"]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_long_text_made_to_be_slow_is_looked_through_to_its_end(piece: str) -> None:
+    """A pattern that took quadratic time would take minutes for this one."""
+    text = piece * (400_000 // len(piece)) + "(the end"
+
+    assert cleaned(Redactor(["registered"]), text).endswith(("(the end", REDACTED))
+
+
+# In the log
+
+
+@pytest.mark.conforms("E-b4")
+def test_a_registered_secret_is_nowhere_on_disk(ledger: Ledger) -> None:
+    """In script, inputs, files, arguments, results, messages, exceptions, logs and values, of a call or of a run."""
+    secret, own = "s3cr3t-of-the-log", "s3cr3t-of-the-run"
+    context = RunContext(secrets=Secrets({"own": own}))
+    for hidden in (secret, own):
+        with ledger.opened(secrets=[secret]) as recorder:
+            calls = [
+                ("search", {"query": f"x {hidden}"}),
+                ("fail", {"text": hidden}),
+                ("crash", {"text": f"at {hidden}"}),
+                (f"unknown_{hidden}", {hidden: 1}),
+                ("search", {"query": 5, hidden: hidden}),
+            ]
+            ledger.run(
+                recorder, f"x = '{hidden}'", calls, context=context, inputs={"a": [hidden]}, value={"v": hidden},
+                printed=f"the secret is {hidden}\n",
+            )  # fmt: skip
+    disk = ledger.bytes_on_disk()
+
+    assert secret.encode() not in disk
+    assert own.encode() not in disk
+    assert ledger.verify().ok
+    assert ledger.fields(records.CALL_ENDED)[2]["more"]["exc"] == "ValueError"
+
+
+@pytest.mark.conforms("B-b5")
+def test_an_exceptions_traceback_is_recorded(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, calls=[("crash", {"text": "planned by nobody"})])
+    more = ledger.fields(records.CALL_ENDED)[0]["more"]
+
+    assert "in crash" in more["trace"]
+    assert "ValueError: planned by nobody" in more["trace"]
+
+
+def test_how_often_something_was_taken_out_is_recorded(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, 'password = "hunter2hunter2"', [("search", {"query": "x", "token": "y"})])
+
+    assert ledger.fields(records.RUN_STARTED)[0]["more"] == {"redacted": 1}
+    assert ledger.fields(records.CALL_STARTED)[0]["more"]["redacted"] == 1
+
+
+def test_a_digest_says_nothing_about_a_secret(ledger: Ledger) -> None:
+    """Else a log reader could try secrets until the digest fits."""
+    for secret in ("first-secret", "other-secret"):
+        with ledger.opened(secrets=[secret]) as recorder:
+            ledger.run(recorder, f"x = '{secret}'", [], inputs={"a": secret}, value={"v": secret})
+    first, second = ledger.fields(records.RUN_STARTED)
+    one, other = ledger.fields(records.RUN_ENDED)
+
+    assert first["sha256"] == second["sha256"]
+    assert first["inputs_sha256"] == second["inputs_sha256"]
+    assert one["value_sha256"] == other["value_sha256"]
+
+
+def test_a_tools_definition_is_recorded_as_it_is(ledger: Ledger) -> None:
+    """An argument called `token` is described there; it holds none."""
+
+    @ledger.registry.tool
+    async def login(token: str) -> str:
+        """Log in somewhere with a token."""
+        return token
+
+    with ledger.opened() as recorder:
+        ledger.run(recorder, calls=[("login", {"token": "very-secret-thing"})])
+
+    definitions = {name: parameters for name, _, parameters in ledger.fields(records.TOOLS)[0]["definitions"]}
+    assert definitions["login"]["properties"]["token"] == {"type": "string"}
+    assert ledger.fields(records.CALL_STARTED)[0]["args"] == {"token": REDACTED}
+
+
+# What is kept of which tool
+
+
+KEEPS = {"full": (True, True), "digest": (False, True), "omit": (False, False)}
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("part", ["args", "results"])
+def test_each_tool_is_recorded_in_full_by_digest_or_not(ledger: Ledger, keep: Any, part: str) -> None:
+    tools = {"sea*": ToolContent(**{part: keep})}
+    with ledger.opened(settings={"tools": tools}) as recorder:
+        ledger.run(recorder, calls=[("search", {"query": "needle", "limit": 3}), ("fail", {"text": "needle"})])
+    kind, name = {"args": (records.CALL_STARTED, "args"), "results": (records.CALL_ENDED, "value")}[part]
+    fields = ledger.fields(kind)[0]
+    in_full, by_digest = KEEPS[keep]
+
+    assert (b"needle" in records.pack([fields[name], fields["more"]])) is in_full
+    assert ("sha256" in fields["more"].get(f"{name}_cut", {})) is (by_digest and not in_full)
+    assert b"needle" in records.pack(ledger.fields(kind)[1]["args" if part == "args" else "more"]), "another tool's"
+
+
+def test_messages_and_tracebacks_of_a_tool_not_to_be_recorded_are_not(ledger: Ledger) -> None:
+    tools = {"*": ToolContent(args="omit", results="omit")}
+    with ledger.opened(settings={"tools": tools}) as recorder:
+        calls = [("fail", {"text": "needle"}), ("crash", {"text": "needle"}), ("search", {"query": 5, "needle": 1})]
+        ledger.run(recorder, calls=calls)
+
+    assert b"needle" not in ledger.bytes_on_disk()
+    assert [call.status for call in ledger.the_run().calls] == ["error"] * 3
+
+
+def test_what_is_too_large_is_cut_after_redaction_and_named_by_digest(ledger: Ledger) -> None:
+    secret = "s3cr3t-in-the-middle"
+    large = "x" * 1000 + secret + "y" * 200_000
+    with ledger.opened(secrets=[secret]) as recorder:
+        ledger.run(
+            recorder, f"# {'z' * 300_000}", [("search", {"query": large})], inputs={"big": large}, value=large,
+            printed=large,
+        )  # fmt: skip
+    disk = ledger.bytes_on_disk()
+    run = ledger.the_run()
+
+    assert secret.encode() not in disk
+    assert len(disk) < 40_000
+    assert run.source is None
+    for more, name in ((run.start["more"], "source"), (run.start["more"], "inputs"), (run.end["more"], "value")):
+        assert more[f"{name}_cut"]["bytes"] > 100_000
+        assert len(more[f"{name}_cut"]["sha256"]) == 64
+    assert run.end["more"]["value_cut"]["head"].startswith("x" * 1000 + REDACTED[:5])
+    assert run.calls[0].start_more["args_cut"]["why"] == "size"
+    assert run.end["logs"] is None
