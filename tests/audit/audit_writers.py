@@ -1,8 +1,8 @@
 """Processes that write audit logs, to be counted, forked and killed. Run as a script, with what to do and where.
 
-    write DIR RUNS     so many runs, then the end
-    fork DIR           what a forked child of a writer gets to hear
-    load DIR...        one forked child per directory: runs without end, in three threads, until it is killed
+write DIR RUNS     so many runs, then the end
+fork DIR           what a forked child of a writer gets to hear
+load DIR...        one forked child per directory: runs without end, in three threads, until it is killed
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def load(*directories: str) -> None:
     for directory in directories:
         pid = os.fork()
         if pid == 0:
-            _work_until_killed(directory)
+            try:
+                _work_until_killed(directory)
+            finally:
+                os._exit(1)
         print(pid, directory, flush=True)
         os.waitpid(pid, 0)
 
@@ -83,8 +86,11 @@ def _work_until_killed(directory: str) -> None:
         for run in range(1_000_000):
             ledger.run(recorder, calls=[("act", {"name": f"{worker}-{run}-{call}"}) for call in range(3)])
 
-    for worker in range(3):
-        threading.Thread(target=work, args=(worker,)).start()
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ class Ledger:
         options = {"limits": Limits(), "policy": Policy(hash_seed=1), **fields}
         return recorder.begin(message, registry=self.registry.snapshot(), context=context, **options)
 
-    def run(self, recorder: Recorder, source: str = SCRIPT, calls: Any = (("search", {"query": "x"}),), **fields: Any) -> str:
+    def run(
+        self, recorder: Recorder, source: str = SCRIPT, calls: Any = (("search", {"query": "x"}),), **fields: Any
+    ) -> str:
         """A whole run; returns its id."""
         value, printed = fields.pop("value", 1), fields.pop("printed", "")
         record = self.begin(recorder, source, **fields)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
@@ -41,11 +39,11 @@ def killed(directories: list[Path]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             pid = int(line.split()[0])
+            assert pid > 1
             threading.Event().wait(random.uniform(0, MOST_S))
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_start(tmp_path: Path) -> None:
     directories = [tmp_path / str(number) for number in range(KILLS)]
     for directory in directories:
@@ -59,9 +57,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
         report = verify(log, [KEY], heads=saved_heads_of(directory))
         assert report.ok, (directory, report.findings)
         started = {
-            found.record.fields["args"]["name"]
-            for found in read_log(log)
-            if found.record.kind == records.CALL_STARTED
+            found.record.fields["args"]["name"] for found in read_log(log) if found.record.kind == records.CALL_STARTED
         }
         happened = (directory / EFFECTS).read_text().split() if (directory / EFFECTS).exists() else []
         assert set(happened) <= started
@@ -76,7 +72,6 @@ def saved_heads_of(directory: Path) -> list[Head]:
     return saved_heads(layout.log_id(directory / "log"), directory / "heads")
 
 
-@pytest.mark.slow
 def test_after_a_kill_the_next_writer_goes_on_in_the_same_chain_or_beside_it(tmp_path: Path) -> None:
     killed([tmp_path] * 3)
     with writers("write", str(tmp_path), "2"):

@@ -34,13 +34,17 @@ def test_what_was_framed_is_read_back_linked(contents: list[bytes]) -> None:
 
 
 @given(contents=bodies, data=st.data())
-def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(contents: list[bytes], data: st.DataObject) -> None:
+def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(
+    contents: list[bytes], data: st.DataObject
+) -> None:
     whole = segment(contents)
     size = data.draw(st.integers(len(MAGIC), len(whole)))
     found = list(frames.pieces(whole[:size]))
 
     assert all(isinstance(piece, Frame) and piece.is_intact for piece in found[:-1])
-    assert [piece.body for piece in found if isinstance(piece, Frame)] == contents[: sum(isinstance(p, Frame) for p in found)]
+    assert [piece.body for piece in found if isinstance(piece, Frame)] == contents[
+        : sum(isinstance(p, Frame) for p in found)
+    ]
     if found and isinstance(found[-1], Torn):
         assert found[-1].offset + len(found[-1].data) == size
 

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import threading
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +16,7 @@ from audit.ledger import RUN_KINDS, Ledger
 from toolcell.audit import chain as chains
 from toolcell.audit import frames, layout, records, retention
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.log import AuditLog, Event
+from toolcell.audit.log import Event
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.retention import Kept, expired
 from toolcell.errors import AuditError, UsageError
@@ -154,7 +153,11 @@ def test_runs_that_share_an_id_can_be_told_apart(ledger: Ledger) -> None:
 def test_what_runs_have_in_common_is_written_once_per_segment(ledger: Ledger) -> None:
     ledger.fill(40, settings=SMALL)
     for path in ledger.segments():
-        kinds = [records.parse(piece.body).kind for piece in frames.pieces(path.read_bytes()) if isinstance(piece, frames.Frame)]
+        kinds = [
+            records.parse(piece.body).kind
+            for piece in frames.pieces(path.read_bytes())
+            if isinstance(piece, frames.Frame)
+        ]
         assert kinds.count(records.TERMS) <= 1
         if records.RUN_STARTED in kinds:
             assert records.TERMS in kinds and records.TOOLS in kinds
@@ -218,6 +221,7 @@ def test_records_are_signed_soon_without_being_asked(ledger: Ledger) -> None:
 
 def test_after_so_many_records_one_is_signed_at_once(ledger: Ledger) -> None:
     with ledger.opened(settings={"checkpoint_s": 3600, "checkpoint_records": 20}) as recorder:
+
         async def until_signed() -> None:
             with anyio.fail_after(5):
                 while "records" not in [fields["reason"] for fields in ledger.fields(records.CHECKPOINT)]:

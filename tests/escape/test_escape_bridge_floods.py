@@ -49,12 +49,12 @@ while True:
 
     honest = """
 call_tool("meet", {"place": "flood", "count": 2})
-set_result([call_tool("echo", {"text": str(number)}) for number in range(20)][-1])
+set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1])
 """
     flooding, other = victim.run_together(
         [(source, {}), (honest, {})], limits={"wall_s": 0.6, "output_flood_bytes": MIB}
     )
-    assert (other.outcome, other.value) == ("ok", "19")
+    assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
     assert flooding.result.usage.wall_s < 3
     assert flooding.growth_bytes < GROWTH_BYTES
@@ -135,7 +135,7 @@ stay()
 """
     )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
-    inside = victim.run(source, limits={"wall_s": 3, "memory_bytes": 256 * MIB})
+    inside = victim.run(source, limits={"wall_s": 2, "memory_bytes": 256 * MIB})
     assert inside.result.usage.wall_s < 6
     assert inside.growth_bytes < GROWTH_BYTES
     kept = sum(len(file.name) + len(file.media_type) + len(file.problem or "") for file in inside.result.files)

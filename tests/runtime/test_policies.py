@@ -195,3 +195,12 @@ def test_scripts_run_on_the_interpreter_that_was_asked_for() -> None:
 def test_what_is_no_python_is_refused_by_name(python: str) -> None:
     with pytest.raises(SandboxUnavailable, match=python), SyncRuntime(python=python):
         pass
+
+
+def test_the_default_policy_as_text_is_the_one_in_the_code() -> None:
+    from pathlib import Path
+
+    folder = Path(__file__).parents[2] / "sandbox_images"
+
+    assert Limits.from_toml(folder / "limits.toml") == Limits()
+    assert Policy.from_toml(folder / "policy.toml") == Policy()

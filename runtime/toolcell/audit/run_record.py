@@ -28,6 +28,9 @@ HOST_OUTCOMES: Final = {"CancelledError": "cancelled", "Cancelled": "cancelled",
 
 logger = logging.getLogger("toolcell.audit")
 
+CAUSES = 8
+FRAMES = 30
+
 
 class RunRecord:
     """The records of one run under way; sees its calls as their `CallObserver`."""
@@ -230,7 +233,20 @@ def _extra_results(result: ToolResult, more: dict[str, Any]) -> None:
 
 
 def _trace(exc: BaseException) -> str:
-    return "".join(traceback.format_exception(exc))
+    """Where an exception came from and what led to it: classes, functions and lines.
+
+    No message of a cause, no source line, no path: they hold what the host was working with.
+    """
+    chain: list[str] = []
+    link: BaseException | None = exc
+    while link is not None and len(chain) < CAUSES:
+        frames = [
+            f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_name}:{line}"
+            for frame, line in traceback.walk_tb(link.__traceback__)
+        ]
+        chain.append(" > ".join([*frames[-FRAMES:], type(link).__name__]))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "\nafter ".join(chain)
 
 
 def _error_fields(error: ErrorInfo) -> dict[str, Any]:
