@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +27,7 @@ from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
 from toolcell.session import Answer, Execution, Session
 from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools.plan import run_plan
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.errors import UnsendableValue
 from toolcell_bridge.guest.tools import LIST_TOOLS
@@ -346,6 +347,33 @@ class Runtime:
             return answer(call.id, result)
 
         return dispatch
+
+    # Running plans.
+
+    async def execute_plan(
+        self,
+        steps: Sequence[Mapping[str, Any]],
+        *,
+        tools: ToolRegistry | None = None,
+        context: RunContext | None = None,
+    ) -> list[dict[str, Any]]:
+        """Run independent tool calls at once, without a sandbox; one row for each step, in order.
+
+        Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
+        "error" with "error". docs/tools.md has the further keys of a step.
+
+        Raises:
+            UsageError: the plan cannot run as written; no step ran. A step that fails is a row, not an exception.
+        """
+        registry = (tools if tools is not None else self.registry).snapshot()
+        context = context or RunContext(run_id=uuid.uuid4().hex)
+        observed = self._recorder.observe(context) if self._recorder is not None else nullcontext(context)
+        with observed as run:
+            result = await run_plan(registry, {"steps": [dict(step) for step in steps]}, run)
+        if result.is_error:
+            raise UsageError(result.text)
+        rows: list[dict[str, Any]] = result.value
+        return rows
 
     # Watching.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -44,3 +45,9 @@ class SyncRuntime:
         if self._portal is None or self._stack is None:
             raise UsageError("this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`")
         return self._portal.call(partial(self.runtime.execute_code, source, **options))
+
+    def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> list[dict[str, Any]]:
+        """Run a plan and wait for it; see `Runtime.execute_plan`."""
+        if self._portal is None or self._stack is None:
+            raise UsageError("this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`")
+        return self._portal.call(partial(self.runtime.execute_plan, steps, **options))

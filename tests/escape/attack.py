@@ -28,7 +28,7 @@ import toolcell_bridge
 from toolcell import ExecutionResult, Outcome
 
 HERE = Path(__file__).parent
-PATIENCE_S = 30.0
+PATIENCE_S = 45.0
 """Far more than any run here may take. A host that needs longer has been stopped by its guest."""
 
 SECRET_PATTERN = "HOST" + "SECRET-[0-9a-f]{32}"

@@ -161,10 +161,15 @@ class Channel:
         return slot.answer
 
     def read_ready(self) -> None:
-        """Read once if nobody else is reading; for an event loop that saw the socket readable."""
+        """Read once if nobody else is reading; for an event loop that saw the socket readable.
+
+        Never waits: another thread may have read meanwhile what the loop saw, and nothing more may be coming.
+        """
         if self._leading.acquire(blocking=False):
             try:
-                self._read()
+                self._read(MSG_DONTWAIT)
+            except BlockingIOError:
+                return
             finally:
                 self._leading.release()
                 self._hand_over()
@@ -188,9 +193,11 @@ class Channel:
             with self._answered:
                 self._answered.notify_all()
 
-    def _read(self) -> None:
+    def _read(self, flags: int = 0) -> None:
         try:
-            data = self._receive()
+            data = self._sock.recv(READ_BYTES, flags) if flags else self._receive()
+        except BlockingIOError:
+            raise
         except OSError as exc:
             raise ChannelClosed("no response from the host: the bridge is closed") from exc
         if not data:

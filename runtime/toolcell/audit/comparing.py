@@ -40,7 +40,7 @@ class Divergence:
     """Where a replay first differed from the record."""
 
     kind: str
-    """call, extra_call, missing_call, no_answer, order, outcome, error, value, stdout, stderr, files."""
+    """call, extra_call, missing_call, no_answer, outcome, error, value, stdout, stderr, files."""
     message: str
     index: int | None = None
     """Of the call, counting the script's own calls from 1."""

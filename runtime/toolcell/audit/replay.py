@@ -23,8 +23,11 @@ from toolcell.results import ExecutionResult
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 
-STALL_S: Final = 5.0
-"""How long an answer is held back for the call that was answered before it in the record."""
+STALL_S: Final = 2.0
+"""How long an answer is held back, beyond the time it took, for a call that was made or answered before it."""
+
+MOST_GAP_S: Final = 0.05
+"""At most so long after another answer comes one that the script was waiting for at the same time."""
 
 _CALL_ID = re.compile(r"call_(\d+)")
 
@@ -153,6 +156,7 @@ class AnsweringTools:
         in_order = sorted((call.ended_seq, ident) for ident, call in self.expected.items() if is_answered(call))
         self._order = [ident for _, ident in in_order]
         self._turn = anyio.Event()
+        self._last: RecordedCall | None = None
 
     # What a Runtime asks of a registry
 
@@ -177,6 +181,7 @@ class AnsweringTools:
         ident = int(call_id.removeprefix("call_"))
         index = self.index.get(ident, len(self.index) + 1)
         self.made.add(ident)
+        self._tell()
         call = self.expected.get(ident)
         if self._until is not None and index >= self._until:
             self._stop(f"stopped at call {index}, as asked")
@@ -201,22 +206,39 @@ class AnsweringTools:
         if given is None and (missing := call.end_more.get("value_cut")) is not None:
             why = f"the answer of call {index} was not recorded ({missing['why']})"
             self._diverge("no_answer", why, index, expected=missing)
-        await self._wait_turn(ident, index)
+        await self._wait_turn(ident, index, call)
         self.answered += 1
         return given if given is not None else recorded_result(call)
 
-    async def _wait_turn(self, ident: int, index: int) -> None:
-        """Answers come in the order they came: what a script does with the first of several may depend on it."""
-        while self._order and self._order[0] != ident and ident in self._order:
+    async def _wait_turn(self, ident: int, index: int, call: RecordedCall) -> None:
+        """Answer at the moment at which it was answered, as far as the script can tell.
+
+        What a script does with the first of several answers may depend on which it is, and on the others not being
+        there yet. So an answer comes after every call made and every answer given before it, and not at once.
+        """
+        while (ahead := self._ahead_of(ident, call)) is not None:
             turn = self._turn
-            with anyio.move_on_after(STALL_S) as waiting:
+            with anyio.move_on_after(STALL_S + (call.ended_ns or 0) / 1e9 - call.started_ns / 1e9) as waiting:
                 await turn.wait()
-            if waiting.cancelled_caught:
-                before = self.index[self._order[0]]
-                why = f"call {index} was answered after call {before}, which the script has not made"
-                self._diverge("order", why, index)
+            if waiting.cancelled_caught and ahead not in self.made:
+                self._diverge("missing_call", f"it does not call {self.expected[ahead].tool}", self.index[ahead])
+        since, self._last = self._last, call
+        if since is not None and call.started_seq < since.ended_seq:  # both were waited for at the same time
+            await anyio.sleep(min(MOST_GAP_S, max(0.0, ((call.ended_ns or 0) - (since.ended_ns or 0)) / 1e9)))
         if ident in self._order:
             self._order.remove(ident)
+        self._tell()
+
+    def _ahead_of(self, ident: int, call: RecordedCall) -> int | None:
+        """A call that has to be made, or to be answered, before this one is answered."""
+        if ident not in self._order:
+            return None
+        if self._order[0] != ident:
+            return self._order[0]
+        earlier = (each for each, other in self.expected.items() if other.started_seq < call.ended_seq)
+        return next((each for each in earlier if each not in self.made), None)
+
+    def _tell(self) -> None:
         self._turn.set()
         self._turn = anyio.Event()
 

@@ -1,0 +1,368 @@
+"""`toolcell audit`: what a reviewer types, what is shown, and the exit status a script goes by."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from audit.ledger import Ledger
+from toolcell import PoolConfig, SyncRuntime
+from toolcell.audit import keys, layout
+from toolcell.audit.runs import RecordedCall
+from toolcell.cli import audit_times, audit_view, build, exits
+from toolcell.errors import UsageError
+from toolcell.tools import RunContext
+
+
+def invoke(*arguments: str | Path) -> tuple[int, str, str]:
+    words = ["audit", *map(str, arguments)]
+    result = CliRunner().invoke(build(words), words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+SCRIPT = "hits = call_tool('search', query='boxes')\ntry:\n    call_tool('fail', text='no such page')\nexcept ToolError:\n    print('skipped')\nset_result(len(hits))\n"
+
+
+@pytest.fixture
+def filled(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A run of several calls by somebody and a run of none, signed with the default key."""
+    monkeypatch.chdir(tmp_path)
+    signer = keys.load_or_create_signer()
+    assert isinstance(signer, keys.HmacKey)
+    ledger.key = signer
+    with ledger.opened() as recorder:
+        calls = [
+            ("search", {"query": "boxes", "limit": "5"}),
+            ("fail", {"text": "no such page"}),
+            ("outer", {"query": "x"}),
+        ]
+        ledger.run(
+            recorder, SCRIPT, calls, context=RunContext(run_id="aaaa1111", user_id="ada", thread_id="t1"),
+            value={"n": 1}, printed="skipped\n",
+        )  # fmt: skip
+        ledger.run(recorder, "x = 1", [], context=RunContext(run_id="bbbb2222"))
+    return ledger
+
+
+@pytest.mark.conforms("T5")
+def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
+    status, out, _ = invoke("list", filled.directory)
+    lines = out.splitlines()
+
+    assert status == exits.OK
+    assert lines[0].split() == ["started", "run", "outcome", "calls", "took", "script", "what"]
+    assert "aaaa1111" in lines[1] and "4 (1 failed)" in lines[1] and "hits = call_tool" in lines[1]
+    assert "bbbb2222" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--tool", "fail"], ["aaaa1111"]),
+        (["--tool", "nothing*"], []),
+        (["--session", "t1"], ["aaaa1111"]),
+        (["--user", "ada"], ["aaaa1111"]),
+        (["--outcome", "ok"], ["aaaa1111", "bbbb2222"]),
+        (["--outcome", "error"], []),
+        (["--since", "1h"], ["aaaa1111", "bbbb2222"]),
+        (["--until", "1h"], []),
+        (["-n", "1"], ["bbbb2222"]),
+        (["-n", "0"], ["aaaa1111", "bbbb2222"]),
+    ],
+)
+def test_lists_are_filtered(filled: Ledger, flags: list[str], expected: list[str]) -> None:
+    _, out, _ = invoke("list", filled.directory, *flags, "--json")
+
+    assert [line["id"] for line in json.loads(out)] == expected
+
+
+def test_a_script_is_found_by_its_digest(filled: Ledger) -> None:
+    _, out, _ = invoke("list", filled.directory, "--json")
+    digest = json.loads(out)[1]["sha256"]
+
+    assert [
+        line["id"] for line in json.loads(invoke("list", filled.directory, "--sha256", digest[:9], "--json")[1])
+    ] == ["bbbb2222"]
+
+
+@pytest.mark.conforms("T5")
+def test_a_run_is_shown_with_its_calls_on_a_timeline(filled: Ledger) -> None:
+    status, out, _ = invoke("show", filled.directory, "aaaa")
+
+    assert status == exits.OK
+    for expected in (
+        "run aaaa1111  ok", "user ada, thread t1", "30 s, cpu 30 s, 512 MiB", "seed 7, clock 1000000000.0, hash seed 1",
+        "1 | hits = call_tool('search', query='boxes')", "  search", "    search", "tool_error: no such page",
+        'mended {"path": "limit", "from": "5", "to": 5}', '-> [{"title": "boxes", "rank": 5}]', "| skipped",
+        'result  {"n": 1}',
+    ):  # fmt: skip
+        assert expected in out, expected
+    bars = [line for line in out.splitlines() if re.search("[█▏]", line)]
+    assert len(bars) == 4
+
+
+def test_last_is_the_newest_run_and_a_default_directory_can_be_set(
+    filled: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLCELL_AUDIT", str(filled.directory))
+
+    assert json.loads(invoke("show", "last", "--json")[1])["id"] == "bbbb2222"
+    assert invoke("list")[0] == exits.OK
+
+
+def test_a_run_as_json_holds_everything(filled: Ledger) -> None:
+    shown = json.loads(invoke("show", filled.directory, "aaaa1111", "--json")[1])
+
+    assert shown["start"]["source"] == SCRIPT
+    assert [call["tool"] for call in shown["calls"]] == ["search", "fail", "outer", "search"]
+    assert shown["calls"][3]["parent"] == 3
+    assert shown["end"]["value"] == {"n": 1}
+    assert shown["limits"]["memory_bytes"] == 512 * 1024 * 1024
+
+
+def test_nothing_a_script_did_reaches_the_terminal_raw(filled: Ledger) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    with filled.opened() as recorder:
+        filled.run(recorder, f"# {evil}", [(f"x{evil}", {evil: evil})], printed=evil, value=evil,
+                   context=RunContext(run_id="cccc", user_id=evil, thread_id=evil))  # fmt: skip
+    for command in (["list"], ["stats"], ["verify"]):
+        _, out, err = invoke(*command, filled.directory)
+        assert not set("\x1b\x07\u202e") & set(out + err)
+    _, out, err = invoke("show", filled.directory, "cccc")
+    assert not set("\x1b\x07\u202e") & set(out + err)
+    assert "\\x1b]0;owned\\x07" in out
+
+
+def test_runs_and_calls_are_counted(filled: Ledger) -> None:
+    _, out, _ = invoke("stats", filled.directory)
+    counted = json.loads(invoke("stats", filled.directory, "--json")[1])
+
+    assert "2 runs of 2 scripts" in out
+    assert re.search(r"search +2 +0 ", out)
+    assert counted["outcomes"] == {"ok": 2}
+    assert json.loads(invoke("stats", filled.directory, "--tool", "fail", "--json")[1])["runs"] == 1
+
+
+def test_verify_says_ok_and_exits_with_0_or_what_is_wrong_and_with_5(filled: Ledger) -> None:
+    status, out, _ = invoke("verify", filled.directory)
+    assert (status, out.split()[0]) == (exits.OK, "ok")
+    (path,) = filled.segments()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"boxes")] ^= 1
+    path.write_bytes(bytes(data))
+    status, out, _ = invoke("verify", filled.directory)
+
+    assert status == exits.BROKEN
+    assert re.search(r"^edited +chain [0-9a-f]{12}, segment 1, record \d+, offset \d+$", out, re.MULTILINE)
+    report = json.loads(invoke("verify", filled.directory, "--json")[1])
+    assert report["ok"] is False
+    assert report["findings"][0]["kind"] == "edited"
+    _, _, err = invoke("list", filled.directory)
+    assert "1 damaged records were passed over" in err
+
+
+def test_a_head_that_was_kept_shows_that_an_end_was_cut_off(filled: Ledger, tmp_path: Path) -> None:
+    assert invoke("verify", filled.directory, "--write-head", tmp_path / "head.json")[0] == exits.OK
+    (path,) = filled.segments()
+    os.truncate(path, path.stat().st_size - 200)
+    status, out, _ = invoke("verify", filled.directory, "--head", tmp_path / "head.json")
+
+    assert status == exits.BROKEN
+    assert "its end was cut off" in out
+
+
+def test_an_end_without_a_signature_fails_only_when_asked(filled: Ledger) -> None:
+    (path,) = filled.segments()
+    os.truncate(path, path.stat().st_size - 20)
+    empty = filled.directory.parent / "none.json"
+    empty.write_text("[]")
+
+    assert invoke("verify", filled.directory, "--head", empty)[0] == exits.OK
+    assert invoke("verify", filled.directory, "--head", empty, "--strict")[0] == exits.BROKEN
+
+
+@pytest.mark.conforms("T5")
+def test_a_receipt_is_written_and_verified(filled: Ledger, tmp_path: Path) -> None:
+    assert invoke("export", filled.directory, "aaaa", "-o", tmp_path / "r.json")[0] == exits.OK
+    status, out, _ = invoke("verify", tmp_path / "r.json")
+    assert (status, out.split()[:3]) == (exits.OK, ["ok", "run", "aaaa1111,"])
+    (tmp_path / "r.json").write_text((tmp_path / "r.json").read_text().replace("boxes", "foxes", 1))
+    status, out, _ = invoke("verify", tmp_path / "r.json")
+
+    assert status == exits.BROKEN
+    assert "does not hold what was recorded" in out
+    assert json.loads(invoke("export", filled.directory, "aaaa", "-o", "-")[1])["format"] == "toolcell receipt 1"
+
+
+def test_a_receipt_is_verified_elsewhere_with_the_public_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    assert invoke("keygen", tmp_path / "sign.pem")[0] == exits.OK
+    ledger = Ledger(tmp_path / "log")
+    ledger.fill(1, key=tmp_path / "sign.pem")
+    invoke("export", ledger.directory, "last", "-o", tmp_path / "r.json")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
+    (tmp_path / "sign.pem").unlink()
+
+    assert invoke("verify", tmp_path / "r.json", "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
+    assert invoke("verify", ledger.directory, "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
+
+
+def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
+    assert invoke("keygen", tmp_path / "a.key", "--hmac")[0] == exits.OK
+    status, _, err = invoke("keygen", tmp_path / "a.key", "--hmac")
+
+    assert status == exits.USAGE
+    assert "never overwritten" in err
+    assert keys.load_signer(tmp_path / "a.key").algorithm == keys.HMAC
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show", "nothing"], ["show", "a", "b", "c"], ["list", "/nowhere"], ["list", "--since", "yesterday-ish"],
+     ["verify", "/nowhere"], ["export", "/nowhere", "last"], ["replay", "/nowhere", "last"]],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str]) -> None:
+    status, out, err = invoke(*words)
+
+    assert status in (exits.USAGE, exits.BROKEN)
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.strip()
+
+
+@pytest.mark.parametrize("command", ["list", "show", "stats", "verify", "export", "replay", "keygen"])
+def test_every_command_explains_itself(command: str) -> None:
+    status, out, _ = invoke(command, "--help")
+
+    assert status == 0
+    assert "Usage:" in out
+
+
+def test_asking_for_help_loads_nothing_of_the_log() -> None:
+    code = (
+        "import sys\nfrom toolcell.cli import build\nbuild(['--help'])\nprint([n for n in sys.modules if 'audit' in n])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+# Replay
+
+
+@pytest.fixture
+def replayable(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.chdir(tmp_path)
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+        runtime.execute_code(SCRIPT, context=RunContext(run_id="aaaa1111"))
+        runtime.execute_code("set_result(call_tool('search', query='x'))", context=RunContext(run_id="bbbb2222"))
+    return ledger
+
+
+@pytest.mark.isolation
+def test_a_replay_checks_runs_for_ci(replayable: Ledger, tmp_path: Path) -> None:
+    status, out, _ = invoke("replay", replayable.directory, "all", "--check")
+    assert status == exits.OK
+    assert [line.split()[:3] for line in out.splitlines()] == [["ok", "run", "aaaa1111:"], ["ok", "run", "bbbb2222:"]]
+    (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "no page"))
+    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--check", "--source", tmp_path / "changed.py")
+
+    assert status == exits.FAILED
+    assert out.splitlines() == ["differs  run aaaa1111: call 2, line 3: fail gets other arguments"]
+
+
+@pytest.mark.isolation
+def test_a_difference_is_shown_with_its_line_and_both_values(replayable: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "no page"))
+    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--source", tmp_path / "changed.py")
+
+    assert status == exits.FAILED
+    assert "> 3 |     call_tool('fail', text='no page')" in out
+    assert 'expected {"text": "no such page"}' in out
+    assert 'got      {"text": "no page"}' in out
+    plain = json.loads(invoke("replay", replayable.directory, "aaaa", "--source", "changed.py", "--json")[1])
+    assert plain["divergence"]["index"] == 2
+
+
+@pytest.mark.isolation
+def test_a_replay_can_be_stepped_through(replayable: Ledger) -> None:
+    _, out, _ = invoke("replay", replayable.directory, "aaaa", "--from", "2")
+    lines = out.splitlines()
+    assert lines[0] == '   2  fail({"text": "no such page"})  line 3'
+    assert "tool_error: no such page" in lines[1]
+    assert "      | skipped" in lines
+    _, out, _ = invoke("replay", replayable.directory, "aaaa", "--from", "1", "--until", "2")
+
+    assert out.splitlines()[0].startswith("   1  search(")
+    assert "stopped at call 2, as asked" in out
+
+
+# Pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1.5d", 129_600), ("1w", 604_800)]
+)
+def test_a_time_ago_is_understood(text: str, seconds: int) -> None:
+    now = time.time_ns()
+
+    assert abs(now - seconds * 10**9 - audit_times.parse(text)) < 10 * 10**9
+
+
+def test_dates_and_times_are_local() -> None:
+    assert audit_times.parse("2026-11-21") == int(datetime(2026, 11, 21).timestamp()) * 10**9
+    assert (
+        audit_times.parse("2026-11-21T14:30") - audit_times.parse("2026-11-21")
+        == timedelta(hours=14.5) // timedelta(microseconds=1) * 1000
+    )
+    assert audit_times.show(audit_times.parse("2026-11-21T14:30:05")) == "2026-11-21 14:30:05"
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "5 minutes", "-3h", "99999-01-01"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time such as"):
+        audit_times.parse(text)
+
+
+def call(started_ms: float, took_ms: float, **fields: Any) -> RecordedCall:
+    return RecordedCall(1, "c", None, "x", "code", 1, {}, int(started_ms * 1e6), 1, duration_s=took_ms / 1000, **fields)
+
+
+@pytest.mark.parametrize(
+    ("started_ms", "took_ms", "expected"),
+    [(0, 100, "#" * 28), (0, 50, "#" * 14 + " " * 14), (50, 50, " " * 14 + "#" * 14), (50, 0.1, " " * 14 + "|" + " " * 13),
+     (100, 0, " " * 27 + "|"), (75, 500, " " * 21 + "#" * 7)],
+)  # fmt: skip
+def test_a_bar_is_where_its_call_was(started_ms: float, took_ms: float, expected: str) -> None:
+    assert audit_view.bar(call(started_ms, took_ms, status="ok"), 0, 100_000_000, "ascii") == expected
+
+
+def test_a_call_without_an_end_has_a_bar_to_the_end() -> None:
+    assert audit_view.bar(call(50, 0), 0, 100_000_000) == " " * 14 + "█" * 14
+
+
+def test_a_list_fits_the_terminal(filled: Ledger) -> None:
+    from toolcell.audit.index import Index
+
+    console = Console(width=90, force_terminal=True, file=io.StringIO(), color_system=None)
+    with Index(filled.directory) as index:
+        index.refresh()
+        audit_view.show_list(index.runs(), console)
+    assert isinstance(console.file, io.StringIO)
+
+    assert max(map(len, console.file.getvalue().splitlines())) <= 92
+    assert layout.INDEX_FILE in os.listdir(filled.directory)

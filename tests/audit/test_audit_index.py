@@ -1,0 +1,226 @@
+"""The index: answers from a log, keeps up with it, and can always be made again."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit.ledger import Ledger
+from toolcell.audit import layout
+from toolcell.audit.index import Filter, Index, RunLine
+from toolcell.audit.runs import UNFINISHED
+from toolcell.errors import AuditError, UsageError
+from toolcell.tools import RunContext
+
+SMALL = {"segment_bytes": 4096}
+
+
+@pytest.fixture
+def filled(ledger: Ledger) -> Ledger:
+    """Five runs for two people: ok, failing calls, other tools, in two sessions; the last without an end."""
+    with ledger.opened() as recorder:
+        ada, bob = RunContext(user_id="ada", thread_id="t1"), RunContext(user_id="bob", chat_id="c9")
+        ledger.run(recorder, "a = 1", context=ada)
+        ledger.run(recorder, "b = 1", [("search", {"query": "x"}), ("fail", {"text": "no"})], context=bob)
+        ledger.run(recorder, "a = 1", [("outer", {"query": "x"})], context=RunContext(user_id="ada"))
+        ledger.run(recorder, "import os\n\n# say something\nprint(1)", [])
+        ledger.begin(recorder, "e = 1")
+    return ledger
+
+
+def asked(ledger: Ledger, **wanted: Any) -> list[RunLine]:
+    with Index(ledger.directory) as index:
+        index.refresh()
+        return index.runs(Filter(**wanted))
+
+
+@pytest.mark.conforms("T5")
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"outcome": "ok"}, [0, 1, 2, 3]),
+        ({"outcome": UNFINISHED}, [4]),
+        ({"tool": "fail"}, [1]),
+        ({"tool": "s*"}, [0, 1, 2]),
+        ({"tool": "' OR 1=1 --"}, []),
+        ({"user": "ada"}, [0, 2]),
+        ({"session": "t1"}, [0]),
+        ({"session": "c9"}, [1]),
+        ({"user": "ada", "tool": "outer"}, [2]),
+        ({"limit": 2}, [3, 4]),
+        ({"limit": None}, [0, 1, 2, 3, 4]),
+        ({"until_ns": 5}, []),
+        ({"since_ns": 5}, [0, 1, 2, 3, 4]),
+        ({"since_ns": 2**62}, []),
+    ],
+)
+def test_runs_are_found_by_what_is_known_of_them(filled: Ledger, wanted: dict[str, Any], expected: list[int]) -> None:
+    everything = asked(filled)
+
+    assert [everything.index(line) for line in asked(filled, **wanted)] == expected
+
+
+def test_runs_are_found_by_the_digest_of_their_script(filled: Ledger) -> None:
+    everything = asked(filled)
+    digest = everything[0].sha256
+    assert digest is not None
+
+    assert [line.seq for line in asked(filled, sha256=digest)] == [everything[0].seq, everything[2].seq]
+    assert len(asked(filled, sha256=digest[:7].upper())) == 2
+    assert asked(filled, sha256="%") == []
+
+
+def test_runs_are_found_by_time(filled: Ledger) -> None:
+    between = time.time_ns()
+    filled.fill(1)
+
+    assert len(asked(filled, until_ns=between)) == 5
+    assert len(asked(filled, since_ns=between)) == 1
+
+
+def test_a_line_says_what_a_run_was(filled: Ledger) -> None:
+    first, second, _, fourth, last = asked(filled)
+
+    assert (second.calls, second.failed, second.user, second.session) == (2, 1, "bob", "c9")
+    assert first.title == "a = 1"
+    assert fourth.title == "# say something"
+    assert (last.outcome, last.ended_ns, last.wall_s) == (UNFINISHED, None, None)
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(filled: Ledger) -> None:
+    with Index(filled.directory) as index:
+        index.refresh()
+        line = index.runs()[2]
+
+        assert index.find(line.id) == index.find(line.id[:12]) == line
+        assert index.find("last") == index.runs()[-1]
+        with pytest.raises(UsageError, match="no run 'nothing'"):
+            index.find("nothing")
+        with pytest.raises(UsageError):
+            index.find("")
+
+
+def test_a_beginning_that_several_ids_share_is_not_enough(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        for _ in range(2):
+            ledger.run(recorder, context=RunContext(run_id="same"))
+    with Index(ledger.directory) as index:
+        index.refresh()
+        assert index.find("same").id == "same"
+        with pytest.raises(UsageError, match="several runs"):
+            index.find("sam")
+
+
+def test_an_index_keeps_up_with_a_log_that_is_being_written(ledger: Ledger) -> None:
+    with ledger.opened(settings=SMALL) as recorder, Index(ledger.directory) as index:
+        for number in range(1, 15):
+            record = ledger.begin(recorder)
+            index.refresh()
+            assert index.runs()[-1].outcome == UNFINISHED
+            ledger.call(record, "search", {"query": "x"}, 1)
+            record.end_calls()
+            index.refresh()
+            assert len(index.runs()) == number
+            assert (index.runs()[-1].outcome, index.runs()[-1].calls) == ("ok", 1)
+
+
+def test_an_index_made_anew_is_the_same(filled: Ledger) -> None:
+    with Index(filled.directory) as index:
+        index.refresh()
+        before, counted = index.runs(), index.stats()
+        index.rebuild()
+
+        assert index.runs() == before
+        assert index.stats() == counted
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
+def test_a_damaged_index_is_made_again(filled: Ledger, content: bytes) -> None:
+    assert len(asked(filled)) == 5
+    (filled.directory / layout.INDEX_FILE).write_bytes(content)
+
+    assert len(asked(filled)) == 5
+
+
+def test_an_index_of_another_log_is_made_again(filled: Ledger, tmp_path: Path) -> None:
+    other = Ledger(tmp_path / "other")
+    other.fill(1)
+    asked(other)
+    (other.directory / layout.INDEX_FILE).replace(filled.directory / layout.INDEX_FILE)
+
+    assert len(asked(filled)) == 5
+
+
+def test_a_log_that_may_only_be_read_is_indexed_in_memory(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sqlite3.connect
+
+    def connect(path: str, **options: Any) -> sqlite3.Connection:
+        if path != ":memory:":
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return real(path, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    assert len(asked(filled)) == 5
+    assert not (filled.directory / layout.INDEX_FILE).exists()
+
+
+def test_runs_that_retention_removed_are_forgotten(ledger: Ledger) -> None:
+    ledger.fill(40, settings=SMALL)
+    assert len(asked(ledger, limit=None)) == 40
+    with ledger.log(settings={**SMALL, "keep_bytes": 8000}) as log:
+        log.prune()
+    left = asked(ledger, limit=None)
+
+    assert 0 < len(left) < 40
+    with Index(ledger.directory) as index:
+        assert [index.load(line).outcome for line in left] == ["ok"] * len(left)
+
+
+def test_what_is_damaged_is_passed_over_and_counted(filled: Ledger) -> None:
+    (path,) = filled.segments()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"b = 1")] ^= 1
+    path.write_bytes(bytes(data))
+    with Index(filled.directory) as index:
+        index.refresh()
+
+        assert index.damage.pieces == 1
+        assert len(index.runs()) == 4
+
+
+def test_a_record_damaged_after_it_was_indexed_is_not_shown(filled: Ledger) -> None:
+    assert len(asked(filled)) == 5
+    (path,) = filled.segments()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"b = 1")] ^= 1
+    path.write_bytes(bytes(data))
+    with Index(filled.directory) as index, pytest.raises(AuditError, match="no intact record"):
+        index.load(index.runs()[1])
+
+
+def test_counts_are_by_outcome_tool_and_day(filled: Ledger) -> None:
+    with Index(filled.directory) as index:
+        index.refresh()
+        counted = index.stats()
+        tools = {row["tool"]: row for row in counted["tools"]}
+
+        assert counted["runs"] == 5
+        assert counted["scripts"] == 4
+        assert counted["outcomes"] == {"ok": 4, UNFINISHED: 1}
+        assert sum(counted["days"].values()) == 5
+        assert (tools["search"]["calls"], tools["search"]["failed"]) == (3, 0)
+        assert (tools["fail"]["calls"], tools["fail"]["failed"]) == (1, 1)
+        assert tools["search"]["p50_ms"] <= tools["search"]["p95_ms"]
+        assert index.stats(Filter(user="bob"))["outcomes"] == {"ok": 1}
+
+
+def test_where_there_is_no_log_there_is_no_index(tmp_path: Path) -> None:
+    with pytest.raises(AuditError, match="there is no audit log"):
+        Index(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,199 @@
+"""A receipt proves one run to whoever has the key to check with, and shows nothing of any other run."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit.ledger import Ledger
+from toolcell.audit import keys, receipt, records
+from toolcell.audit.index import Index
+from toolcell.errors import AuditError
+
+SMALL = {"segment_bytes": 4096}
+
+
+def exported(ledger: Ledger, id: str = "last") -> dict[str, Any]:
+    with Index(ledger.directory) as index:
+        index.refresh()
+        made: dict[str, Any] = json.loads(json.dumps(receipt.export(index, index.find(id))))
+    return made
+
+
+@pytest.fixture
+def made(ledger: Ledger) -> dict[str, Any]:
+    """The receipt of a run with another run's records among its own."""
+    with ledger.opened() as recorder:
+        ledger.run(recorder, "before = 1", value="before")
+        record = ledger.begin(recorder, "mine = 1")
+        ledger.call(record, "search", {"query": "mine"}, 1)
+        ledger.run(recorder, "other = 'nobody-elses-business'", value="nobody-elses-business")
+        ledger.call(record, "fail", {"text": "mine"}, 2)
+        record.end(finished(record.context.run_id))
+        ledger.run(recorder, "after = 1")
+    return exported(ledger, record.context.run_id)
+
+
+def finished(run_id: str) -> Any:
+    from toolcell.results import ExecutionResult, Outcome
+
+    return ExecutionResult(run_id, Outcome.OK, [1, "two"], True)
+
+
+@pytest.mark.conforms("T5")
+def test_a_receipt_holds_a_run_and_verifies(ledger: Ledger, made: dict[str, Any]) -> None:
+    verdict = receipt.check(made, [ledger.key])
+
+    assert verdict.ok, verdict.problems
+    assert verdict.run is not None
+    assert verdict.run.source == "mine = 1"
+    assert [call.tool for call in verdict.run.calls] == ["search", "fail"]
+    assert verdict.run.end["value"] == [1, "two"]
+    assert verdict.run.limits["wall_s"] == 30
+    assert verdict.run.definitions[0][0] == "search"
+    assert verdict.key == ledger.key.key_id
+    assert verdict.signed_ns is not None
+
+
+def test_a_receipt_shows_nothing_of_other_runs(made: dict[str, Any]) -> None:
+    text = json.dumps(made)
+    bodies = b"".join(
+        base64.b64decode(step["body"]) for way in made["ways"] for step in way["records"] if "body" in step
+    )
+
+    assert "nobody-elses-business" not in text
+    assert b"nobody-elses-business" not in bodies
+    assert any("sha256" in step for way in made["ways"] for step in way["records"])
+
+
+def test_a_receipt_verifies_elsewhere_with_the_public_key_alone(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    ledger = Ledger(tmp_path / "log")
+    signer = keys.Ed25519Signer.generate()
+    ledger.fill(3, key=signer)
+    (tmp_path / "audit.pub").write_text(signer.to_text())
+    receipt.write(exported(ledger), tmp_path / "receipt.json")
+
+    public = keys.load_verifier(tmp_path / "audit.pub")
+    assert receipt.check(receipt.read(tmp_path / "receipt.json"), [public]).ok
+
+
+def test_a_run_far_from_the_terms_it_ran_under_still_has_a_short_receipt(ledger: Ledger) -> None:
+    ledger.fill(400, settings={"checkpoint_records": 50, "checkpoint_s": 3600})
+    made = exported(ledger)
+
+    assert receipt.check(made, [ledger.key]).ok
+    assert sum(len(way["records"]) for way in made["ways"]) < 1000
+
+
+def test_a_run_that_spans_segments_has_a_receipt(ledger: Ledger) -> None:
+    with ledger.opened(settings=SMALL) as recorder:
+        record = ledger.begin(recorder)
+        for number in range(1, 30):
+            ledger.call(record, "search", {"query": "x" * 100}, number)
+        record.end(finished(record.context.run_id))
+    assert len(ledger.segments()) > 2
+
+    assert receipt.check(exported(ledger), [ledger.key]).ok
+
+
+def test_a_run_no_checkpoint_covers_has_no_receipt_yet(ledger: Ledger) -> None:
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        ledger.run(recorder)
+        with pytest.raises(AuditError, match="no checkpoint covers"):
+            exported(ledger)
+        recorder.log.checkpoint()
+        assert receipt.check(exported(ledger), [ledger.key]).ok
+
+
+def flipped(text: str) -> str:
+    return ("1" if text[0] != "1" else "2") + text[1:]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every leaf."""
+    if isinstance(value, dict):
+        return [found for key in value for found in places(value[key], (*path, key))]
+    if isinstance(value, list):
+        return [found for index, item in enumerate(value) for found in places(item, (*path, index))]
+    return [path]
+
+
+def test_whatever_is_changed_in_a_receipt_it_does_not_verify(ledger: Ledger, made: dict[str, Any]) -> None:
+    """Every single value: the words, the records, the digests, the links."""
+    for path in places(made):
+        changed = copy.deepcopy(made)
+        holder = changed
+        for step in path[:-1]:
+            holder = holder[step]
+        old = holder[path[-1]]
+        match old:
+            case str() if old:
+                holder[path[-1]] = flipped(old)
+            case bool():
+                holder[path[-1]] = not old
+            case int() | float():
+                holder[path[-1]] = old + 1
+            case _:
+                holder[path[-1]] = "something"
+        if path == ("format",):
+            continue  # `read` looks at that
+        assert not receipt.check(changed, [ledger.key]).ok, path
+
+
+def test_whatever_is_taken_out_of_a_receipt_it_does_not_verify(ledger: Ledger, made: dict[str, Any]) -> None:
+    for number, way in enumerate(made["ways"]):
+        for index in range(len(way["records"])):
+            changed = copy.deepcopy(made)
+            del changed["ways"][number]["records"][index]
+            assert not receipt.check(changed, [ledger.key]).ok
+    for name in made:
+        changed = {key: value for key, value in made.items() if key not in (name, "format")}
+        assert name == "format" or not receipt.check(changed, [ledger.key]).ok
+
+
+def test_a_call_cannot_be_hidden_behind_its_digest(ledger: Ledger, made: dict[str, Any]) -> None:
+    """The chain still holds; but the run's end says how many calls there were."""
+    import hashlib
+
+    way = made["ways"][-1]["records"]
+    for index, step in enumerate(way):
+        body = base64.b64decode(step.get("body", ""))
+        kind = records.parse(body).kind if body else ""
+        if kind not in (records.CALL_STARTED, records.CALL_ENDED):
+            continue
+        changed = copy.deepcopy(made)
+        changed["ways"][-1]["records"][index] = {"sha256": hashlib.sha256(body).hexdigest()}
+        verdict = receipt.check(changed, [ledger.key])
+        assert not verdict.ok
+        assert any("it does not show how call" in p or "of the run's 2 calls" in p for p in verdict.problems)
+
+
+def test_a_receipt_is_not_verified_by_another_key(made: dict[str, Any]) -> None:
+    verdict = receipt.check(made, [keys.HmacKey.generate()])
+
+    assert not verdict.ok
+    assert "which was not given" in verdict.problems[0]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "something else"}', "\x00"])
+def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(AuditError):
+        receipt.read(tmp_path / "r.json")
+
+
+def test_a_receipt_is_one_file_of_json_in_ascii(ledger: Ledger, tmp_path: Path) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, "x = 'é\u202e\x1b[31m'", printed="\x00\x1b]0;title\x07")
+    receipt.write(exported(ledger), tmp_path / "r.json")
+    data = (tmp_path / "r.json").read_bytes()
+
+    assert data.isascii()
+    assert b"\x1b" not in data
+    assert receipt.check(receipt.read(tmp_path / "r.json"), [ledger.key]).ok

@@ -1,0 +1,382 @@
+"""Replay: the same script with the same answers does the same, and what differs is pinned to its call and line."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace as with_fields
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import anyio
+import pytest
+
+from audit.ledger import Ledger
+from toolcell import Limits, PoolConfig, SyncRuntime, UsageError
+from toolcell.audit import records
+from toolcell.audit.config import ToolContent
+from toolcell.audit.index import Filter, Index
+from toolcell.audit.replay import Replay, replay, runtime_options
+from toolcell.audit.runs import RecordedRun
+from toolcell.tools import RunContext, ToolResult
+
+pytestmark = pytest.mark.isolation
+
+REPLAYS = int(os.environ.get("AUDIT_REPLAYS", "30"))
+POOL = PoolConfig(warm=2)
+
+PIECES = (
+    "seen.append(call_tool('search', {{'query': {text!r}, 'limit': {number}}}))",
+    "seen += call_tools_parallel([('slow', {{'delay_s': (7 - n) * 0.001, 'tag': n}}) for n in range({number} % 6)])",
+    "try:\n    call_tool('fail', text={text!r})\nexcept ToolError as error:\n    seen.append(str(error))",
+    "try:\n    call_tool('crash', text={text!r})\nexcept ToolError as error:\n    seen.append([error.code, str(error)])",
+    "import random, time, datetime\nseen.append([random.random(), time.time(), str(datetime.datetime.now())])",
+    "print({text!r}, len(seen), set('abcdef'))",
+    "seen.append([hash({text!r}), list({{'x', 'y', 'z', {text!r}}})])",
+    "seen.append([tool['name'] for tool in list_tools()])",
+    "try:\n    call_tool('nothing_{number}')\nexcept ToolError as error:\n    seen.append(error.details)",
+    "open('f{number}.txt', 'w').write({text!r})\nset_result(seen, files=['f{number}.txt'])",
+    "import asyncio\nasync def both():\n    tasks = [asyncio.ensure_future(call_tool_async('slow', delay_s=d, tag=d)) for d in (0.02, 0.001)]\n"
+    "    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)\n"
+    "    seen.append(sorted(task.result() for task in done))\n    await asyncio.gather(*tasks)\nawait both()",
+)
+
+
+def make_script(dice: random.Random) -> str:
+    """A script of random steps: calls of every kind, randomness, time, sets, files."""
+    steps = dice.choices(PIECES, k=dice.randint(1, 6))
+    filled = [step.format(text=dice.choice(["alpha", "b'\"", "ü\n"]), number=dice.randint(0, 9)) for step in steps]
+    end = dice.choice(["set_result(seen)", "seen", "raise ValueError(len(seen))", "import sys\nsys.exit(4)"])
+    return "\n".join(["seen = []", *filled, end])
+
+
+def tools_for(ledger: Ledger) -> list[str]:
+    """Add a slow tool; returns the list its calls are noted in."""
+    called: list[str] = []
+
+    @ledger.registry.tool
+    async def slow(delay_s: float, tag: float) -> float:
+        """Wait for a moment and return the tag."""
+        called.append(str(tag))
+        await anyio.sleep(delay_s)
+        return tag
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    """Runs of random scripts, and one that every other test takes apart; their ids are `pinned` and the rest."""
+    home = tmp_path_factory.mktemp("replays")
+    ledger = Ledger(home / "log")
+    tools_for(ledger)
+    dice = random.Random(7)
+    with SyncRuntime(ledger.registry, audit=ledger.log(heads=home / "heads"), pool=POOL) as runtime:
+        runtime.execute_code(PINNED, inputs={"q": "kittens"}, context=RunContext(run_id="pinned"))
+        for _ in range(REPLAYS):
+            runtime.execute_code(make_script(dice))
+    return ledger
+
+
+PINNED = """\
+import random
+first = call_tool('search', query=q)
+second = call_tool('search', query=first[0]['title'] + '!')
+try:
+    call_tool('fail', text='no')
+except ToolError as error:
+    print('failed:', error)
+last = call_tool('search', query=second[0]['title'], limit=random.randint(1, 10**9))
+set_result({'last': last, 'n': len(second)})
+"""
+
+
+def runs_of(ledger: Ledger) -> list[RecordedRun]:
+    with Index(ledger.directory) as index:
+        index.refresh()
+        return [index.load(line) for line in index.runs(Filter(limit=None))]
+
+
+@pytest.fixture(scope="module")
+def runtime(recorded: Ledger) -> Iterator[SyncRuntime]:
+    """A runtime that knows none of the tools: a call that got past the replay would fail."""
+    with SyncRuntime(pool=POOL, **runtime_options(runs_of(recorded)[0])) as runtime:
+        yield runtime
+
+
+def again(runtime: SyncRuntime, run: RecordedRun, **options: Any) -> Replay:
+    assert runtime._portal is not None
+    done: Replay = runtime._portal.call(partial(replay, runtime.runtime, run, **options))
+    return done
+
+
+def pinned(recorded: Ledger) -> RecordedRun:
+    return runs_of(recorded)[0]
+
+
+def test_recorded_runs_replay_with_equal_results(recorded: Ledger, runtime: SyncRuntime) -> None:
+    runs = runs_of(recorded)
+    assert len(runs) == REPLAYS + 1
+    for run in runs:
+        done = again(runtime, run)
+        assert done.ok, (done.divergence, run.source)
+        assert done.answered == done.recorded
+        assert done.result is not None
+        assert done.result.value == run.end["value"] or run.outcome != "ok"
+        assert done.notes == ()
+
+
+def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
+    called = tools_for(ledger)
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        runtime.execute_code("set_result(call_tool('slow', delay_s=0, tag=1))")
+    called.clear()
+    run = ledger.the_run()
+    with SyncRuntime(ledger.registry, pool=POOL, **runtime_options(run)) as runtime:
+        assert again(runtime, run).ok
+
+    assert called == []
+
+
+CHANGES = {
+    "an argument": ("first[0]['title'] + '!'", "first[0]['title'] + '?'", "call", 2, 3),
+    "a tool's name": ("call_tool('fail', text='no')", "call_tool('crash', text='no')", "call", 3, 5),
+    "a call more": ("second =", "call_tool('search', query='more')\nsecond =", "call", 2, 3),
+    "a call less": ("    call_tool('fail', text='no')\n", "    pass\n", "call", 3, 8),
+    "the last call left out": ("last = call_tool('search', query=second[0]['title'], limit=random.randint(1, 10**9))",
+                               "last = [{'title': 'kittens!', 'rank': 1}]", "missing_call", 4, 8),
+    "a call after the last": ("set_result(", "call_tool('search', query='x')\nset_result(", "extra_call", 5, 9),
+    "the result": ("'n': len(second)", "'n': 0", "value", None, None),
+    "what it prints": ("'failed:'", "'broken:'", "stdout", None, None),
+    "its end": ("set_result(", "1/0\nset_result(", "outcome", None, None),
+    "a random number drawn before": ("import random\n", "import random; random.random()\n", "call", 4, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "kind", "index", "line"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_changed_script_is_pinned_to_the_call_that_first_differs(
+    recorded: Ledger, runtime: SyncRuntime, old: str, new: str, kind: str, index: int | None, line: int | None
+) -> None:
+    assert PINNED.count(old) == 1
+    changed = PINNED.replace(old, new)
+    done = again(runtime, pinned(recorded), source=changed)
+    found = done.divergence
+
+    assert found is not None
+    assert (found.kind, found.index, found.line) == (kind, index, line)
+    if line is not None and kind != "missing_call":
+        assert found.source_line == changed.split("\n")[line - 1].strip()
+    assert "this is not the script that was recorded" in done.notes
+
+
+def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, runtime: SyncRuntime) -> None:
+    found = again(runtime, pinned(recorded), source=PINNED.replace("+ '!'", "+ '?'")).divergence
+
+    assert found is not None
+    assert (found.expected, found.got) == ({"query": "kittens!"}, {"query": "kittens?"})
+
+
+@pytest.mark.parametrize(
+    ("index", "answer", "kind", "at"),
+    [
+        (1, ToolResult.of([{"title": "dogs"}]), "call", 2),
+        (2, ToolResult.of([{"title": "dogs"}]), "call", 4),
+        (3, ToolResult.fail("another reason"), "stdout", 3),
+        (3, ToolResult.of("no failure"), "stdout", 3),
+        (4, ToolResult.of("another"), "value", 4),
+    ],
+)
+def test_a_changed_tool_result_is_pinned_to_the_call_it_changes(
+    recorded: Ledger, runtime: SyncRuntime, index: int, answer: ToolResult, kind: str, at: int
+) -> None:
+    done = again(runtime, pinned(recorded), answers={index: answer})
+
+    assert done.divergence is not None
+    assert (done.divergence.kind, done.divergence.index) == (kind, at)
+    assert f"the answer of call {index} was replaced" in done.notes
+
+
+def test_a_tool_result_changed_in_the_log_is_not_used(recorded: Ledger, runtime: SyncRuntime) -> None:
+    """Its record is damaged then, and so passed over; the replay says which call's end is missing."""
+    run = pinned(recorded)
+    calls = tuple(
+        with_fields(call, status="unfinished", ended_seq=0) if call.number == 2 else call for call in run.calls
+    )
+    found = again(runtime, with_fields(run, calls=calls)).divergence
+
+    assert found is not None
+    assert (found.kind, found.index) == ("no_answer", 2)
+    assert "the log was damaged" in found.message
+
+
+def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, runtime: SyncRuntime) -> None:
+    found = again(runtime, pinned(recorded), inputs={"q": "dogs"}).divergence
+
+    assert found is not None
+    assert (found.kind, found.index, found.line) == ("call", 1, 2)
+
+
+@pytest.mark.parametrize("until", [1, 2, 4])
+def test_a_replay_stops_where_it_is_told(recorded: Ledger, runtime: SyncRuntime, until: int) -> None:
+    seen: list[int] = []
+    done = again(runtime, pinned(recorded), until=until, on_call=lambda index, call: seen.append(index))
+
+    assert done.ok
+    assert done.stopped == f"stopped at call {until}, as asked"
+    assert seen == list(range(1, until))
+    assert done.answered == until - 1
+
+
+def test_answers_come_in_the_order_they_came(ledger: Ledger) -> None:
+    """Whatever is first in the record is first again, though answering from it takes no time at all."""
+    tools_for(ledger)
+    script = PIECES[-1].format() + "\nset_result(seen)"
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        result = runtime.execute_code(f"seen = []\n{script}")
+    assert result.value == [[0.001]], result.error
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+
+    assert done.ok, done.divergence
+
+
+def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> None:
+    tools_for(ledger)
+    script = (
+        "import asyncio\ntry:\n    await asyncio.wait_for(call_tool_async('slow', delay_s=60, tag=1), 0.05)\n"
+        "except TimeoutError:\n    set_result(call_tool('search', query='after'))"
+    )
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        assert runtime.execute_code(script).ok
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+
+    assert done.ok, done.divergence
+    assert done.answered == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["while True: pass", "import os\nos._exit(5)", "call_tool('slow', delay_s=60, tag=1)"]
+)
+def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -> None:
+    tools_for(ledger)
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=Limits(wall_s=0.3)) as runtime:
+        outcome = runtime.execute_code(source).outcome
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+
+    assert done.ok, done.divergence
+    assert done.result is not None
+    assert done.result.outcome is outcome
+
+
+def test_a_run_whose_host_was_killed_replays_as_far_as_it_got(recorded: Ledger, runtime: SyncRuntime) -> None:
+    run = pinned(recorded)
+    calls = (*run.calls[:2], with_fields(run.calls[2], status="unfinished"))
+    done = again(runtime, with_fields(run, calls=calls, end={}, ended_ns=None))
+
+    assert done.ok
+    assert done.answered == 2
+    assert "the record ends here: call 3 was under way" in done.stopped
+
+
+@pytest.mark.parametrize(("keep", "why"), [("digest", "digest"), ("omit", "omit")])
+def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: Any, why: str) -> None:
+    settings = {"tools": {"search": ToolContent(results=keep)}}
+    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+        runtime.execute_code("set_result(call_tool('search', query='x'))")
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        found = again(runtime, run).divergence
+        given = again(runtime, run, answers={1: ToolResult.of([{"title": "x", "rank": 10}])})
+
+    assert found is not None
+    assert (found.kind, found.index) == ("no_answer", 1)
+    assert why in found.message
+    assert given.ok
+
+
+def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
+    settings = {"tools": {"search": ToolContent(args="digest")}}
+    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+        runtime.execute_code("set_result(call_tool('search', query='x'))")
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        assert again(runtime, run).ok
+        found = again(runtime, run, source="set_result(call_tool('search', query='y'))").divergence
+
+    assert found is not None
+    assert (found.kind, found.index) == ("call", 1)
+
+
+def test_a_run_with_redacted_secrets_replays_on_what_is_recorded(ledger: Ledger) -> None:
+    secret = "s3cr3t-thing"
+    script = f"x = call_tool('search', query='{secret}')\nset_result([x, call_tool('search', query=x[0]['title'])])"
+    with SyncRuntime(ledger.registry, audit=ledger.log(secrets=[secret]), pool=POOL) as runtime:
+        runtime.execute_code(script)
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+
+    assert done.ok, done.divergence
+    assert "had secrets taken out" in done.notes[0]
+
+
+def test_what_was_too_large_to_record_has_to_be_given(ledger: Ledger) -> None:
+    settings = {"source_bytes": 100, "value_bytes": 100, "file_bytes": 5}
+    script = "rows = [row for row in open('big.csv')]\nset_result([len(rows), len(names)])" + " # " + "x" * 200
+    given: Mapping[str, Any] = {
+        "source": script,
+        "inputs": {"names": ["n" * 200]},
+        "files": [("big.csv", b"a\nb\nc\n")],
+    }
+    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
+        assert runtime.execute_code(script, inputs=given["inputs"], files=given["files"]).ok
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        for missing, flag in (("source", "--source"), ("inputs", "--input"), ("files", "--file")):
+            with pytest.raises(UsageError, match=flag):
+                again(runtime, run, **{name: value for name, value in given.items() if name != missing})
+        assert again(runtime, run, **given).ok
+
+
+def test_what_is_no_script_cannot_be_replayed(ledger: Ledger) -> None:
+    with ledger.opened() as recorder, recorder.observe(RunContext()):
+        pass
+
+    class Nothing:
+        async def execute_code(self, *args: Any, **options: Any) -> Any:
+            raise AssertionError("nothing is run")
+
+    with pytest.raises(UsageError, match="ran no script"):
+        anyio.run(partial(replay, Nothing(), ledger.the_run()))
+
+
+def test_a_replay_does_not_write_to_the_log(recorded: Ledger, runtime: SyncRuntime) -> None:
+    before = len(recorded.found())
+    again(runtime, pinned(recorded))
+
+    assert len(recorded.found()) == before
+    assert recorded.fields(records.RUN_STARTED)[0]["id"] == "pinned"
+
+
+@pytest.mark.skipif(find_spec("toolcell_bridge.guest.repeat") is None, reason="this guest seeds `random` alone")
+def test_randomness_of_every_kind_is_that_of_the_record(ledger: Ledger) -> None:
+    """uuid, secrets, os.urandom, tempfile and unseeded generators draw from the run's seed as `random` does."""
+    script = """
+import os, random, secrets, tempfile, uuid
+set_result([str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(8), os.urandom(4).hex(), random.Random().random(),
+            tempfile.mkdtemp(), random.random()])
+"""
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        assert runtime.execute_code(script).ok
+    run = ledger.the_run()
+    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+
+    assert done.ok, done.divergence

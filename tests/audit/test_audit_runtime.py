@@ -1,0 +1,360 @@
+"""A runtime with an audit log: what every script did is recorded, whatever became of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from audit.audit_writers import KEY
+from audit.ledger import RUN_KINDS, Ledger
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
+from toolcell.audit import keys, layout, records
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.log import AuditLog
+from toolcell.audit.verify import verify
+from toolcell.errors import AuditError
+from toolcell.sandbox.backend import Backend
+from toolcell.tools import RunContext, Secrets
+
+pytestmark = pytest.mark.isolation
+
+POOL = PoolConfig(warm=1)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, SyncRuntime]]:
+    """One runtime with a log, for the tests that look at their own run in it."""
+    home = tmp_path_factory.mktemp("shared")
+    ledger = Ledger(home / "log")
+
+    @ledger.registry.tool
+    async def wait(seconds: float) -> float:
+        """Wait for so many seconds and return them."""
+        await anyio.sleep(seconds)
+        return seconds
+
+    log = ledger.log(heads=home / "heads", secrets=["s3cr3t-of-everybody"])
+    with SyncRuntime(ledger.registry, audit=log, pool=POOL, limits=Limits(wall_s=10)) as runtime:
+        yield ledger, runtime
+
+
+@pytest.mark.conforms("Q-b26", "Q30", "T5")
+def test_everything_about_a_run_is_recorded(shared: tuple[Ledger, SyncRuntime]) -> None:
+    ledger, runtime = shared
+    result = runtime.execute_code(
+        "rows = call_tool('search', {'query': q})\nprint('found', len(rows))\nopen('out.txt', 'w').write('x')\n"
+        "set_result(rows, files=['out.txt'])",
+        inputs={"q": "needle"},
+        files=[("in.csv", b"a,b")],
+        context=RunContext(user_id="ada", thread_id="t1"),
+    )
+    run = ledger.the_run(result.run_id)
+
+    assert result.ok, result.error
+    assert run.id == result.run_id
+    assert run.outcome == "ok"
+    assert run.source is not None and run.source.startswith("rows = call_tool")
+    assert run.start["inputs"] == {"q": "needle"}
+    assert run.start["files"][0][0] == "in.csv" and run.start["files"][0][3] == b"a,b"
+    assert run.who == {"run": run.id, "user": "ada", "thread": "t1"}
+    assert run.limits["wall_s"] == 10
+    assert run.policy["hash_seed"] is not None and run.policy["seed"] is not None and run.policy["clock"] is not None
+    assert run.isolation["backend"] == "process"
+    assert run.isolation["layers"] == dict(result.isolation.layers)
+    assert [name for name, _, _ in run.definitions] == ledger.registry.names()
+    (call,) = run.calls
+    assert (call.tool, call.origin, call.line, call.args) == ("search", "code", 1, {"query": "needle"})
+    assert call.value == result.value == run.end["value"]
+    assert run.end["logs"] == [["stdout", "found 1\n"]]
+    assert run.end["files"] == [["out.txt", "text/plain", 1, result.files[0].sha256, None]]
+    assert run.end["usage"]["wall_s"] == result.usage.wall_s
+    assert run.end["calls"] == [1, 0]
+
+
+OUTCOMES = {
+    "1/0": "error",
+    "def": "error",
+    "import time\ntime.sleep(60)": "timeout",
+    "import os\nos._exit(5)": "killed",
+    "import sys\nsys.exit(3)": "error",
+    "set_result(1)": "ok",
+}
+
+
+@pytest.mark.conforms("Q30")
+@pytest.mark.parametrize(("source", "outcome"), OUTCOMES.items())
+def test_every_script_is_auditable_whatever_becomes_of_it(
+    shared: tuple[Ledger, SyncRuntime], source: str, outcome: str
+) -> None:
+    ledger, runtime = shared
+    result = runtime.execute_code(source, limits=Limits(wall_s=1))
+    run = ledger.the_run(result.run_id)
+
+    assert (run.outcome, run.source) == (outcome, source)
+    assert outcome == str(result.outcome)
+    if result.error is not None:
+        assert run.end["error"]["type"] == result.error.type
+
+
+def test_a_call_under_way_when_its_run_ends_has_an_end_too(shared: tuple[Ledger, SyncRuntime]) -> None:
+    ledger, runtime = shared
+    result = runtime.execute_code("call_tool('wait', seconds=60)", limits=Limits(wall_s=0.3))
+    (call,) = ledger.the_run(result.run_id).calls
+
+    assert result.outcome is Outcome.TIMEOUT
+    assert call.status == "cancelled"
+    assert call.end_more["unanswered"] is True
+
+
+def test_a_call_a_script_takes_back_is_recorded_as_such(shared: tuple[Ledger, SyncRuntime]) -> None:
+    ledger, runtime = shared
+    result = runtime.execute_code(
+        "import asyncio\ntry:\n    await asyncio.wait_for(call_tool_async('wait', seconds=60), 0.1)\n"
+        "except TimeoutError:\n    set_result(call_tool('search', query='after'))"
+    )
+    taken_back, after = ledger.the_run(result.run_id).calls
+
+    assert result.ok, result.error
+    assert taken_back.end_more["unanswered"] is True
+    assert after.status == "ok"
+
+
+def test_calls_at_the_same_time_are_none_anothers_parent(shared: tuple[Ledger, SyncRuntime]) -> None:
+    ledger, runtime = shared
+    result = runtime.execute_code("call_tools_parallel([('wait', {'seconds': 0.02})] * 8)")
+    calls = ledger.the_run(result.run_id).calls
+
+    assert [call.parent for call in calls] == [None] * 8
+    assert [call.line for call in calls] == [1] * 8
+
+
+def test_secrets_in_a_script_and_in_what_it_prints_are_nowhere_on_disk(shared: tuple[Ledger, SyncRuntime]) -> None:
+    ledger, runtime = shared
+    secret, own = "s3cr3t-of-everybody", "s3cr3t-of-this-run"
+    for hidden in (secret, own):
+        runtime.execute_code(
+            f"x = {hidden!r}\nprint(x)\nimport sys\nprint(x[:9], end='')\nprint(x[9:], file=sys.stdout)\n"
+            f"try:\n    call_tool('crash', text=x)\nexcept ToolError: pass\nset_result({{x: [x]}})\nraise ValueError(x)",
+            inputs={"y": hidden},
+            context=RunContext(secrets=Secrets({"own": own})),
+        )
+    disk = ledger.bytes_on_disk()
+
+    assert secret.encode() not in disk
+    assert own.encode() not in disk
+
+
+def test_a_script_that_never_ran_is_recorded_with_the_reason(ledger: Ledger) -> None:
+    class Nothing:
+        name = "nothing"
+        isolates = True
+
+        async def open(self) -> None: ...
+
+        async def start(self, limits: Limits) -> Any:
+            raise SandboxUnavailable("no sandbox here")
+
+        async def close(self) -> None: ...
+
+    async def work() -> None:
+        backend: Backend = Nothing()
+        async with Runtime(ledger.registry, backend=backend, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+            with pytest.raises(SandboxUnavailable):
+                await runtime.execute_code("set_result(1)")
+
+    anyio.run(work)
+    run = ledger.the_run()
+    assert run.outcome == "unavailable"
+    assert run.end["error"] == {"type": "SandboxUnavailable", "message": "no sandbox here"}
+
+
+def test_a_run_that_its_caller_cancels_is_recorded_as_cancelled(ledger: Ledger) -> None:
+    async def work() -> None:
+        async with Runtime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+            started = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+
+                async def run() -> None:
+                    await runtime.execute_code(
+                        "print('started')\nimport time\ntime.sleep(60)", on_log=lambda *_: started.set()
+                    )
+
+                tasks.start_soon(run)
+                await started.wait()
+                tasks.cancel_scope.cancel()
+
+    anyio.run(work)
+    assert ledger.the_run().outcome == "cancelled"
+    assert ledger.kinds() == [records.RUN_STARTED, records.RUN_ENDED]
+
+
+def test_a_call_that_cannot_be_recorded_is_not_made_and_ends_the_run(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    @ledger.registry.tool
+    async def act(name: str) -> str:
+        """Do something that can be seen afterwards."""
+        made.append(name)
+        if name == "first":
+            real = os.write
+
+            def write(descriptor: int, data: bytes) -> int:
+                if name_in(data, "second"):
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real(descriptor, data)
+
+            monkeypatch.setattr(os, "write", write)
+        return name
+
+    def name_in(data: bytes, name: str) -> bool:
+        return name.encode() in data and records.CALL_STARTED.encode() in data
+
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        with pytest.raises(AuditError, match="No space left"):
+            runtime.execute_code("for name in ('first', 'second', 'third'):\n    call_tool('act', name=name)")
+        monkeypatch.undo()
+        assert runtime.execute_code("set_result(1)").ok
+
+    assert made == ["first"]
+    assert [line["outcome"] for line in ledger.fields(records.RUN_ENDED)] == ["cancelled", "ok"]
+    assert ledger.verify().ok
+
+
+def test_a_directory_is_enough_to_have_a_log(tmp_path: Path) -> None:
+    with SyncRuntime(audit=tmp_path / "runs", pool=POOL) as runtime:
+        runtime.execute_code("set_result(1)")
+    report = verify(tmp_path / "runs", [keys.load_signer(keys.default_key_path())])
+
+    assert report.ok
+    assert report.chains[0].is_closed
+    assert report.notes == []
+
+
+def test_a_log_that_is_open_already_stays_open(ledger: Ledger) -> None:
+    with ledger.log() as log:
+        for _ in range(2):
+            with SyncRuntime(audit=log, pool=POOL) as runtime:
+                runtime.execute_code("set_result(1)")
+        assert log.is_open
+
+    assert ledger.kinds() == [records.RUN_STARTED, records.RUN_ENDED] * 2
+
+
+def test_without_a_log_nothing_of_it_is_even_imported() -> None:
+    code = (
+        "import sys\nfrom toolcell import SyncRuntime\n"
+        "with SyncRuntime() as runtime: assert runtime.execute_code('set_result(1)').ok\n"
+        "print([name for name in sys.modules if name.startswith('toolcell.audit')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_policys_own_seed_clock_and_hash_seed_are_kept(ledger: Ledger) -> None:
+    policy = Policy(seed=5, clock=1_700_000_000.5, hash_seed=9)
+    with SyncRuntime(audit=ledger.log(), pool=POOL, policy=policy) as runtime:
+        runtime.execute_code("set_result(1)")
+    run = ledger.the_run()
+
+    assert (run.policy["seed"], run.policy["clock"], run.policy["hash_seed"]) == (5, 1_700_000_000.5, 9)
+
+
+def test_runs_that_need_not_repeat_are_left_as_they_are(ledger: Ledger) -> None:
+    with SyncRuntime(audit=ledger.log(settings={"repeatable": False}), pool=POOL) as runtime:
+        runtime.execute_code("set_result(1)")
+    run = ledger.the_run()
+
+    assert (run.policy["seed"], run.policy["clock"], run.policy["hash_seed"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_runs_at_the_same_time_keep_their_records_apart(anyio_backend: str, ledger: Ledger) -> None:
+    async with (
+        Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=2)) as runtime,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(6):
+            source = f"for _ in range(3): call_tool('search', query='{number}')\nset_result({number})"
+            tasks.start_soon(runtime.execute_code, source)
+    runs = [ledger.the_run(fields["id"]) for fields in ledger.fields(records.RUN_STARTED)]
+
+    assert len(runs) == 6
+    for run in runs:
+        assert [call.args for call in run.calls] == [{"query": str(run.end["value"])}] * 3
+
+
+def test_a_script_an_agent_runs_names_the_call_and_the_run_above(ledger: Ledger) -> None:
+    async def work(log: AuditLog) -> None:
+        from toolcell.audit.recorder import Recorder
+
+        async with Runtime(ledger.registry, audit=log, pool=POOL) as runtime:
+            ledger.registry.enable_code_execution(runtime)
+            with Recorder(log).observe(RunContext(run_id="agent-7")) as context:
+                code = {"code": "set_result(call_tool('search', query='x'))"}
+                for call_id in ("c1", "c2"):
+                    result = await ledger.registry.dispatch("execute_code", code, call_id=call_id, context=context)
+                    assert not result.is_error, result.text
+
+    with ledger.log() as log:
+        anyio.run(work, log)
+    above, first, second = [ledger.the_run(fields["id"]) for fields in ledger.fields(records.RUN_STARTED)]
+
+    assert [call.tool for call in above.calls] == ["execute_code", "execute_code"]
+    assert (first.who["run"], first.who["parent_call"]) == ("agent-7", "c1")
+    assert (second.who["run"], second.who["parent_call"]) == ("agent-7", "c2")
+    assert first.id != second.id
+    assert [call.tool for call in first.calls] == ["search"]
+
+
+def test_a_runtime_killed_at_work_leaves_a_log_that_verifies(tmp_path: Path) -> None:
+    """SIGKILL from inside a tool: the call's start is there, its effect happened, and no end of anything."""
+    code = f"""
+import os, signal
+from audit.audit_writers import KEY
+from toolcell import SyncRuntime, ToolRegistry
+from toolcell.audit.log import AuditLog
+registry = ToolRegistry()
+@registry.tool
+async def die(name: str) -> str:
+    "Kill the process that serves this call."
+    open({str(tmp_path / "effect")!r}, "w").write(name)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return name
+with SyncRuntime(registry, audit=AuditLog({str(tmp_path / "log")!r}, key=KEY)) as runtime:
+    runtime.execute_code("call_tool('die', name='now')")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    report = verify(tmp_path / "log", [KEY])
+    ledger = Ledger(tmp_path / "log")
+    run = ledger.the_run()
+
+    assert done.returncode == -9
+    assert report.ok, report.findings
+    assert (tmp_path / "effect").read_text() == run.calls[0].args["name"]
+    assert run.outcome == run.calls[0].status == "unfinished"
+    assert ledger.kinds() == RUN_KINDS[:2]
+    assert len(layout.chains(tmp_path / "log")) == 1
+
+
+def test_a_log_can_be_set_up_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "audit.toml").write_text(
+        'fsync = "never"\nkeep_s = 86400\n[tools.search]\nargs = "digest"\n[tools."mail_*"]\nresults = "omit"\n'
+    )
+    config = AuditConfig.from_toml(tmp_path / "audit.toml")
+
+    assert (config.fsync, config.keep_s) == ("never", 86400)
+    assert config.content_of("search").args == "digest"
+    assert config.content_of("mail_send").results == "omit"
+    assert config.content_of("other").args == "full"
