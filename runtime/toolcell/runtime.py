@@ -367,7 +367,7 @@ class Runtime:
         """
         registry = (tools if tools is not None else self.registry).snapshot()
         context = context or RunContext(run_id=uuid.uuid4().hex)
-        observed = self._recorder.observe(context) if self._recorder is not None else nullcontext(context)
+        observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
         with observed as run:
             result = await run_plan(registry, {"steps": [dict(step) for step in steps]}, run)
         if result.is_error:

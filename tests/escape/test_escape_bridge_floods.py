@@ -52,7 +52,7 @@ call_tool("meet", {"place": "flood", "count": 2})
 set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1])
 """
     flooding, other = victim.run_together(
-        [(source, {}), (honest, {})], limits={"wall_s": 0.6, "output_flood_bytes": MIB}
+        [(source, {}), (honest, {})], limits={"wall_s": 0.5, "output_flood_bytes": MIB}
     )
     assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")

@@ -132,10 +132,10 @@ def formatted():
     except BaseException as error:
         return len(traceback.format_exc()) > 0
 set_result(True if attempt(formatted) else False)
-""", evil=EVIL[kind], within_s=1, may_fail=True)  # fmt: skip
+""", evil=EVIL[kind], within_s=0.5, may_fail=True)  # fmt: skip
     assert plain.value is not False
 
-    inside = victim.run(EVIL[kind], limits={"wall_s": 1, "memory_bytes": 512 * MIB})
+    inside = victim.run(EVIL[kind], limits={"wall_s": 0.7, "memory_bytes": 512 * MIB})
     assert inside.outcome in ("error", "timeout", "killed", "memory_limit", "protocol_error")
     error = inside.result.error
     assert error is not None

@@ -258,7 +258,7 @@ ASLEEP = {
 def test_the_wall_clock_ends_a_script_that_uses_nothing(kind: str, victim: Victim) -> None:
     if "tool" not in kind and "bridge" not in kind:
         assert outside(ASLEEP[kind], within_s=0.15).status is None
-    inside = victim.run(ASLEEP[kind], limits={"wall_s": 0.3})
+    inside = victim.run(ASLEEP[kind], limits={"wall_s": 0.2})
     assert inside.outcome == "timeout"
     assert inside.result.usage.wall_s < 5
     victim.assert_healthy()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _ast
 import os
 import sys
-import time
 import types
 from typing import Any
 
@@ -18,6 +17,7 @@ from toolcell_bridge.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.guest import failures, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.refusals import install_package
+from toolcell_bridge.guest.repeat import freeze_clock, seed
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.messages import Done, Message, Plain, PutFile, Result, Run
@@ -263,51 +263,6 @@ def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
 
         return asyncio.run(main())
     return value
-
-
-def seed(number: int) -> None:
-    """Make `random` and numpy's legacy generator repeatable."""
-    import random
-
-    random.seed(number)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % 2**32)
-
-
-def freeze_clock(now: float) -> None:
-    """Make `time.time()` and what builds on it answer `now`. Monotonic clocks go on."""
-    time.time = lambda: now
-    time.time_ns = lambda: int(now * 1e9)
-    frozen = time.gmtime(now)
-    gmtime, localtime = time.gmtime, time.localtime
-    time.gmtime = lambda seconds=None: gmtime(now if seconds is None else seconds)
-    time.localtime = lambda seconds=None: localtime(now if seconds is None else seconds)
-    import datetime
-
-    class FrozenDatetime(datetime.datetime):
-        """datetime.datetime whose now() is the recorded one."""
-
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime.fromtimestamp(now, tz)
-
-        @classmethod
-        def utcnow(cls) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime(*frozen[:6], int(now % 1 * 1e6))
-
-        @classmethod
-        def today(cls) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime.fromtimestamp(now)
-
-    class FrozenDate(datetime.date):
-        """datetime.date whose today() is the recorded one."""
-
-        @classmethod
-        def today(cls) -> datetime.date:  # type: ignore[override]
-            return datetime.date.fromtimestamp(now)
-
-    datetime.datetime, datetime.date = FrozenDatetime, FrozenDate  # type: ignore[misc]
 
 
 def exit_process(code: int = 0) -> None:

@@ -22,6 +22,7 @@ from toolcell.audit.seals import checkpoint_statement
 from toolcell.errors import AuditError
 from toolcell_bridge import __version__
 
+_pack, _link, _frame = records.packer.pack, frames.link, frames.frame
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -136,9 +137,9 @@ class Chain:
         seq = self.seq + 1
         if kind == records.RUN_STARTED:
             run = seq
-        body = records.packer.pack((seq, at_ns, kind, run, content))
-        link = frames.link(self.link, body)
-        data = frames.frame(self.link, body, link)
+        body = _pack((seq, at_ns, kind, run, content))
+        link = _link(self.link, body)
+        data = _frame(self.link, body, link)
         try:
             is_written = os.write(self._fd, data) == len(data)
         except OSError as exc:

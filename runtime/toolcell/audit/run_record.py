@@ -73,14 +73,17 @@ class RunRecord:
             line = self.lines.pop(call.call_id)
         elif call.parent is not None:
             parent = self._numbers.get(id(call.parent))
-        more = self._extras(call) if self._has_extras(call) else {}
         args = call.raw_args
+        is_plain = not call.changes and call.refusal is None and not call.run.depth
+        is_plain = is_plain and call.args == args and not (call.approved or call.warnings)
+        more: dict[str, Any] = {} if is_plain else self._extras(call)
+        origin = call.origin if call.step is None else call.origin_label
         if (keep := self._content_of(call.name)) is not FULL:
             args = self._reduced(keep, args, more)
         self._log.append(
             records.CALL_STARTED,
             self._run,
-            (number, call.call_id, parent, call.name, call.origin_label, line, args, more),
+            (number, call.call_id, parent, call.name, origin, line, args, more),
             self._redactor,
         )
         return self._others.call_started(call) if self._others is not None else None
@@ -109,17 +112,6 @@ class RunRecord:
             records.CALL_ENDED, self._run, (number, str(result.status), duration_us, value, code, more), self._redactor
         )
         return self._others.call_ended(call) if self._others is not None else None
-
-    @staticmethod
-    def _has_extras(call: Call) -> bool:
-        return bool(
-            call.changes
-            or call.refusal is not None
-            or call.approved
-            or call.warnings
-            or call.run.depth
-            or (call.args is not call.raw_args and call.args != call.raw_args)
-        )
 
     @staticmethod
     def _extras(call: Call) -> dict[str, Any]:
