@@ -45,6 +45,17 @@ class Footprint:
     temporary: int
 
 
+def count_cgroups() -> int:
+    """Cgroups below this process's own folders; counted again when others changed the tree meanwhile."""
+    while True:
+        try:
+            return sum(
+                1 for base in Path("/sys/fs/cgroup").glob("*") for _ in base.rglob(f"toolcell-{os.getpid()}-*/*/")
+            )
+        except OSError:
+            continue
+
+
 def measure() -> Footprint:
     gc.collect()
     me = psutil.Process()
@@ -54,7 +65,7 @@ def measure() -> Footprint:
         threads=threading.active_count(),
         processes=len(me.children(recursive=True)),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        cgroups=sum(1 for base in Path("/sys/fs/cgroup").glob("*") for _ in base.rglob(f"toolcell-{os.getpid()}-*/*/")),
+        cgroups=count_cgroups(),
         temporary=len(os.listdir(tempfile.gettempdir())),
     )
 
