@@ -327,9 +327,6 @@ class Runtime:
     def _dispatcher(
         self, registry: ToolRegistry, context: RunContext, record: RunRecord | None
     ) -> Callable[[CallTool], Awaitable[Answer]]:
-        if record is not None:
-            context = record.context
-
         async def dispatch(call: CallTool) -> Answer:
             if call.name == LIST_TOOLS:
                 return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
@@ -337,8 +334,9 @@ class Runtime:
             if record is not None:
                 record.lines[call_id] = call.line
             try:
+                observed = context if record is None else record.context
                 result = await registry.dispatch(
-                    call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context
+                    call.name, call.args, call_id=call_id, origin=Origin.CODE, context=observed
                 )
             except AuditError as exc:
                 if record is not None:

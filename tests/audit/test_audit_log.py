@@ -275,6 +275,82 @@ def test_no_record_no_effect_when_the_disk_is_full(ledger: Ledger, monkeypatch: 
     assert ledger.verify().ok
 
 
+def test_a_disk_that_is_full_when_a_segment_ends_costs_no_record(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = ledger.log(settings={**SMALL, "checkpoint_s": 3600}).open()
+    recorder = Recorder(log)
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if data == frames.MAGIC:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(AuditError, match="No space left"):
+        for _ in range(100):
+            ledger.run(recorder)
+    monkeypatch.undo()
+    with pytest.raises(AuditError, match="open it again"):
+        ledger.run(recorder)
+    with pytest.raises(AuditError):
+        log.close()
+    written = len(ledger.found())
+    ledger.fill(1)
+
+    assert len(ledger.found()) > written
+    assert [fields["number"] for fields in ledger.fields(records.SEGMENT)] == [1, 2]
+    assert ledger.verify().ok
+
+
+def test_what_could_not_be_signed_at_once_is_signed_later(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = threading.Event()
+    sign = ledger.key.sign
+
+    def refuse(data: bytes) -> bytes:
+        failed.set()
+        raise AuditError("the key is not there just now")
+
+    with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder:
+        monkeypatch.setattr(ledger.key, "sign", refuse)
+        ledger.run(recorder)
+        assert failed.wait(5)
+        monkeypatch.setattr(ledger.key, "sign", sign)
+        ledger.run(recorder)
+
+    assert "could not be signed" in caplog.text
+    assert ledger.verify().ok
+    assert ledger.verify().chains[0].unsigned == 0
+
+
+def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed flush left on the disk is not known, so no later record may claim to be safe."""
+    failed = threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = ledger.log(config=AuditConfig(checkpoint_s=0.01)).open()
+    monkeypatch.setattr(os, "fsync", fsync)
+    ledger.run(Recorder(log))
+    assert failed.wait(5)
+    monkeypatch.undo()
+
+    async def until_refused() -> None:
+        with anyio.fail_after(5):
+            while True:
+                log.append(records.CALL_STARTED, 1, (1, "c", None, "x", "code", 1, {}, {}))
+                await anyio.sleep(0.001)
+
+    with pytest.raises(AuditError, match="did not reach the disk"):
+        anyio.run(until_refused)
+    log.close()
+
+
 # By whom
 
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace as with_fields
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import anyio
@@ -365,7 +364,6 @@ def test_a_replay_does_not_write_to_the_log(recorded: Ledger, runtime: SyncRunti
     assert recorded.fields(records.RUN_STARTED)[0]["id"] == "pinned"
 
 
-@pytest.mark.skipif(find_spec("toolcell_bridge.guest.repeat") is None, reason="this guest seeds `random` alone")
 def test_randomness_of_every_kind_is_that_of_the_record(ledger: Ledger) -> None:
     """uuid, secrets, os.urandom, tempfile and unseeded generators draw from the run's seed as `random` does."""
     script = """

@@ -53,6 +53,13 @@ set_result({name: open("/etc/" + name).read() for name in names if os.path.exist
     assert sorted(victim.run("import os\nset_result(os.listdir('/etc'))").value) == sorted(inside)
 
 
+def test_what_lies_between_the_folders_a_script_needs_cannot_be_listed(victim: Victim) -> None:
+    """Landlock alone does this: the folders are there, empty of secrets, and world-readable to the kernel."""
+    source = RAW + "set_result([attempt(os.listdir, folder) for folder in ('/', '/dev')] + [attempt(os.stat, '/')])"
+    assert outside(source).value == ["ok", "ok", "ok"]
+    assert victim.run(source).value == ["EACCES", "EACCES", "ok"]
+
+
 WAYS_IN = """
 import glob, shutil, tempfile
 tmp = tempfile.mkdtemp()

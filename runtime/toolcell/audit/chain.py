@@ -55,6 +55,7 @@ class Chain:
         self._signer = signer
         self._lock = lock
         self._fd = -1
+        self._why_ended = ""
 
     # Beginning
 
@@ -117,8 +118,15 @@ class Chain:
         self._begin()
 
     def _begin(self) -> None:
-        if os.write(self._fd, MAGIC) != len(MAGIC):
-            self._give_up("the disk is full")
+        """Begin the segment just made. Failing at that ends this writer: the next one finds an empty segment."""
+        self.size = 0
+        try:
+            problem = "" if os.write(self._fd, MAGIC) == len(MAGIC) else "the disk is full"
+        except OSError as exc:
+            problem = exc.strerror or str(exc)
+        if problem:
+            os.ftruncate(self._fd, 0)
+            self._end(problem)
         self.size = len(MAGIC)
         self.append(records.SEGMENT, 0, (layout.FORMAT, self.log, self.name, self.number, {}))
 
@@ -141,25 +149,30 @@ class Chain:
         link = _link(self.link, body)
         data = _frame(self.link, body, link)
         try:
-            is_written = os.write(self._fd, data) == len(data)
+            if os.write(self._fd, data) != len(data):
+                self._take_back("the disk is full")
         except OSError as exc:
-            self._give_up(exc.strerror, exc)
-        if not is_written:
-            self._give_up("the disk is full")
+            self._take_back(exc.strerror or str(exc))
         self.size += len(data)
         self.seq, self.link = seq, link
         self.unsigned += 1
         return seq
 
-    def _give_up(self, problem: str | None, cause: OSError | None = None) -> NoReturn:
-        """Take back the piece of a record that did not fit, so that the next one can follow the last whole one."""
-        if self._fd >= 0:
-            try:
-                os.ftruncate(self._fd, self.size)
-            except OSError:  # nothing may follow what is half there
-                os.close(self._fd)
-                self._fd = -1
-        raise AuditError(f"cannot write the audit log {self.path}: {problem}") from cause
+    def _take_back(self, problem: str) -> NoReturn:
+        """Remove the piece of a record that did not fit, so that the next one can follow the last whole one."""
+        if self._why_ended:
+            raise AuditError(f"cannot write the audit log {self.path}: {self._why_ended}")
+        try:
+            os.ftruncate(self._fd, self.size)
+        except OSError:  # nothing may follow what is half there
+            self._end(problem)
+        raise AuditError(f"cannot write the audit log {self.path}: {problem}")
+
+    def _end(self, problem: str) -> NoReturn:
+        self._why_ended = f"{problem}; open it again"
+        os.close(self._fd)
+        self._fd = -1
+        raise AuditError(f"cannot write the audit log {self.path}: {problem}")
 
     def checkpoint(self, reason: str) -> None:
         """Sign everything up to here."""
@@ -209,6 +222,7 @@ class Chain:
             if descriptor >= 0:
                 os.close(descriptor)
         self._fd = self._lock = -1
+        self._why_ended = "it is closed"
 
 
 def sync(descriptor: int) -> None:

@@ -237,6 +237,7 @@ class AuditLog:
         if rules is not None:
             plain, count = redactor.clean(plain, rules, with_names=kind not in COMMON)
             if count:
+                plain = content.with_digests(kind, plain)
                 plain[-1] = plain[-1] | {"redacted": count}
         return records.pack_fields(tuple(content.fitted(kind, plain, self.config)))
 
@@ -294,7 +295,7 @@ class AuditLog:
             self._wait_a_while(chain)
             try:
                 self._seal()
-            except AuditError as exc:
+            except AuditError as exc:  # what the disk has is not known, and never will be
                 self._failure = exc
 
     def _wait_a_while(self, chain: Chain) -> None:
@@ -306,13 +307,19 @@ class AuditLog:
             self._needs_seal.clear()
 
     def _seal(self) -> None:
-        with self._lock:
-            chain = self._chain
-            if chain is None or not chain.unsigned:
-                return
-            chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
-            head = self._head(chain)
-            newest = chain.duplicate()
+        try:
+            with self._lock:
+                chain = self._chain
+                if chain is None or not chain.unsigned:
+                    return
+                chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
+                head = self._head(chain)
+                newest = chain.duplicate()
+        except AuditError as exc:  # a full disk, perhaps for a while; records of calls fail by themselves
+            logger.warning("the audit log could not be signed: %s", exc)
+            self._is_closing.wait(self.config.checkpoint_s)
+            self._needs_seal.set()
+            return
         was_rotated = bool(self._to_sync)
         self._sync_old()
         try:

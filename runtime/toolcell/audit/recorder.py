@@ -111,7 +111,9 @@ class Recorder:
         script: tuple[Any, ...] = (None, None, None, None)
         settings: tuple[Any, ...] = (None, None, None)
         if message is not None:
-            script = _script(message, redactor)
+            inputs = message.inputs
+            inputs_digest = content.digest_of(inputs) if inputs else None
+            script = (message.source, content.text_digest(message.source), inputs, inputs_digest)
             settings = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
             self._new_id(context), sort, *script, _input_files(files, self.log), tools and tools.digest,
@@ -185,21 +187,6 @@ class _Common:
     content: tuple[Any, ...]
     alive: object
     """What the key it is found by names by identity; held so that no other object takes its place."""
-
-
-def _script(message: Run, redactor: Redactor) -> tuple[str, str, dict[str, Any], str | None]:
-    """Source and inputs with their digests. A digest of a text that held a secret would confirm every right guess of
-    it, so digests are of what is recorded."""
-    source, inputs = message.source, message.inputs
-    sha256 = content.text_digest(source)
-    if redactor.scan(source.encode("utf-8", "surrogatepass")) is not None:
-        sha256 = content.text_digest(redactor.clean_all(source))
-    if not inputs:
-        return source, sha256, inputs, None
-    packed = records.pack(inputs)
-    if redactor.scan(packed) is None:
-        return source, sha256, inputs, content.bytes_digest(packed)
-    return source, sha256, inputs, content.digest_of(redactor.clean_all(records.unpack(packed)))
 
 
 def _input_files(files: Iterable[GuestFile], log: AuditLog) -> list[Any]:

@@ -7,6 +7,7 @@ Knows nothing of files, keys or redaction.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,8 +88,26 @@ packer: Final = msgpack.Packer(unicode_errors="surrogatepass")
 """Quick and unshared: only under a log's lock. Raises for what `pack` converts."""
 
 
+class _OfThisThread(threading.local):
+    """One packer for each thread: making one costs more than most of what it packs."""
+
+    def __init__(self) -> None:
+        self.pack = msgpack.Packer(unicode_errors="surrogatepass").pack
+
+
+_mine: Final = _OfThisThread()
+
+
 def pack(value: object) -> bytes:
     """Encode plain data; what is not plain becomes what a guest would be sent, or an `Unrecordable`."""
+    try:
+        packed: bytes = _mine.pack(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        packed = _pack_odd(value)
+    return packed
+
+
+def _pack_odd(value: object) -> bytes:
     try:
         packed: bytes = msgpack.Packer(unicode_errors="surrogatepass", default=_encode_odd).pack(value)
     except (ValueError, OverflowError, RecursionError) as exc:  # nested too deep, or a conversion that fails

@@ -36,8 +36,8 @@ class RunRecord:
     """The records of one run under way; sees its calls as their `CallObserver`."""
 
     __slots__ = (
-        "_calls", "_content_of", "_failed_calls", "_log", "_numbers", "_others", "_redactor", "_run", "context",
-        "lines", "problem",
+        "_calls", "_content_of", "_failed_calls", "_given", "_log", "_numbers", "_observed", "_others", "_redactor",
+        "_run", "lines", "problem",
     )  # fmt: skip
 
     def __init__(
@@ -52,15 +52,23 @@ class RunRecord:
         self._content_of = content_of
         self._run = run
         self._redactor = redactor
-        self._others = context.observer if not isinstance(context.observer, RunRecord) else None
+        observer = context.observer  # of a run above, its own record would note our calls as its own
+        self._others = observer._others if isinstance(observer, RunRecord) else observer
         self._numbers: dict[int, int] = {}
         self._calls = 0
         self._failed_calls = 0
         self.lines: dict[str, int | None] = {}
         """Line of the script that made a call, by call id; filled in by who knows it."""
         self.problem: AuditError | None = None
-        self.context = context.child(observer=self)
-        """The run as its calls are made with."""
+        self._given = context
+        self._observed: RunContext | None = None
+
+    @property
+    def context(self) -> RunContext:
+        """The run as its calls are made with. Made at the first call: many scripts make none."""
+        if self._observed is None:
+            self._observed = self._given.child(observer=self)
+        return self._observed
 
     # Calls
 
@@ -160,17 +168,12 @@ class RunRecord:
         Raises:
             AuditError: this, or an earlier record of the run, could not be written.
         """
-        value_digest = None
-        if result.has_value:
-            value_digest = content.digest_of(result.value)
-            if self._redactor.scan(records.pack(result.value)) is not None:
-                value_digest = content.digest_of(self._clean(result.value))
         logs = result.logs
         self._end(
             str(result.outcome),
             result.value,
             result.has_value,
-            value_digest,
+            content.digest_of(result.value) if result.has_value else None,
             [[entry.stream, entry.text] for entry in logs.entries],
             [logs.stdout_bytes, logs.stderr_bytes, logs.truncated],
             [[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
@@ -193,7 +196,7 @@ class RunRecord:
         try:
             self.end_calls(outcome, {name: value for name, value in error.items() if value})
         except AuditError:
-            logger.exception("the end of run %s could not be recorded", self.context.run_id)
+            logger.exception("the end of run %s could not be recorded", self._given.run_id)
 
     def _end(self, *fields: Any) -> None:
         self._log.append(records.RUN_ENDED, self._run, fields, self._redactor)
