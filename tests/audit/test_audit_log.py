@@ -138,6 +138,24 @@ def test_an_observer_of_the_callers_own_sees_every_call_too(ledger: Ledger) -> N
     assert ledger.kinds() == RUN_KINDS
 
 
+def test_a_run_within_a_run_is_recorded_once_and_still_seen_by_the_callers_observer(ledger: Ledger) -> None:
+    seen: list[str] = []
+
+    class Own:
+        def call_started(self, call: Any) -> None:
+            seen.append(call.name)
+
+        def call_ended(self, call: Any) -> None:
+            pass
+
+    with ledger.opened() as recorder, recorder.observe(RunContext(observer=Own())) as above:
+        ledger.run(recorder, context=above.child(parent_call_id="c1"))
+
+    assert seen == ["search"]
+    assert ledger.kinds().count(records.CALL_STARTED) == 1
+    assert ledger.fields(records.RUN_STARTED)[1]["who"]["parent_call"] == "c1"
+
+
 def test_runs_that_share_an_id_can_be_told_apart(ledger: Ledger) -> None:
     context = RunContext(run_id="shared")
     with ledger.opened() as recorder:

@@ -317,6 +317,22 @@ def test_a_script_an_agent_runs_names_the_call_and_the_run_above(ledger: Ledger)
     assert [call.tool for call in first.calls] == ["search"]
 
 
+@pytest.mark.conforms("R-b2")
+def test_a_plan_is_recorded_like_a_script(ledger: Ledger) -> None:
+    async def work() -> None:
+        async with Runtime(ledger.registry, audit=ledger.log(), pool=PoolConfig(warm=0)) as runtime:
+            await runtime.execute_plan([{"tool": "search", "args": {"query": q}} for q in ("a", "b")])
+
+    anyio.run(work)
+    run = ledger.the_run()
+
+    assert (run.sort, run.outcome) == ("plan", "ok")
+    assert [(call.tool, call.origin, call.args) for call in run.calls] == [
+        ("search", "plan[0]", {"query": "a"}),
+        ("search", "plan[1]", {"query": "b"}),
+    ]
+
+
 def test_a_runtime_killed_at_work_leaves_a_log_that_verifies(tmp_path: Path) -> None:
     """SIGKILL from inside a tool: the call's start is there, its effect happened, and no end of anything."""
     code = f"""

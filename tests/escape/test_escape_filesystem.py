@@ -62,7 +62,7 @@ def test_what_lies_between_the_folders_a_script_needs_cannot_be_listed(victim: V
 
 WAYS_IN = """
 import glob, shutil, tempfile
-tmp = tempfile.mkdtemp()
+tmp = tempfile.mkdtemp(dir=None if walled else ".")
 ways = {
     "open": lambda: open(secret).read(),
     "dotdot": lambda: open("../" * 30 + secret.lstrip("/")).read(),
@@ -72,7 +72,7 @@ ways = {
     "dirfd": lambda: os.open(secret.lstrip("/"), os.O_RDONLY, dir_fd=os.open("/", os.O_PATH)),
     "path descriptor": lambda: os.open(secret, os.O_PATH),
     "symlink": lambda: (os.symlink(secret, "link"), open("link").read()),
-    "symlink in tmp": lambda: (os.symlink("/", tmp + "/link"), open(tmp + "/link" + secret).read()),
+    "symlink in tmp": lambda: (os.symlink("/", os.path.abspath(tmp) + "/link"), open(os.path.abspath(tmp) + "/link" + secret).read()),
     "hard link": lambda: (os.link(secret, "hard"), open("hard").read()),
     "hard link of a link": lambda: (os.symlink(secret, "l2"), os.link("l2", "h2", follow_symlinks=True), open("h2").read()),
     "rename": lambda: os.rename(secret, "mine"),

@@ -126,9 +126,14 @@ class Recorder:
 
     def _note(self, common: _Common | None) -> None:
         """Write what runs have in common where it is not written yet."""
-        if common is not None and common.digest not in self.log.noted:
-            self.log.noted.add(common.digest)
+        if common is None or common.digest in self.log.noted:
+            return
+        self.log.noted.add(common.digest)  # before it is written: writing it may begin a segment that lacks it again
+        try:
             self.log.append(common.kind, 0, (common.digest, *common.content, {}))
+        except BaseException:
+            self.log.noted.discard(common.digest)
+            raise
 
     def _redactor_of(self, secrets: Mapping[str, str]) -> Redactor:
         if not secrets:

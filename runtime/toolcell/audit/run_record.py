@@ -19,7 +19,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, Usage
 
 if TYPE_CHECKING:
     from toolcell.tools.call import Call
-    from toolcell.tools.context import RunContext
+    from toolcell.tools.context import CallObserver, RunContext
     from toolcell.tools.result import ToolResult
 
 ABORTED: Final = "aborted"
@@ -53,7 +53,7 @@ class RunRecord:
         self._run = run
         self._redactor = redactor
         observer = context.observer  # of a run above, its own record would note our calls as its own
-        self._others = observer._others if isinstance(observer, RunRecord) else observer
+        self._others: CallObserver | None = observer._others if isinstance(observer, RunRecord) else observer
         self._numbers: dict[int, int] = {}
         self._calls = 0
         self._failed_calls = 0
