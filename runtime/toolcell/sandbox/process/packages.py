@@ -74,7 +74,7 @@ def resolve(
     interpreter = sources.probe_interpreter(python or Path(sys.executable))
     installed = sources.find_installed(wanted, interpreter)
     key = _key(wanted, interpreter, installed)
-    cache = _private_directory(cache_dir or default_cache_dir())
+    cache = private_directory(cache_dir or default_cache_dir())
     if entry := _read_entry(cache / key):
         return entry
     with _locked(cache / f"{key}.lock"):
@@ -90,7 +90,7 @@ def _key(wanted: Sequence[sources.Wanted], interpreter: sources.Interpreter, ins
     return hashlib.sha256(json.dumps([asked, answer]).encode()).hexdigest()[:32]
 
 
-def _private_directory(path: Path) -> Path:
+def private_directory(path: Path) -> Path:
     """Make the cache's directory, or refuse one that somebody else could plant code in."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import msgpack
 import toolcell_bridge
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import harness, snapshot
-from toolcell.sandbox.process.packages import default_cache_dir
+from toolcell.sandbox.process.packages import default_cache_dir, private_directory
 from toolcell_bridge.isolation.root import RootPlan
 from toolcell_bridge.isolation.walls import GUEST_ID, LINKS, SCRATCH
 
@@ -103,11 +103,13 @@ def view(packages: Path | None = None, harness_extras: tuple[str, ...] = (), pyt
         SandboxUnavailable: the interpreter or one of its libraries cannot be found, or the cache cannot be written.
     """
     own = interpreter(python)
-    taken = snapshot.take(own.executable, own.library, own.platlibdir, packages, _compiled(), default_cache_dir())
+    # What lies here is run as this user: refuse a place where others could plant something.
+    cache = private_directory(default_cache_dir())
+    taken = snapshot.take(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
     version = own.library.name
     lib = f"/usr/{own.platlibdir}/{version}"
     libraries = f"/usr/{snapshot.below_usr(taken.libraries)}"
-    half = harness.take(_harness(harness_extras), default_cache_dir())
+    half = harness.take(_harness(harness_extras), cache)
     binds = [(str(taken.root), "/usr"), (str(half), HARNESS)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
