@@ -4,7 +4,9 @@
 
 Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike. Of each
 contestant the quickest quarter of the rounds counts: noise only ever adds. `repeatable` is measured against itself:
-seeding and the clock are the guest's work and not the log's.
+seeding and the clock are the guest's work and not the log's. `15 us of nothing` is the yardstick: an observer that only
+waits for as long as the budget allows. What it adds beyond 15 us is the machine's doing, which puts the script to sleep
+while it waits for an answer and has to wake it.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from pathlib import Path
 
 import anyio
 
-from toolcell import Limits, Policy, PoolConfig, Runtime, ToolRegistry
+from toolcell import Limits, Policy, PoolConfig, RunContext, Runtime, ToolRegistry
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 
 REPEATABLE = Policy(seed=1, clock=1_700_000_000.5, hash_seed=1)
+YARDSTICK = "15 us of nothing per call"
 CONTESTANTS: dict[str, tuple[Policy, AuditConfig | None]] = {
     "off": (Policy(), None),
     "on": (Policy(), AuditConfig(repeatable=False)),
     "off, repeatable": (REPEATABLE, None),
     "on, repeatable (default)": (REPEATABLE, AuditConfig()),
+    YARDSTICK: (Policy(), None),
     "on, fsync never": (Policy(), AuditConfig(repeatable=False, fsync="never")),
     "on, fsync always": (Policy(), AuditConfig(repeatable=False, fsync="always")),
 }
@@ -76,17 +80,30 @@ async def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
         for number in range(-3, rounds):
             for sort, script in scripts.items():
                 for name in random.sample(list(CONTESTANTS), len(CONTESTANTS)):
-                    seconds = await timed(runtimes[name], script)
+                    seconds = await timed(runtimes[name], script, Idler() if name == YARDSTICK else None)
                     if number >= 0:  # the rounds before warm caches
                         taken[name][sort].append(seconds)
     return {name: added(taken, name, calls) for name in CONTESTANTS}
 
 
-async def timed(runtime: Runtime, script: str) -> float:
+class Idler:
+    """Takes exactly what the log may take, half before a call and half after."""
+
+    def call_started(self, call: object) -> None:
+        """Wait."""
+        until = time.perf_counter() + BUDGET_CALL_US / 2 * 1e-6
+        while time.perf_counter() < until:
+            pass
+
+    call_ended = call_started
+
+
+async def timed(runtime: Runtime, script: str, observer: Idler | None) -> float:
     """Seconds from the call to the result, from a warm sandbox."""
+    context = RunContext(observer=observer) if observer is not None else None
     await anyio.sleep(0.02)  # let the pool refill, which is no part of this
     started = time.perf_counter()
-    result = await runtime.execute_code(script)
+    result = await runtime.execute_code(script, context=context)
     elapsed_s = time.perf_counter() - started
     assert result.ok, result.error
     return elapsed_s

@@ -60,7 +60,7 @@ ENVIRONMENT = {"HOME": WORKSPACE, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "
 
 EXTRAS = ("asyncio", "json", "re", "datetime", "decimal", "collections", "itertools", "functools", "math",
           "random", "statistics", "string", "textwrap", "typing", "dataclasses", "uuid", "csv", "difflib",
-          "traceback")  # fmt: skip
+          "traceback", "toolcell_bridge.guest.repeat")  # fmt: skip
 """What scripts import most; loaded in the first idle moment so that a cold start does not wait for it."""
 
 

@@ -131,7 +131,8 @@ class Policy(_Frozen):
     """Seed `random` (and numpy's legacy generator) with this instead of fresh entropy."""
 
     clock: float | None = None
-    """Freeze `time.time()` at this many seconds since the epoch; monotonic clocks go on."""
+    """Start the wall clock at this many seconds since the epoch. It stands still but for what the script sleeps, and
+    goes on when it is read a thousand times in between; monotonic clocks are real."""
 
     hash_seed: int | None = Field(default=None, ge=0, le=4_294_967_295)
     """PYTHONHASHSEED of the sandbox's interpreter; None draws a fresh one for each zygote."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from audit.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("TOOLCELL_AUDIT_KEY", "TOOLCELL_AUDIT"):
-        monkeypatch.delenv(name, raising=False)
+def _own_home(tmp_path: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it patched itself
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        for name in ("TOOLCELL_AUDIT_KEY", "TOOLCELL_AUDIT"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture

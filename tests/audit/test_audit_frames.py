@@ -15,8 +15,8 @@ bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
 def segment(contents: list[bytes]) -> bytes:
     data, link = MAGIC, GENESIS
     for body in contents:
-        own = frames.link(link, body)
-        data, link = data + frames.frame(link, body, own), own
+        framed, link = frames.frame(link, body)
+        data += framed
     return data
 
 

@@ -16,7 +16,7 @@ import pytest
 from audit.audit_writers import KEY
 from audit.ledger import RUN_KINDS, Ledger
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
-from toolcell.audit import keys, layout, records
+from toolcell.audit import frames, keys, layout, records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verify import verify
@@ -217,7 +217,9 @@ def test_a_call_that_cannot_be_recorded_is_not_made_and_ends_the_run(
         return name
 
     def name_in(data: bytes, name: str) -> bool:
-        return name.encode() in data and records.CALL_STARTED.encode() in data
+        pieces = frames.pieces(data, 0)
+        kinds = [records.parse(piece.body).kind for piece in pieces if isinstance(piece, frames.Frame)]
+        return name.encode() in data and kinds == [records.CALL_STARTED]
 
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
         with pytest.raises(AuditError, match="No space left"):
@@ -350,7 +352,8 @@ async def die(name: str) -> str:
 with SyncRuntime(registry, audit=AuditLog({str(tmp_path / "log")!r}, key=KEY)) as runtime:
     runtime.execute_code("call_tool('die', name='now')")
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     report = verify(tmp_path / "log", [KEY])
     ledger = Ledger(tmp_path / "log")

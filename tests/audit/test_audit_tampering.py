@@ -193,7 +193,7 @@ def test_a_record_from_elsewhere_is_found(written: Written, tmp_path: Path) -> N
     other.fill(2)
     foreign = [piece for piece in frames.pieces(other.segments()[0].read_bytes()) if isinstance(piece, Frame)]
     piece = foreign[6]
-    data = frames.frame(piece.before, piece.body, piece.link) + written.data[written.end_of(6) :]
+    data = frames.frame(piece.before, piece.body)[0] + written.data[written.end_of(6) :]
     found = findings_from(written.before(6), data, is_first=False)
 
     assert found[0].kind == checker.BROKEN_LINK
@@ -205,8 +205,8 @@ def rewritten(written: Written, index: int, change: Callable[[bytes], bytes]) ->
     data, link = written.data[: written.pieces[index].offset], written.pieces[index].before
     for number, piece in enumerate(written.pieces[index:], start=index):
         body = change(piece.body) if number == index else piece.body
-        own = frames.link(link, body)
-        data, link = data + frames.frame(link, body, own), own
+        framed, link = frames.frame(link, body)
+        data += framed
     return data
 
 
@@ -264,9 +264,9 @@ def signed_again(written: Written, data: bytes) -> bytes:
             reason = record.fields["reason"]
             statement = checkpoint_statement(log, chain, record.seq, record.at_ns, link, reason)
             content = records.pack_fields((reason, key.key_id, key.sign(statement)))
-            body = records.packer.pack((record.seq, record.at_ns, record.kind, record.run, content))
-        own = frames.link(link, body)
-        made, link = made + frames.frame(link, body, own), own
+            body = records.body_of(record.seq, record.at_ns, record.run, record.kind, content)
+        framed, link = frames.frame(link, body)
+        made += framed
     return made
 
 

@@ -1,69 +1,173 @@
-"""Makes a run repeatable: everything it draws comes from one seed, and the clock stands still.
+"""Makes a run repeatable: everything it draws comes from one seed, and the clock moves with what the script does.
 
-For replays and tests; a script can undo it and only deceives itself. Modules that are not loaded yet are loaded here,
-because what they take from `os` they take when they are loaded.
+For replays and tests; a script can undo it and only deceives itself. Loaded by the zygote in an idle moment, or when it
+is first needed, with the modules it changes: what they take from `os` they take when they are loaded.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
+import random
 import sys
 import time
-from typing import Any
+import uuid
+from typing import Any, Final
+
+PATIENCE: Final = 1000
+"""Reads of the clock without a sleep in between during which it stands still."""
+
+STEP_NS: Final = 1_000_000
+"""What it moves on with each read after those: a script that waits for a moment in a loop sees it come."""
+
+
+class Clock:
+    """The time a script is told."""
+
+    __slots__ = ("now_ns", "reads")
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.reads = 0
+
+    def set(self, now: float) -> None:
+        """Start at `now`."""
+        self.now_ns, self.reads = round(now * 1e6) * 1000, 0  # finer than that, a float is noise
+
+    def read_ns(self) -> int:
+        """Now."""
+        self.reads += 1
+        if self.reads > PATIENCE:
+            self.now_ns += STEP_NS
+        return self.now_ns
+
+    def read(self) -> float:
+        """Now, in seconds."""
+        return self.read_ns() / 1e9
+
+    def sleep(self, seconds: float, /) -> None:
+        """Sleep, and move on by as much."""
+        _sleep(seconds)
+        self.now_ns, self.reads = self.now_ns + round(seconds * 1e9), 0
+
+
+_clock = Clock()
+_entropy = random.Random()
+_sleep, _gmtime, _localtime, _strftime = time.sleep, time.gmtime, time.localtime, time.strftime
+_clock_gettime, _clock_gettime_ns = time.clock_gettime, time.clock_gettime_ns
+_seed_random = random.Random.seed
+_Datetime: Any = datetime.datetime
+_uuid: Any = uuid
+
+
+class _LikeReal(type):
+    """Objects of the real class, which C code makes, are instances of the stand-in, too."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.__mro__[1])
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.__mro__[1])
+
+
+class _StandIn(_Datetime, metaclass=_LikeReal):  # type: ignore[misc]
+    """`datetime.datetime`, but for what now() and utcnow() answer. The other classes ask `time.time()`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+        return cls.fromtimestamp(_clock.read(), tz)
+
+    @classmethod
+    def utcnow(cls) -> Any:
+        return cls.fromtimestamp(_clock.read(), datetime.UTC).replace(tzinfo=None)
+
+    def __repr__(self) -> str:
+        return f"datetime.{super().__repr__()}"
+
+
+_StandIn.__module__, _StandIn.__name__, _StandIn.__qualname__ = "datetime", "datetime", "datetime"
+
+
+def set_clock(now: float) -> None:
+    """Start the script's clock. Monotonic clocks and the times of files stay real."""
+    _clock.set(now)
+    time.time, time.time_ns, time.sleep = _clock.read, _clock.read_ns, _clock.sleep  # type: ignore[assignment]
+    time.gmtime, time.localtime = _told_gmtime, _told_localtime  # type: ignore[assignment]
+    time.strftime = _told_strftime
+    time.ctime, time.asctime = _told_ctime, _told_asctime  # type: ignore[assignment]
+    time.clock_gettime, time.clock_gettime_ns = _told_gettime, _told_gettime_ns
+    datetime.datetime = _StandIn  # type: ignore[misc]
+
+
+def _told_gmtime(seconds: float | None = None, /) -> time.struct_time:
+    return _gmtime(_clock.read() if seconds is None else seconds)
+
+
+def _told_localtime(seconds: float | None = None, /) -> time.struct_time:
+    return _localtime(_clock.read() if seconds is None else seconds)
+
+
+def _told_strftime(form: str, when: Any = None, /) -> str:
+    return _strftime(form, _told_localtime() if when is None else when)
+
+
+def _told_asctime(when: Any = None, /) -> str:
+    return _strftime("%a %b %e %H:%M:%S %Y", _told_localtime() if when is None else when)
+
+
+def _told_ctime(seconds: float | None = None, /) -> str:
+    return _told_asctime(_told_localtime(seconds))
+
+
+def _told_gettime(clock: int, /) -> float:
+    return _clock.read() if clock == time.CLOCK_REALTIME else _clock_gettime(clock)
+
+
+def _told_gettime_ns(clock: int, /) -> int:
+    return _clock.read_ns() if clock == time.CLOCK_REALTIME else _clock_gettime_ns(clock)
 
 
 def seed(number: int) -> None:
     """Draw everything from `number`: random, os.urandom, secrets, uuid, tempfile, numpy's generators."""
-    import random
-    import uuid
-
-    source = random.Random(number)
-    os.urandom = random._urandom = source.randbytes  # type: ignore[attr-defined]
-    native_seed = random.Random.seed
-
-    def seed_from_source(self: random.Random, a: Any = None, version: int = 2) -> None:
-        native_seed(self, source.getrandbits(256) if a is None else a, version)
-
-    random.Random.seed = seed_from_source  # type: ignore[method-assign]
+    _seed_random(_entropy, number)
+    os.urandom = _entropy.randbytes
+    random._urandom = _entropy.randbytes  # type: ignore[attr-defined]
+    random.Random.seed = _seed  # type: ignore[method-assign]
     random.seed(number)
     # uuid1 would ask the C library, which knows the machine and the time.
-    uuid._generate_time_safe = None  # type: ignore[attr-defined]
-    uuid._node = source.getrandbits(48) | 1 << 40  # type: ignore[attr-defined]
+    _uuid._generate_time_safe = _uuid._UuidCreate = None
+    _uuid._node = _entropy.getrandbits(48) | 1 << 40
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number % 2**32)
 
 
-def freeze_clock(now: float) -> None:
-    """Make `time.time()` and what builds on it answer `now`. Monotonic clocks go on."""
-    time.time = lambda: now
-    time.time_ns = lambda: int(now * 1e9)
-    frozen = time.gmtime(now)
-    gmtime, localtime = time.gmtime, time.localtime
-    time.gmtime = lambda seconds=None: gmtime(now if seconds is None else seconds)
-    time.localtime = lambda seconds=None: localtime(now if seconds is None else seconds)
-    import datetime
+def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+    """`random.Random.seed`; a generator that is not seeded is seeded from the script's own entropy."""
+    _seed_random(self, int.from_bytes(os.urandom(32), "big") if a is None else a, version)
 
-    class FrozenDatetime(datetime.datetime):
-        """datetime.datetime whose now() is the recorded one."""
 
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime.fromtimestamp(now, tz)
+_REPLACED: Final[tuple[tuple[Any, str], ...]] = (
+    *((time, name) for name in ("time", "time_ns", "sleep", "gmtime", "localtime", "strftime", "ctime", "asctime")),
+    *((time, name) for name in ("clock_gettime", "clock_gettime_ns")),
+    *((uuid, name) for name in ("_generate_time_safe", "_UuidCreate", "_node")),
+    (datetime, "datetime"),
+    (os, "urandom"),
+    (random, "_urandom"),
+    (random.Random, "seed"),
+)
 
-        @classmethod
-        def utcnow(cls) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime(*frozen[:6], int(now % 1 * 1e6))
 
-        @classmethod
-        def today(cls) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime.fromtimestamp(now)
+def rehearse() -> None:
+    """Write once to every page that a repeatable run writes to, and leave everything as it was, randomness fresh.
 
-    class FrozenDate(datetime.date):
-        """datetime.date whose today() is the recorded one."""
-
-        @classmethod
-        def today(cls) -> datetime.date:  # type: ignore[override]
-            return datetime.date.fromtimestamp(now)
-
-    datetime.datetime, datetime.date = FrozenDatetime, FrozenDate  # type: ignore[misc]
+    In a forked child those first writes cost several times what they write.
+    """
+    kept = [getattr(owner, name) for owner, name in _REPLACED]
+    seed(0)
+    set_clock(0.0)
+    for (owner, name), value in zip(_REPLACED, kept, strict=True):
+        setattr(owner, name, value)
+    random.seed()

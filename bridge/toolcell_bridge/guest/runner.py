@@ -17,7 +17,6 @@ from toolcell_bridge.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.guest import failures, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.refusals import install_package
-from toolcell_bridge.guest.repeat import freeze_clock, seed
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.messages import Done, Message, Plain, PutFile, Result, Run
@@ -104,10 +103,8 @@ class Runner:
         sys.modules["__main__"] = self._module
         namespace = self._module.__dict__
         namespace.update(self._names(run))
-        if run.seed is not None:
-            seed(run.seed)
-        if run.clock is not None:
-            freeze_clock(run.clock)
+        if run.seed is not None or run.clock is not None:
+            make_repeatable(run)
         code, guards = parse(run)
         namespace.update(guards)
         # Inputs come last: a caller's name wins over ours.
@@ -263,6 +260,16 @@ def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
 
         return asyncio.run(main())
     return value
+
+
+def make_repeatable(run: Run) -> None:
+    """Give randomness and the clock their recorded beginnings."""
+    from toolcell_bridge.guest import repeat  # costs milliseconds where the zygote has not loaded it
+
+    if run.seed is not None:
+        repeat.seed(run.seed)
+    if run.clock is not None:
+        repeat.set_clock(run.clock)
 
 
 def exit_process(code: int = 0) -> None:

@@ -150,7 +150,7 @@ class ChainCheck:
             self._find(NOT_A_RECORD, "its bytes are intact but say nothing", piece, self.seq + 1)
             self._advance(self.seq + 1, piece)
             return
-        if not records.is_canonical(record, piece.body):
+        if not records.is_canonical(record):
             self._find(NOT_CANONICAL, "it was not written by this program", piece, record.seq)
         self._check_place(record, piece)
         self._check_first(record, piece, is_first)

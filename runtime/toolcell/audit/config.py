@@ -30,7 +30,7 @@ class ToolContent(_Frozen):
     """Arguments, as asked and as the tool received them."""
 
     results: Keep = "full"
-    """What it answered, failures' messages and tracebacks included. A run with an answer that is not there in full
+    """What it answered, or why and where it failed. A run with an answer that is not there in full
     cannot be replayed past it."""
 
 

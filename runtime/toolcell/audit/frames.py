@@ -25,9 +25,7 @@ MAX_BODY_BYTES: Final = 64 << 20
 GENESIS: Final = bytes(LINK_BYTES)
 """What the first record of a chain is linked to."""
 
-_INVERT: Final = 0xFFFFFFFF
-_sha256: Final = hashlib.sha256
-_header: Final = HEADER.pack
+INVERT: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def body_digest(body: bytes) -> bytes:
 
 def link(before: bytes, body: bytes) -> bytes:
     """The link of a record."""
-    return _sha256(before + _sha256(body).digest()).digest()
+    return hashlib.sha256(before + hashlib.sha256(body).digest()).digest()
 
 
 def link_of_digest(before: bytes, digest: bytes) -> bytes:
@@ -86,10 +84,11 @@ def link_of_digest(before: bytes, digest: bytes) -> bytes:
     return hashlib.sha256(before + digest).digest()
 
 
-def frame(before: bytes, body: bytes, own: bytes) -> bytes:
-    """The bytes of one record."""
+def frame(before: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """The bytes of one record, and its link."""
     size = len(body)
-    return b"".join((_header(size, size ^ _INVERT), before, body, own))
+    own = hashlib.sha256(before + hashlib.sha256(body).digest()).digest()
+    return HEADER.pack(size, size ^ INVERT) + before + body + own, own
 
 
 def pieces(data: bytes, offset: int = len(MAGIC)) -> Iterator[Piece]:
@@ -119,7 +118,7 @@ def _announced(data: bytes, offset: int) -> int | None:
     if len(data) - offset < HEADER.size:
         return -1
     size, inverted = HEADER.unpack_from(data, offset)
-    return size if size ^ _INVERT == inverted and size <= MAX_BODY_BYTES else None
+    return size if size ^ INVERT == inverted and size <= MAX_BODY_BYTES else None
 
 
 def _next_intact(data: bytes, offset: int) -> int:

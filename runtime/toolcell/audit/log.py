@@ -190,32 +190,23 @@ class AuditLog:
         """
         redactor = redactor or self.redactor
         at_ns = time.time_ns()
-        with self._lock:
-            try:
-                packed: bytes | None = records.packer.pack(fields)
-            except (TypeError, ValueError, OverflowError, RecursionError):
-                packed = None
-            if packed is None or len(packed) > self._value_bytes or redactor.scan(packed) is not None:
-                # Nothing is held meanwhile: what is not plain data is converted by code of its own.
-                packed = None
-            else:
-                seq = self._write(kind, run, packed, at_ns)
-        if packed is None:
+        try:
+            packed: bytes = records.mine.pack(fields)
+            is_ready = len(packed) <= self._value_bytes and redactor.scan(packed) is None
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            is_ready = False
+        if not is_ready:
             packed = self._presentable(kind, fields, redactor)
-            with self._lock:
-                seq = self._write(kind, run, packed, at_ns)
+        with self._lock:
+            chain = self._chain
+            if chain is None or self._failure is not None:
+                chain = self._writable()
+            seq = chain.append_packed(kind, run, packed, at_ns)
+            size, count = chain.size, chain.unsigned
+            if count == 1 or count >= self._unsigned_most or size > self._size_most or self._is_always_synced:
+                self._follow_up(chain)
         if self._sinks:
             self._tell(kind, run or seq, seq, at_ns, packed)
-        return seq
-
-    def _write(self, kind: str, run: int, packed: bytes, at_ns: int) -> int:
-        chain = self._chain
-        if chain is None or self._failure is not None:
-            chain = self._writable()
-        seq = chain.append_packed(kind, run, packed, at_ns)
-        unsigned = chain.unsigned
-        if unsigned == 1 or unsigned >= self._unsigned_most or chain.size > self._size_most or self._is_always_synced:
-            self._follow_up(chain)
         return seq
 
     def _follow_up(self, chain: Chain) -> None:

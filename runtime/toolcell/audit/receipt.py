@@ -155,7 +155,7 @@ def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
         body = base64.b64decode(step["body"], validate=True)
         link = frames.link(before, body)
         record = records.parse(body)
-        if record.seq != seq or not records.is_canonical(record, body):
+        if record.seq != seq or not records.is_canonical(record):
             raise ValueError(f"record {seq} is not where it was written")
         found.append(Located(Place(chain, 0, 0), record, frames.Frame(0, before, body, link)))
     return found

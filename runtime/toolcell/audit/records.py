@@ -1,12 +1,13 @@
 """What records say: one table of kinds and their fields, and their canonical encoding.
 
-A body is msgpack of [seq, at, kind, run, content]; content is msgpack of the kind's fields in order, as bytes of its
-own. Both in the one form that `pack` writes: a body that does not encode to itself again was not written here.
+A body is seq, at and run (8 bytes each, big-endian), the kind's number (1 byte), and content: msgpack of the kind's
+fields in order, in the one form that `pack` writes. What does not encode to itself again was not written here.
 Knows nothing of files, keys or redaction.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,6 +51,12 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 `more` holds what most records of a kind have not got: redactions, digests of what was left out, coercions, agents.
 """
 
+NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(FIELDS, start=1)}
+"""A number is never given to another kind: new ones go to the end of the table."""
+
+_KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
+HEAD: Final = struct.Struct(">QQQB")
+
 _BIG_INT, _ODD = 1, 2
 """Extension types. The bridge knows none, so no guest can put one into a record."""
 
@@ -84,10 +91,6 @@ class Record:
         return {name: values[index] if index < len(values) else None for index, name in enumerate(names)}
 
 
-packer: Final = msgpack.Packer(unicode_errors="surrogatepass")
-"""Quick and unshared: only under a log's lock. Raises for what `pack` converts."""
-
-
 class _OfThisThread(threading.local):
     """One packer for each thread: making one costs more than most of what it packs."""
 
@@ -95,13 +98,14 @@ class _OfThisThread(threading.local):
         self.pack = msgpack.Packer(unicode_errors="surrogatepass").pack
 
 
-_mine: Final = _OfThisThread()
+mine: Final = _OfThisThread()
+"""`mine.pack` is quick, and raises for what `pack` converts."""
 
 
 def pack(value: object) -> bytes:
     """Encode plain data; what is not plain becomes what a guest would be sent, or an `Unrecordable`."""
     try:
-        packed: bytes = _mine.pack(value)
+        packed: bytes = mine.pack(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         packed = _pack_odd(value)
     return packed
@@ -132,22 +136,27 @@ def unpack(data: bytes) -> Any:
         raise ValueError(f"not a record: {type(exc).__name__} {exc}") from exc
 
 
+def body_of(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> bytes:
+    """Encode a record whose content is encoded already."""
+    return HEAD.pack(seq, at_ns, run, NUMBERS[kind]) + content
+
+
 def parse(body: bytes) -> Record:
-    """Decode a body.
+    """Decode a body. Its content is decoded when its fields are asked for.
 
     Raises:
         ValueError: it is not a record.
     """
-    match unpack(body):
-        case [int(seq), int(at_ns), str(kind), int(run), bytes(content)] if kind in FIELDS:
-            return Record(seq, at_ns, kind, run, content)
-    raise ValueError("not a record")
+    if len(body) < HEAD.size:
+        raise ValueError("too short for a record")
+    seq, at_ns, run, number = HEAD.unpack_from(body)
+    if number not in _KINDS:
+        raise ValueError(f"unknown kind {number}")
+    return Record(seq, at_ns, _KINDS[number], run, body[HEAD.size :])
 
 
-def is_canonical(record: Record, body: bytes) -> bool:
-    """True when `body` is the one way to write this record."""
-    if packer.pack((record.seq, record.at_ns, record.kind, record.run, record.content)) != body:
-        return False
+def is_canonical(record: Record) -> bool:
+    """True when its content is written in the one way there is to write it."""
     try:
         values = unpack(record.content)
     except ValueError:
