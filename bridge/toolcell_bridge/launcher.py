@@ -1,8 +1,8 @@
 """First of two steps from a clean interpreter to a zygote: namespaces and a root of its own, then exec inside.
 
-Started by the host as `python -I -S launcher.py FD`, never imported by it. Reads one JSON plan from the control
-socket, builds the root, clones a child into a full set of new namespaces, maps its ids, and stays behind as that
-child's parent until it ends. The order matters:
+Started by the host as `python -I -S launcher.py FD`; the host imports nothing of it but a constant. Reads one JSON plan
+from the control socket, builds the root, clones a child into a full set of new namespaces, maps its ids, and stays
+behind as that child's parent until it ends. The order matters:
 
 1. a mount namespace (an ordinary user needs a user namespace around it), where the root is built with the rights of
    whoever started us, so that an interpreter in a closed home directory can still be bound;
@@ -23,6 +23,12 @@ import traceback
 
 PLAN_BYTES = 256 * 1024
 
+CGROUPS_ARE_MINE = b"k"
+"""From the host on standard input, before it closes it."""
+
+PATIENCE_S = 60.0
+"""For what was killed to leave its cgroups. Milliseconds, but for a machine in distress."""
+
 
 def main() -> None:
     """Run the launcher; exits with the zygote's status, or 1 after reporting an error on the control socket."""
@@ -38,10 +44,10 @@ def main() -> None:
         os._exit(1)
     control.close()
     _, status = os.waitpid(pid, 0)
-    # Standard input ends when the host closes it or dies. A host that lives may start another zygote, and still needs
-    # its cgroups.
-    os.read(0, 1)
-    _remove_cgroups(cgroups, plan["cgroup_folder"])
+    # A host that lives says when its cgroups are none of our business: it has removed them, or goes on to use them
+    # with another zygote. One that is killed, or could not remove them, only closes.
+    if os.read(0, 1) != CGROUPS_ARE_MINE:
+        _remove_cgroups(cgroups, plan["cgroup_folder"])
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -109,30 +115,37 @@ def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, 
 
 def _remove_cgroups(bases: list[int], folder: str) -> None:
     """Remove what a killed host left in the cgroup tree; every process in it has just died with the zygote."""
-    for base in bases:
-        try:
-            home = os.open(folder, os.O_RDONLY | os.O_DIRECTORY, dir_fd=base)
-        except FileNotFoundError:
-            continue
-        for entry in os.scandir(home):
-            if entry.is_dir(follow_symlinks=False):
-                _try_rmdir(entry.name, home)
-        os.close(home)
-        _try_rmdir(folder, base)
-
-
-def _try_rmdir(name: str, parent: int) -> None:
     import time
 
-    for _ in range(100):
-        try:
-            os.rmdir(name, dir_fd=parent)
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.01)  # a process that has been killed leaves its cgroup a moment later
-        else:
-            return
+    deadline, wait_s = time.monotonic() + PATIENCE_S, 0.001
+    left = bases
+    while (left := [base for base in left if not _is_removed(base, folder)]) and time.monotonic() < deadline:
+        time.sleep(wait_s)  # a process that has been killed leaves its cgroup a moment later
+        wait_s = min(2 * wait_s, 0.1)
+
+
+def _is_removed(base: int, folder: str) -> bool:
+    """Remove `folder` with everything in it that is empty by now; True when it is gone."""
+    try:
+        home = os.open(folder, os.O_RDONLY | os.O_DIRECTORY, dir_fd=base)
+    except FileNotFoundError:
+        return True
+    try:
+        for name in [entry.name for entry in os.scandir(home) if entry.is_dir(follow_symlinks=False)]:
+            _is_rmdir_done(name, home)
+    finally:
+        os.close(home)
+    return _is_rmdir_done(folder, base)
+
+
+def _is_rmdir_done(name: str, parent: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

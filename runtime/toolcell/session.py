@@ -6,6 +6,7 @@ words only say what its code raised. Knows neither registry nor audit: calls go 
 
 from __future__ import annotations
 
+import contextvars
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -17,7 +18,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
-from toolcell.errors import SandboxUnavailable, ToolAbort
+from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, ToolCallRecord, Usage
 from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.sandbox.capture import Capture, Stream
@@ -189,6 +190,8 @@ class Execution:
         self._args_bytes = 0
         self._refused_arguments = 0
         self._over = anyio.Event()
+        self._unsendable: UsageError | None = None
+        self._context = contextvars.copy_context()
         self._own = anyio.CancelScope()
         self._lint = ""
         self._sent_before = sandbox.stream.sent_bytes
@@ -201,11 +204,11 @@ class Execution:
             if cancel is not None:
                 tasks.start_soon(self._abort_on, cancel)
             with anyio.move_on_after(self.limits.wall_s) as deadline:
-                await self._ask(run, files)
-                with self._own:
-                    await self._converse(tasks)
-                if not self._over.is_set():
-                    await self._over.wait()
+                if await self._ask(run, files):
+                    with self._own:
+                        await self._converse(tasks)
+                    if not self._over.is_set():
+                        await self._over.wait()
             if deadline.cancelled_caught:
                 self.breach(Breach(Outcome.TIMEOUT, "wall_s", self.limits.wall_s, self._elapsed_s()))
             if (
@@ -216,6 +219,8 @@ class Execution:
                 or not self._over.is_set()
             ):
                 tasks.cancel_scope.cancel()
+        if self._unsendable is not None:  # not from inside the task group, which would make a group of it
+            raise self._unsendable
         end = await self._settle()
         return self._report(end)
 
@@ -237,13 +242,20 @@ class Execution:
         elif sample.processes > limits.processes:
             self.breach(Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes))
 
-    async def _ask(self, run: Run, files: Iterable[GuestFile]) -> None:
-        for file in files:
-            for start in range(0, max(1, len(file.data)), CHUNK_BYTES):
-                chunk = file.data[start : start + CHUNK_BYTES]
-                last = start + CHUNK_BYTES >= len(file.data)
-                await self._send(PutFile(file.name, chunk, last))
-        await self._send(run)
+    async def _ask(self, run: Run, files: Iterable[GuestFile]) -> bool:
+        """Send everything the script begins with; False when it does not fit into a frame."""
+        size = min(CHUNK_BYTES, self.limits.frame_bytes // 2)
+        about = "a file's name"
+        try:
+            for file in files:
+                for start in range(0, max(1, len(file.data)), size):
+                    last = start + size >= len(file.data)
+                    await self._send(PutFile(file.name, file.data[start : start + size], last))
+            about = "source and inputs"
+            await self._send(run)
+        except (UnsendableValue, ValueTooLarge) as exc:
+            self._unsendable = UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes")
+        return self._unsendable is None
 
     async def _send(self, message: Message) -> None:
         await self.sandbox.stream.send(self._connection.send(message))
@@ -275,7 +287,8 @@ class Execution:
                             waits_for = work.send(None)
                         except StopIteration:
                             continue
-                        tasks.start_soon(self._lead, tasks)
+                        # Not in the context of the call that waits: later calls are not its children.
+                        self._context.run(tasks.start_soon, self._lead, tasks)
                         await _Rest(work, waits_for)
                         return
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -252,6 +253,24 @@ def test_inputs_are_names_in_the_script(run: Run) -> None:
 def test_an_input_that_cannot_cross_is_the_callers_error(run: Run) -> None:
     with pytest.raises(UsageError, match=r"inputs.*rows"):
         run("1", inputs={"rows": [object()]})
+
+
+@pytest.mark.parametrize(
+    ("options", "about"),
+    [
+        ({"inputs": {"text": "x" * 100_000}}, "source and inputs"),
+        ({"files": [("n" * 70_000, b"x")]}, "a file's name"),
+    ],
+)
+def test_what_does_not_fit_into_a_frame_is_the_callers_error(run: Run, options: dict[str, Any], about: str) -> None:
+    with pytest.raises(UsageError, match=f"{about} cannot be sent.*65536.*raise frame_bytes"):
+        run("1", limits=Limits(frame_bytes=65536), **options)
+
+
+def test_a_file_larger_than_a_frame_is_sent_in_pieces(run: Run) -> None:
+    script = "set_result(len(open('big').read()))"
+
+    assert run(script, files=[("big", "x" * 50_000)], limits=Limits(frame_bytes=8192)).value == 50_000
 
 
 def test_source_that_is_not_text_is_the_callers_error(run: Run) -> None:

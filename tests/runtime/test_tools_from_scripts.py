@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolAbort, ToolRegistry
+from toolcell.tools import ToolContext
 
 from .conftest import Run
 
@@ -384,3 +385,24 @@ set_result(refused)"""
     assert result.outcome is Outcome.OK
     assert result.value and set(result.value) == {"too_large"}
     assert sum(len(str(call.args)) for call in result.calls) < 4_000_000
+
+
+@pytest.mark.anyio
+async def test_calls_at_the_same_time_are_no_ones_children() -> None:
+    registry = ToolRegistry()
+    parents = []
+
+    @registry.tool
+    async def step(number: int, context: ToolContext) -> int:
+        """Wait, so that the next call comes while this one runs."""
+        await anyio.sleep(0.01)
+        parents.append(context.parent_call_id)
+        return number
+
+    async with Runtime(registry) as runtime:
+        result = await runtime.execute_code(
+            "set_result(call_tools_parallel([('step', {'number': n}) for n in range(5)]))"
+        )
+
+    assert result.value == list(range(5))
+    assert parents == [None] * 5

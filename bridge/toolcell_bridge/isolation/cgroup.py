@@ -34,7 +34,11 @@ class CgroupUsage:
 
 
 class CgroupFiles:
-    """The few file operations cgroups need. A test replaces it with a tree in memory or on disk."""
+    """The few file operations cgroups need. A test replaces it with a tree in memory or on disk.
+
+    A cgroup removed between open and read answers ENODEV; that is reported as FileNotFoundError, like any other that
+    is gone.
+    """
 
     def make(self, directory: Path) -> None:
         directory.mkdir(mode=0o755)
@@ -49,6 +53,8 @@ class CgroupFiles:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, 65536).decode()
+        except OSError as error:
+            raise _absent(error, file) from error
         finally:
             os.close(descriptor)
 
@@ -56,6 +62,8 @@ class CgroupFiles:
         descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
+        except OSError as error:
+            raise _absent(error, file) from error
         finally:
             os.close(descriptor)
 
@@ -267,6 +275,10 @@ class V2Cgroup(Cgroup):
 
     def _forbid_forks(self) -> None:
         self._files.write(self.directory / "pids.max", "0")
+
+
+def _absent(error: OSError, file: Path | str) -> OSError:
+    return FileNotFoundError(errno.ENOENT, "removed meanwhile", str(file)) if error.errno == errno.ENODEV else error
 
 
 def _pin(pid: int) -> int | None:

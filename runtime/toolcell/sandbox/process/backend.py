@@ -176,22 +176,28 @@ class ProcessSandbox:
         return Exit(-code if code < 0 else None, code if code >= 0 else None, end.cpu_s, end.peak_memory_bytes)
 
     async def destroy(self) -> None:
-        """Kill every process inside and free every resource. Safe to call twice."""
+        """Kill every process inside and free every resource. Safe to call twice.
+
+        Cancellation: shielded, and bounded: a cgroup that will not empty is left to `ProcessBackend.close`.
+        """
         self.kill()
         self.stream.close()
         await self.ended()
         if not self._closed:
             self._closed = True
-            await self._remove_cgroup()
+            if self._cgroup is not None and not self._cgroup.remove():
+                with anyio.move_on_after(END_S, shield=True):
+                    await self._empty(self._cgroup)
             for descriptor in (*self._output, self._child.pidfd):
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    async def _remove_cgroup(self) -> None:
+    @staticmethod
+    async def _empty(cgroup: Cgroup) -> None:
         """Everything inside has been killed; the kernel takes a moment to count it out."""
         wait_s = 0.001
-        while self._cgroup is not None and not self._cgroup.remove():
-            self._cgroup.kill()
+        while not cgroup.remove():
+            cgroup.kill()
             await anyio.sleep(wait_s)
             wait_s = min(2 * wait_s, 0.1)
 
@@ -230,6 +236,8 @@ class ProcessBackend:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._cgroups = cgroups.discover()
+        if isinstance(self._cgroups, CgroupManager):
+            self._cgroups.reap_orphans(within_s=1.0)
         self._starting = anyio.Lock()
         try:
             await self._start_zygote()
@@ -323,15 +331,15 @@ class ProcessBackend:
         except OSError as exc:
             raise SandboxUnavailable(f"a cgroup for the sandbox could not be made: {exc}") from exc
 
-    def _close_cgroups(self) -> None:
-        if isinstance(self._cgroups, CgroupManager):
-            self._cgroups.close()
-        self._cgroups = None
+    def _close_cgroups(self) -> bool:
+        """Remove all of them; False when something in one would not die."""
+        manager, self._cgroups = self._cgroups, None
+        return manager.close() if isinstance(manager, CgroupManager) else True
 
     async def close(self) -> None:
         """End the zygote and everything below it."""
         if self._zygote is not None:
-            await self._zygote.aclose()
+            await self._zygote.aclose(self._close_cgroups)
         self._close_cgroups()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +20,7 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process.view import View
+from toolcell_bridge.launcher import CGROUPS_ARE_MINE
 
 READY_S = 60.0
 """A zygote that has not said it is ready by then is given up: preloading large packages from a cold disk takes
@@ -269,9 +270,10 @@ class Zygote:
         child.problem = child.problem or "the zygote is gone"
         return child
 
-    async def aclose(self) -> None:
+    async def aclose(self, remove_cgroups: Callable[[], bool] = lambda: True) -> None:
         """End it and with it every sandbox it forked. Safe to call twice.
 
+        `remove_cgroups` runs once its control socket has closed; what it cannot remove stays the launcher's business.
         Cancellation: shielded, and bounded: what does not end by itself is killed.
         """
         with anyio.CancelScope(shield=True):
@@ -282,11 +284,22 @@ class Zygote:
                     # Its number must stay taken until nobody waits on it: one that is reused too soon would lose its
                     # registration to the waiter that is only just waking up.
                     await self._deaf.wait()
+            if not remove_cgroups():
+                self._close_descriptors()
+                self._bury("the zygote was closed")
+                return
+            self._keep_cgroups()
             self._close_descriptors()
             with anyio.move_on_after(END_S):
                 while self._process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
                     await anyio.sleep(0.002)
             self.kill()
+
+    def _keep_cgroups(self) -> None:
+        """Tell the launcher that there is nothing for it to remove."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with suppress(OSError):
+                os.write(self._process.stdin.fileno(), CGROUPS_ARE_MINE)
 
     def kill(self) -> None:
         """End it at once, without an event loop's help. Safe to call twice."""
