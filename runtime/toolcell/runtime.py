@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.run_record import RunRecord
+    from toolcell.audit.witness import RunWitness
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -63,7 +64,9 @@ class Runtime:
         pool: PoolConfig | None = None,
         policy: Policy | None = None,
         audit: str | os.PathLike[str] | AuditLog | None = None,
+        allow_unisolated: bool = False,
     ) -> None:
+        """`allow_unisolated`: take a backend that raises no walls. For tests of your own code, never for a model's."""
         self.registry = registry if registry is not None else ToolRegistry()
         self.limits = limits or Limits()
         self.policy = policy or Policy()
@@ -71,6 +74,7 @@ class Runtime:
         self._python = python
         self._packages, self._preload = tuple(packages), tuple(preload)
         self._backend_choice = backend
+        self._allow_unisolated = allow_unisolated
         self._audit = audit
         self._recorder: Recorder | None = None
         self._about_environment: dict[str, Any] = {"packages": self._packages, "preload": self._preload}
@@ -99,6 +103,10 @@ class Runtime:
     async def _open(self, stack: AsyncExitStack) -> None:
         self._open_audit(stack)
         self._backend = await self._make_backend()
+        if not (self._backend.isolates or self._allow_unisolated):
+            raise UsageError(
+                f"the backend {self._backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
+            )
         await self._backend.open()
         stack.push_async_callback(self._backend.close)
         self._tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -151,7 +159,13 @@ class Runtime:
 
             packages = await self._environment()
             return ProcessBackend(policy=self.policy, packages=packages, preload=self._preload, python=self._python)
-        raise UsageError(f'backend must be "process" or a Backend, not {choice!r}')
+        if choice == "docker":
+            if self._python is not None:
+                raise UsageError("a container runs its image's interpreter; python= is the process backend's")
+            from toolcell.sandbox.docker.backend import DockerBackend
+
+            return DockerBackend(policy=self.policy, packages=self._packages, preload=self._preload)
+        raise UsageError(f'backend must be "process", "docker" or a Backend, not {choice!r}')
 
     async def _environment(self) -> Any:
         if not self._packages:
@@ -221,7 +235,7 @@ class Runtime:
             )
         put = [guest_file(each) for each in files]
         context = context or RunContext(run_id=uuid.uuid4().hex)
-        recorder, record = self._recorder, None
+        recorder = self._recorder
         if recorder is not None:
             message = recorder.message(message)
         waiting = time.perf_counter()
@@ -232,25 +246,24 @@ class Runtime:
             if recorder is not None:
                 self._begin_record(recorder, message, wanted, registry, context, put, None).failed(exc)
             raise
+        witness = self._witness(recorder, message, wanted, registry, context, put, session)
         try:
             await session.sandbox.prepare(wanted)
             start_s = time.perf_counter() - waiting
-            if recorder is not None:
-                # Only now are the walls known; the script has not been sent.
-                record = self._begin_record(recorder, message, wanted, registry, context, put, session)
             report = await session.execute(
                 message,
                 wanted,
-                self._dispatcher(registry, context, record),
+                self._dispatcher(registry, context, witness),
                 files=put,
                 watch=self._begin_watch,
                 cancel=cancel,
                 on_log=on_log,
                 on_progress=on_progress,
+                witness=witness,
             )
         except BaseException as exc:
-            if record is not None:
-                record.failed(exc)
+            if witness is not None and witness.record is not None:
+                witness.record.failed(exc)
             raise
         finally:
             if is_warm:
@@ -270,9 +283,26 @@ class Runtime:
             usage=replace(report.usage, start_s=start_s),
             isolation=replace(report.isolation, lint=message.lint),
         )
-        if record is not None:
-            record.end(result)
+        if witness is not None and witness.record is not None:
+            witness.record.end(result)
         return result
+
+    def _witness(
+        self,
+        recorder: Recorder | None,
+        message: Run,
+        limits: Limits,
+        registry: ToolRegistry,
+        context: RunContext,
+        files: Sequence[GuestFile],
+        session: Session,
+    ) -> RunWitness | None:
+        if recorder is None:
+            return None
+        from toolcell.audit.witness import RunWitness
+
+        # Only when a sandbox is there are its walls known.
+        return RunWitness(lambda: self._begin_record(recorder, message, limits, registry, context, files, session))
 
     def _begin_record(
         self,
@@ -325,9 +355,10 @@ class Runtime:
         )
 
     def _dispatcher(
-        self, registry: ToolRegistry, context: RunContext, record: RunRecord | None
+        self, registry: ToolRegistry, context: RunContext, witness: RunWitness | None
     ) -> Callable[[CallTool], Awaitable[Answer]]:
         async def dispatch(call: CallTool) -> Answer:
+            record = witness.record if witness is not None else None
             if call.name == LIST_TOOLS:
                 return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
             call_id = f"call_{call.id}"

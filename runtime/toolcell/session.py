@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextvars
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
-from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
+from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, ToolCallRecord, Usage
 from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.sandbox.capture import Capture, Stream
@@ -51,6 +51,9 @@ CHUNK_BYTES = 1 << 20
 SLICE_S = 0.002
 """How long one conversation may go on without letting others have the event loop."""
 
+GATHERED_BYTES = 64 * 1024
+"""Answers that wait for their neighbours. Each write costs a system call, and wakes a guest that sleeps."""
+
 FRAME_COST_BYTES = 256
 """What each frame counts besides its text towards the output flood: an empty one costs the host time too."""
 
@@ -64,6 +67,27 @@ ELEMENT_BYTES = 64
 Answer = ToolReturn | ToolFail
 Dispatch = Callable[[CallTool], Awaitable[Answer]]
 """Answers one call. Must not raise but for cancellation and `ToolAbort`."""
+
+
+class Witness(Protocol):
+    """Notes what happened, in the moments when the guest is busy and nobody waits."""
+
+    def script_sent(self) -> None:
+        """The script is on its way; no call of it has been looked at.
+
+        Raises:
+            AuditError: it could not be noted; the run ends with that.
+        """
+        ...
+
+    def answers_sent(self) -> None:
+        """Every answer there was is on its way.
+
+        Raises:
+            ToolAbort: something could not be noted; the run ends with that.
+        """
+        ...
+
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
@@ -138,13 +162,18 @@ class Session:
         cancel: anyio.Event | None = None,
         on_log: Callable[[str, str], None] | None = None,
         on_progress: Callable[[object], None] | None = None,
+        witness: Witness | None = None,
     ) -> Report:
         """Send one script, answer its calls, and report how it ended.
+
+        Raises:
+            UsageError: the script does not fit into a frame.
+            AuditError: `witness` could not note that the script was sent; nothing it asked for was done.
 
         Cancellation: the sandbox is killed and the exception goes on; `Execution.report` still tells what happened.
         """
         self._runs += 1
-        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress)
+        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress, witness)
         unwatch = watch(execution) if watch is not None else None
         try:
             return await execution.carry_out(run, files, cancel)
@@ -164,6 +193,7 @@ class Execution:
         dispatch: Dispatch,
         on_log: Callable[[str, str], None] | None,
         on_progress: Callable[[object], None] | None,
+        witness: Witness | None,
     ) -> None:
         self.sandbox = sandbox
         self.limits = limits
@@ -171,6 +201,7 @@ class Execution:
         self._dispatch = dispatch
         self._on_log = on_log
         self._on_progress = on_progress
+        self._witness = witness
         self._capture = Capture(limits.output_bytes)
         self._started = time.perf_counter()
         self._breach: Breach | None = None
@@ -190,8 +221,10 @@ class Execution:
         self._args_bytes = 0
         self._refused_arguments = 0
         self._over = anyio.Event()
-        self._unsendable: UsageError | None = None
+        self._problem: UsageError | AuditError | None = None
         self._context = contextvars.copy_context()
+        self._outgoing = bytearray()
+        self._is_gathering = False
         self._own = anyio.CancelScope()
         self._lint = ""
         self._sent_before = sandbox.stream.sent_bytes
@@ -219,8 +252,8 @@ class Execution:
                 or not self._over.is_set()
             ):
                 tasks.cancel_scope.cancel()
-        if self._unsendable is not None:  # not from inside the task group, which would make a group of it
-            raise self._unsendable
+        if self._problem is not None:  # not from inside the task group, which would make a group of it
+            raise self._problem
         end = await self._settle()
         return self._report(end)
 
@@ -243,7 +276,7 @@ class Execution:
             self.breach(Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes))
 
     async def _ask(self, run: Run, files: Iterable[GuestFile]) -> bool:
-        """Send everything the script begins with; False when it does not fit into a frame."""
+        """Send everything the script begins with; False when there is a problem."""
         size = min(CHUNK_BYTES, self.limits.frame_bytes // 2)
         about = "a file's name"
         try:
@@ -253,12 +286,31 @@ class Execution:
                     await self._send(PutFile(file.name, file.data[start : start + size], last))
             about = "source and inputs"
             await self._send(run)
+            if self._witness is not None:
+                # The guest wakes up meanwhile. Nothing it asks for is done before this returns.
+                self._witness.script_sent()
         except (UnsendableValue, ValueTooLarge) as exc:
-            self._unsendable = UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes")
-        return self._unsendable is None
+            self._problem = UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes")
+        except AuditError as exc:
+            self._problem = exc
+            self.sandbox.kill()
+        return self._problem is None
 
     async def _send(self, message: Message) -> None:
-        await self.sandbox.stream.send(self._connection.send(message))
+        """Send now, or, while the messages of one read are being answered, together with what else they bring."""
+        self._outgoing += self._connection.send(message)
+        if not self._is_gathering or len(self._outgoing) > GATHERED_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._outgoing:
+            data, self._outgoing = bytes(self._outgoing), bytearray()
+            await self.sandbox.stream.send(data)
+        if self._witness is not None:
+            try:
+                self._witness.answers_sent()
+            except ToolAbort as exc:
+                self.abort(str(exc))
 
     async def _lead(self, tasks: TaskGroup) -> None:
         """Carry the conversation on in a task of its own."""
@@ -279,6 +331,7 @@ class Execution:
             while self._done is None and self._breach is None:
                 message = connection.next_message()
                 if message is not None:
+                    self._is_gathering = True
                     if type(message) is not CallTool:
                         self._take(message)
                     elif self._admit(message, tasks):
@@ -287,11 +340,14 @@ class Execution:
                             waits_for = work.send(None)
                         except StopIteration:
                             continue
+                        self._is_gathering = False
                         # Not in the context of the call that waits: later calls are not its children.
                         self._context.run(tasks.start_soon, self._lead, tasks)
                         await _Rest(work, waits_for)
                         return
                     continue
+                self._is_gathering = False
+                await self._flush()
                 if time.perf_counter() - busy_since > SLICE_S:
                     # A guest that always has more to say must not keep the event loop from its deadline and others.
                     await anyio.lowlevel.checkpoint()
@@ -302,6 +358,8 @@ class Execution:
                 connection.receive_data(data)
         except RemoteProtocolError as exc:
             self._violate(str(exc))
+        self._is_gathering = False
+        await self._flush()
         self._over.set()
 
     def _violate(self, problem: str) -> None:
@@ -391,8 +449,16 @@ class Execution:
         tasks.start_soon(self._send_answer, call, ToolFail(call.id, "call_limit", text, False, None))
 
     def _can_hold(self, call: CallTool) -> bool:
-        """Calls are kept for the result, so what they hold together is bounded."""
-        self._args_bytes += packed_size(call.args) + ELEMENT_BYTES * check_plain(call.args)
+        """Calls are kept for the result, so what they hold together is bounded.
+
+        Measured only when it could be too much: each byte this run has sent is at most one element.
+        """
+        received = self.sandbox.stream.received_bytes - self._received_before
+        if received * (1 + ELEMENT_BYTES) <= self.limits.call_args_bytes:
+            return True
+        if not self._args_bytes:
+            self._args_bytes = sum(_held_bytes(record.args) for record in self._calls.values())
+        self._args_bytes += _held_bytes(call.args)
         return self._args_bytes <= self.limits.call_args_bytes
 
     def _refuse_arguments(self, call: CallTool, tasks: TaskGroup) -> None:
@@ -588,6 +654,10 @@ class _Rest:
                     waits_for = self._work.send(sent)
             except StopIteration:
                 return
+
+
+def _held_bytes(args: Mapping[str, Any]) -> int:
+    return packed_size(args) + ELEMENT_BYTES * check_plain(args)
 
 
 def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> ToolCallRecord:

@@ -377,3 +377,50 @@ def test_a_log_can_be_set_up_from_a_file(tmp_path: Path) -> None:
     assert config.content_of("search").args == "digest"
     assert config.content_of("mail_send").results == "omit"
     assert config.content_of("other").args == "full"
+
+
+@pytest.mark.conforms("Q-b26")
+def test_each_record_is_written_before_the_next_effect(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "log")
+    seen: list[list[str]] = []
+
+    @ledger.registry.tool
+    async def look() -> str:
+        """See what the log holds while the tool runs."""
+        seen.append(ledger.kinds())
+        return "looked"
+
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        runtime.execute_code("call_tool('look')\ncall_tool('look')")
+        after = ledger.kinds()
+
+    started, ended = [records.CALL_STARTED], [records.CALL_ENDED]
+    assert seen == [RUN_KINDS[:1] + started, RUN_KINDS[:1] + started + ended + started]
+    assert after == RUN_KINDS[:1] + (started + ended) * 2 + [records.RUN_ENDED]
+
+
+def test_a_run_whose_start_cannot_be_recorded_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "log")
+    asked: list[str] = []
+
+    @ledger.registry.tool
+    async def act(name: str) -> str:
+        """Leave something behind."""
+        asked.append(name)
+        return name
+
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if b"unseen" in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        with monkeypatch.context() as patch:
+            patch.setattr("toolcell.audit.chain.os.write", full)
+            with pytest.raises(AuditError, match="No space left"):
+                runtime.execute_code("call_tool('act', name='unseen')")
+        assert runtime.execute_code("call_tool('act', name='seen')").ok
+
+    assert asked == ["seen"]

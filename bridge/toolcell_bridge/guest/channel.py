@@ -28,7 +28,10 @@ from toolcell_bridge.messages import (
 )
 
 READ_BYTES = 256 * 1024
-SPIN_S = 100e-6
+SPIN_S = 150e-6
+MISSES = 4
+"""Looks in vain after which most waits sleep at once. One in so many still looks: the tools may have become quick."""
+
 MSG_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 sched_yield = getattr(os, "sched_yield", lambda: None)  # this file is also imported where no guest can run
 
@@ -63,7 +66,7 @@ class Channel:
         self._slots: dict[int, Slot] = {}
         self._inbox: deque[Message] = deque()
         self._next_id = 1
-        self._is_quick = False
+        self._misses = 0
         self._sending = False
         self._held: list[Message] = []
         self.interrupted: str | None = None
@@ -209,20 +212,28 @@ class Channel:
         self._hand_over()
 
     def _receive(self) -> bytes:
-        """recv(), looking again for a moment before going to sleep while the host has been answering quickly.
+        """recv(), looking again for a moment before going to sleep while the host has been answering about as quickly.
 
         Being woken on another processor takes longer than most answers (40 to 75 us in a virtual machine).
         """
-        began = perf_counter()
-        if self._is_quick:
-            while perf_counter() - began < SPIN_S:
+        if self._slots and self._may_look():
+            until = perf_counter() + SPIN_S
+            while perf_counter() < until:
                 try:
-                    return self._sock.recv(READ_BYTES, MSG_DONTWAIT)
+                    data = self._sock.recv(READ_BYTES, MSG_DONTWAIT)
                 except BlockingIOError:
                     sched_yield()
-        data = self._sock.recv(READ_BYTES)
-        self._is_quick = perf_counter() - began < 3 * SPIN_S
-        return data
+                else:
+                    self._misses = 0
+                    return data
+            self._misses += 1
+        return self._sock.recv(READ_BYTES)
+
+    def _may_look(self) -> bool:
+        if self._misses < MISSES:
+            return True
+        self._misses += 1
+        return not self._misses % MISSES
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, (ToolReturn, ToolFail)):

@@ -131,6 +131,13 @@ def _told_gettime_ns(clock: int, /) -> int:
 
 def seed(number: int) -> None:
     """Draw everything from `number`: random, os.urandom, secrets, uuid, tempfile, numpy's generators."""
+    _seed_python(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number % 2**32)
+
+
+def _seed_python(number: int) -> None:
     _seed_random(_entropy, number)
     os.urandom = _entropy.randbytes
     random._urandom = _entropy.randbytes  # type: ignore[attr-defined]
@@ -139,9 +146,6 @@ def seed(number: int) -> None:
     # uuid1 would ask the C library, which knows the machine and the time.
     _uuid._generate_time_safe = _uuid._UuidCreate = None
     _uuid._node = _entropy.getrandbits(48) | 1 << 40
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % 2**32)
 
 
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -163,10 +167,11 @@ _REPLACED: Final[tuple[tuple[Any, str], ...]] = (
 def rehearse() -> None:
     """Write once to every page that a repeatable run writes to, and leave everything as it was, randomness fresh.
 
-    In a forked child those first writes cost several times what they write.
+    In a forked child those first writes cost several times what they write. numpy's generator is left alone: the zygote
+    has just given it a state that no other child has.
     """
     kept = [getattr(owner, name) for owner, name in _REPLACED]
-    seed(0)
+    _seed_python(0)
     set_clock(0.0)
     for (owner, name), value in zip(_REPLACED, kept, strict=True):
         setattr(owner, name, value)

@@ -182,14 +182,18 @@ class AuditLog:
 
     # Writing
 
-    def append(self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None) -> int:
+    def append(
+        self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None, at_ns: int | None = None
+    ) -> int:
         """Write one record and return its seq. When this returns the record survives the end of this process.
+
+        `at_ns`: when it happened, if not now.
 
         Raises:
             AuditError: it could not be written.
         """
         redactor = redactor or self.redactor
-        at_ns = time.time_ns()
+        at_ns = at_ns or time.time_ns()
         try:
             packed: bytes = records.mine.pack(fields)
             is_ready = len(packed) <= self._value_bytes and redactor.scan(packed) is None

@@ -6,6 +6,7 @@ Sees the calls as their `CallObserver`. Knows neither files nor keys; it hands p
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -36,8 +37,8 @@ class RunRecord:
     """The records of one run under way; sees its calls as their `CallObserver`."""
 
     __slots__ = (
-        "_calls", "_content_of", "_failed_calls", "_given", "_log", "_numbers", "_observed", "_others", "_redactor",
-        "_run", "lines", "problem",
+        "_calls", "_content_of", "_ended", "_failed_calls", "_given", "_log", "_numbers", "_observed", "_others",
+        "_redactor", "_run", "has_witness", "lines", "problem",
     )  # fmt: skip
 
     def __init__(
@@ -60,8 +61,11 @@ class RunRecord:
         self.lines: dict[str, int | None] = {}
         """Line of the script that made a call, by call id; filled in by who knows it."""
         self.problem: AuditError | None = None
+        self.has_witness = False
+        """Somebody calls `settle` whenever answers have been sent."""
         self._given = context
         self._observed: RunContext | None = None
+        self._ended: list[tuple[int, tuple[Any, ...]]] = []
 
     @property
     def context(self) -> RunContext:
@@ -116,10 +120,20 @@ class RunRecord:
         if keep is not FULL:
             value = self._reduced_result(keep, value, more)
         duration_us = round(result.meta.duration_ms * 1000)
-        self._log.append(
-            records.CALL_ENDED, self._run, (number, str(result.status), duration_us, value, code, more), self._redactor
-        )
+        self._ended.append((time.time_ns(), (number, str(result.status), duration_us, value, code, more)))
+        if not self.has_witness:
+            self.settle()
         return self._others.call_ended(call) if self._others is not None else None
+
+    def settle(self) -> None:
+        """Write what has ended. With a witness this waits until answers are on their way.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        while self._ended:
+            at_ns, fields = self._ended.pop(0)
+            self._log.append(records.CALL_ENDED, self._run, fields, self._redactor, at_ns)
 
     @staticmethod
     def _extras(call: Call) -> dict[str, Any]:
@@ -199,6 +213,7 @@ class RunRecord:
             logger.exception("the end of run %s could not be recorded", self._given.run_id)
 
     def _end(self, *fields: Any) -> None:
+        self.settle()
         self._log.append(records.RUN_ENDED, self._run, fields, self._redactor)
 
 

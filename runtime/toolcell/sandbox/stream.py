@@ -18,11 +18,17 @@ READ_BYTES = 64 * 1024
 
 sched_yield = getattr(os, "sched_yield", lambda: None)
 
-SPIN_S = 60e-6
-"""How long to look again before going to sleep, while the peer has been answering faster than this.
+SPIN_S = 100e-6
+"""How long to look again before going to sleep, while the peer has been answering about as fast as this.
 
 Waking a process that sleeps on another processor costs 40 to 75 us in a virtual machine, more than a whole round trip
-between two that are awake."""
+between two that are awake; and it finds its caches cold."""
+
+MISSES = 4
+"""Looks in vain after which most waits go to sleep at once. One in so many still looks: a peer may have become quick."""
+
+_awake: set[SocketStream] = set()
+"""Streams whose guest is at work. With more than one, looking again would keep the event loop from the others."""
 
 
 class SocketStream:
@@ -33,32 +39,44 @@ class SocketStream:
         self._sock = sock
         self._writing: anyio.Event | None = None
         self._readable = _Readable(sock)
-        self._is_quick = False
+        self._misses = 0
         self.sent_bytes = 0
         self.received_bytes = 0
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" when the other end is gone."""
-        began = 0.0
+        until = 0.0
         while True:
             try:
                 data = self._sock.recv(READ_BYTES)
             except BlockingIOError:
                 now = time.perf_counter()
-                began = began or now
-                if self._is_quick and now - began < SPIN_S:
+                until = until or self._look_until(now)
+                if now < until:
                     sched_yield()
                     continue
-                self._is_quick = False
+                if until > 0:
+                    self._misses += 1
+                    until = -1.0
                 if not await self._readable.wait():
                     return b""
                 continue
             except OSError:
                 return b""
-            if began:
-                self._is_quick = time.perf_counter() - began < 2 * SPIN_S
+            if until > 0:
+                self._misses = 0
             self.received_bytes += len(data)
             return data
+
+    def _look_until(self, now: float) -> float:
+        """When to give up and sleep; negative for at once."""
+        if not self.sent_bytes or len(_awake) > 1:
+            return -1.0
+        if self._misses >= MISSES:
+            self._misses += 1
+            if self._misses % MISSES:
+                return -1.0
+        return now + SPIN_S
 
     async def send(self, data: bytes) -> None:
         """Write all of `data`, after whatever is being written already.
@@ -68,6 +86,7 @@ class SocketStream:
         while self._writing is not None:
             await self._writing.wait()
         self.sent_bytes += len(data)
+        _awake.add(self)
         sent = self._write(data)
         if sent == len(data):
             return
@@ -94,6 +113,7 @@ class SocketStream:
 
     def close(self) -> None:
         """Close the socket; a waiting `receive` returns b""."""
+        _awake.discard(self)
         if self._sock.fileno() >= 0:
             self._readable.close()
             anyio.notify_closing(self._sock)
