@@ -60,8 +60,12 @@ ENVIRONMENT = {"HOME": WORKSPACE, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "
 
 EXTRAS = ("asyncio", "json", "re", "datetime", "decimal", "collections", "itertools", "functools", "math",
           "random", "statistics", "string", "textwrap", "typing", "dataclasses", "uuid", "csv", "difflib",
-          "traceback", "toolcell_bridge.guest.repeat")  # fmt: skip
+          "traceback")  # fmt: skip
 """What scripts import most; loaded in the first idle moment so that a cold start does not wait for it."""
+
+REPEATABLE = ("toolcell_bridge.guest.repeat",)
+"""Loaded as well where the interpreter's hashes are repeatable: then so will be the runs. Rehearsing it costs others
+dearly."""
 
 
 class Zygote:
@@ -76,7 +80,7 @@ class Zygote:
         # Stands for a number, not for a socket: each child has its own bridge there, the zygote only a placeholder.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
-        self._extras = list(EXTRAS)
+        self._extras = [*EXTRAS, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
         self._walls = Walls(READ, existing, [f"/dev/{name}" for name in DEVICES], own_ids)
