@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolcell.audit.config import AuditConfig
+    from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
     from toolcell.errors import (
         PackageError,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "toolcell.audit.config": ("AuditConfig",),
+    "toolcell.audit.log": ("AuditLog",),
     "toolcell.config": ("Limits", "Policy", "PoolConfig"),
     "toolcell.errors": (
         "PackageError", "RegistrationError", "SandboxUnavailable", "ToolAbort", "ToolcellError", "UsageError",
@@ -38,9 +42,10 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ErrorInfo", "ExecutionResult", "Limits", "Logs", "Outcome", "OutputFile", "PackageError", "Policy", "PoolConfig",
-    "RegistrationError", "RunContext", "Runtime", "SandboxUnavailable", "SyncRuntime", "ToolAbort", "ToolCallRecord",
-    "ToolDefinition", "ToolRegistry", "ToolResult", "ToolcellError", "Usage", "UsageError", "__version__", "tool",
+    "AuditConfig", "AuditLog", "ErrorInfo", "ExecutionResult", "Limits", "Logs", "Outcome", "OutputFile",
+    "PackageError", "Policy", "PoolConfig", "RegistrationError", "RunContext", "Runtime", "SandboxUnavailable",
+    "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolDefinition", "ToolRegistry", "ToolResult", "ToolcellError",
+    "Usage", "UsageError", "__version__", "tool",
 ]  # fmt: skip
 
 

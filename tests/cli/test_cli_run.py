@@ -103,10 +103,12 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
     status, _, _ = invoke(
         "run", "script.py", *flags, "-t", "my_cli_tools.py", "-i", "rows=[1]", "-f", "data.csv",
         "-p", "numpy,pandas>=2,<4", "--preload", "numpy", "--require", "landlock,seccomp", "--hash-seed", "1",
+        "--audit", "runs",
     )  # fmt: skip
 
     seen = fake.seen
     assert status == exits.OK
+    assert seen["audit"] == Path("runs")
     assert seen["source"].startswith("x = 1\n")
     assert seen["limits"] == Limits(wall_s=2.5, memory_bytes=64 * 1024 * 1024, tool_calls=3)
     assert seen["policy"] == Policy(require=frozenset({"landlock", "seccomp"}), lint="strict", seed=7, hash_seed=1)

@@ -296,7 +296,8 @@ def show_report(report: Report, console: Console) -> None:
     for note in report.notes:
         console.print(safe(f"note: {note}", "yellow"))
     sums = {name: sum(getattr(chain, name) for chain in report.chains) for name in COUNTED}
-    counts = ", ".join([f"{len(report.chains)} chains", *(f"{count} {name}" for name, count in sums.items())])
+    sums = {"chains": len(report.chains), **sums}
+    counts = ", ".join(f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in sums.items())
     verdict = ("ok", "bold green") if report.ok else (f"{len(report.findings)} findings", "bold red")
     console.print(Text.assemble(verdict, f"  {counts}"))
 

@@ -56,8 +56,11 @@ def run(
         str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed the script's randomness.")] = None,
-    clock: Annotated[float | None, typer.Option("--clock", help="Freeze the script's clock at this Unix time.")] = None,
+    clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None,
     hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None,
+    audit: Annotated[
+        Path | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
 ) -> None:
@@ -80,6 +83,7 @@ def run(
         "preload": split(preload),
         "pool": PoolConfig(warm=0),
         "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
+        "audit": audit,
     }
     result = execute(source, registry, options, arguments)
     saved = save_files(result.files, output_dir) if output_dir else []
