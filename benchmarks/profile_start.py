@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 import anyio
+import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,7 @@ from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.packages import resolve
 from toolcell.sandbox.process.view import interpreter
 from toolcell.session import Session
+from toolcell.tools import Origin, RunContext
 
 PAUSE_S = 0.02
 """Between runs, so that replacements are ready; CPUs fall asleep in it, as they do between a model's messages."""
@@ -84,6 +86,61 @@ async def profile_run(rounds: int, packages: Sequence[str]) -> Phases:
     return phases
 
 
+async def profile_pause(rounds: int) -> Phases:
+    """One dispatch of a tool that does nothing, in this process and without any sandbox, after pauses.
+
+    The same few thousand instructions each time: what differs is how cold the processor's caches are.
+    """
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def nothing(number: int) -> int:
+        """Return the very same number."""
+        return number
+
+    context = RunContext(run_id="profile")
+
+    async def once(pause_s: float) -> float:
+        time.sleep(pause_s)  # noqa: ASYNC251 - it is the processor that should sleep
+        start = time.perf_counter()
+        await registry.dispatch("nothing", {"number": 1}, call_id="c", origin=Origin.CODE, context=context)
+        return time.perf_counter() - start
+
+    for _ in range(100):
+        await once(0)
+    return {
+        f"after {pause_s * 1000:g} ms": [await once(pause_s) for _ in range(rounds)] for pause_s in (0, 0.001, PAUSE_S)
+    }
+
+
+async def profile_cpu(rounds: int, packages: Sequence[str]) -> Phases:
+    """CPU time of one run, start and end of its sandbox included, by process."""
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def nothing() -> None:
+        """Do nothing at all here."""
+
+    async with Runtime(registry, packages=packages, preload=packages) as runtime:
+        for _ in range(40):
+            await runtime.execute_code("call_tool('nothing')")
+        host = psutil.Process()
+        zygote = next(each for each in host.children(recursive=True) if "zygote" in " ".join(each.cmdline()))
+        before = cpu_times(host, zygote)
+        for _ in range(rounds):
+            await runtime.execute_code("call_tool('nothing')")
+        after = cpu_times(host, zygote)
+    names = ("host", "zygote", "sandbox")
+    return {name: [(late - early) / rounds] for name, early, late in zip(names, before, after, strict=True)}
+
+
+def cpu_times(host: psutil.Process, zygote: psutil.Process) -> tuple[float, float, float]:
+    """Seconds of host, zygote, and all sandboxes that the zygote has reaped. In ticks of 10 ms: ask for many runs."""
+    own, theirs = host.cpu_times(), zygote.cpu_times()
+    sandboxes = theirs.children_user + theirs.children_system
+    return own.user + own.system, theirs.user + theirs.system, sandboxes
+
+
 def add(phases: Phases, moments: Sequence[float]) -> None:
     """Add the time between each moment and the next to its phase."""
     for name, earlier, later in zip(list(phases), moments[:-1], moments[1:], strict=True):
@@ -108,10 +165,12 @@ async def profile_all(rounds: int, packages: Sequence[str]) -> None:
     """Print the machine's floor, then both profiles without and with packages."""
     console = Console(highlight=False, width=100)
     show(console, "floor: two processes pass 50 bytes to and fro", floors(rounds, PAUSE_S), has_sum=False)
+    show(console, "one dispatch of a tool, without a sandbox", await profile_pause(rounds), has_sum=False)
     for loaded in ((), packages) if packages else ((),):
         told = f" with {', '.join(loaded)}" if loaded else ""
         show(console, f"start of a sandbox{told}", await profile_start(rounds, loaded))
         show(console, f"one run{told}", await profile_run(rounds, loaded))
+        show(console, f"CPU time of one run{told}, back to back", await profile_cpu(3 * rounds, loaded))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
-
 import threading
+from pathlib import Path
 
 import pytest
 

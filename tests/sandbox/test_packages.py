@@ -13,7 +13,8 @@ import pytest
 
 from toolcell.errors import PackageError, UsageError
 from toolcell.sandbox.process import package_sources, packages
-from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
+from toolcell.sandbox.process.packages import PackageEnvironment, private_directory, resolve, verify
+from toolcell.sandbox.process.view import view
 
 
 @pytest.fixture
@@ -292,6 +293,29 @@ def test_a_cache_that_others_may_write_to_is_refused(site: Path, cache: Path) ->
     cache.chmod(0o777)
     with pytest.raises(PackageError, match="others may write"):
         resolve(["tinyapp"], cache_dir=cache)
+
+
+@pytest.mark.isolation
+def test_what_a_sandbox_runs_on_is_refused_from_a_place_others_may_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toolcell").mkdir()
+    (tmp_path / "toolcell").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with pytest.raises(PackageError, match="others may write"):
+        view()
+    assert list((tmp_path / "toolcell").iterdir()) == []
+
+
+def test_a_permissive_umask_leaves_the_cache_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = private_directory(tmp_path / "cache")
+    finally:
+        os.umask(before)
+
+    assert made.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_cache_that_cannot_be_made_is_a_package_error(site: Path, tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ behaviours = st.sampled_from(
 def registry_of(hang_s: float) -> ToolRegistry:
     registry = ToolRegistry()
 
-    @registry.tool(timeout_s=hang_s)
+    @registry.tool(timeout_s=hang_s, name="stall")
+    @registry.tool(timeout_s=PATIENCE_S)
     async def act(number: int, what: str) -> Any:
-        """Act as the test wants."""
+        """Act as the test wants; what is to end by its timeout is asked of the hasty one."""
         match what:
             case "yields":
                 for _ in range(number % 4):
@@ -53,7 +54,10 @@ def registry_of(hang_s: float) -> ToolRegistry:
 def request(number: int, what: str) -> tuple[str, dict[str, Any]]:
     if what == "unknown":
         return "nowhere", {}
-    return "act", {"number": "x" if what == "invalid" else number, "what": what}
+    return "stall" if what in ("hangs", "swallows") else "act", {
+        "number": "x" if what == "invalid" else number,
+        "what": what,
+    }
 
 
 def check(results: list[ToolResult], log: list[Any], whats: list[str]) -> None:
