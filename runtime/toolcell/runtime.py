@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -239,7 +239,7 @@ class Runtime:
         if recorder is not None:
             message = recorder.message(message)
         waiting = time.perf_counter()
-        is_warm = fits(wanted, self.limits)
+        is_warm = fits(wanted, self.limits, getattr(self._backend, "fixed", ()))
         try:
             session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
         except SandboxUnavailable as exc:
@@ -445,11 +445,14 @@ def listed(tool: ToolDefinition) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
-def fits(wanted: Limits, made_with: Limits) -> bool:
-    """True when a sandbox made with `made_with` can be held to `wanted` from outside."""
+def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
+    """True when a sandbox made with `made_with` can be held to `wanted` from outside.
+
+    `fixed`: what its backend cannot change then, besides what nobody can.
+    """
     if wanted is made_with:
         return True
-    return all(getattr(wanted, name) == getattr(made_with, name) for name in FIXED) and all(
+    return all(getattr(wanted, name) == getattr(made_with, name) for name in (*FIXED, *fixed)) and all(
         getattr(wanted, name) <= getattr(made_with, name)
         for name in ("memory_bytes", "processes", "open_files", "cpu_s")
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from toolcell.cli import build, doctor, exits
+from toolcell.cli import build, doctor, doctor_docker, exits
 from toolcell_bridge.isolation import Probe, probes
 
 
@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         )
 
     monkeypatch.setattr(probes, "probe_all", probe_all)
-    monkeypatch.setattr(doctor, "docker_state", lambda: "no daemon answers")
+    monkeypatch.setattr(doctor_docker, "examine", lambda: doctor_docker.no_engine("unix:///nowhere", "it is off"))
     return live
 
 
@@ -70,7 +70,8 @@ def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
     told: dict[str, Any] = json.loads(text)
     assert status == exits.UNAVAILABLE
     assert (told["ok"], told["missing"]) == (False, ["pid"])
-    assert set(told["machine"]) == {"kernel", "python", "user", "docker"}
+    assert set(told["machine"]) == {"kernel", "python", "user"}
+    assert told["docker"]["daemon"] is None
     assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
 
 

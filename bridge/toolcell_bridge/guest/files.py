@@ -92,7 +92,7 @@ def _expand(asked: str, root: str) -> Iterator[tuple[str, str | None]]:
     name = os.path.relpath(path, root)
     if name.startswith("..") or os.path.isabs(name):
         yield asked, "outside the workspace"
-    elif os.path.isdir(path) and not os.path.islink(path):
+    elif os.path.isdir(path) and (path == root or not os.path.islink(path)):
         yield from ((found, None) for found in _walk(path, root))
     elif not os.path.lexists(path) and any(char in asked for char in "*?["):
         import glob

@@ -86,9 +86,14 @@ def drop_capabilities() -> None:
     """Clear ambient, effective, permitted and inheritable, with the securebits locked first."""
     prctl(PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL)
     prctl(PR_SET_SECUREBITS, LOCKED_SECUREBITS)
-    syscall("capset", ctypes.byref(_HEADER), ctypes.byref(_NONE))
+    drop_held()
     if held_capabilities() != 0 or prctl(PR_GET_SECUREBITS) != LOCKED_SECUREBITS:
         raise OSError("capset: the kernel reported success and kept capabilities")
+
+
+def drop_held() -> None:
+    """Clear effective, permitted and inheritable. What is left for a process that may not touch its securebits."""
+    syscall("capset", ctypes.byref(_HEADER), ctypes.byref(_NONE))
 
 
 def held_capabilities() -> int:

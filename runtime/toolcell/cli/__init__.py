@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Say which isolation layers are live here, and how to get the rest.",
     "tools": "List the tools of a file or module as a model would see them.",
     "audit": "List, show, verify, export and replay what scripts did.",
+    "images": "Build, list and check the images of the Docker backend.",
 }
 """Command to its line in `--help`; its module has the same name."""
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import socket
 import sys
 from typing import Annotated, Any, get_args
 
 import typer
 from rich.text import Text
 
-from toolcell.cli import exits
+from toolcell.cli import doctor_docker, exits
 from toolcell.cli.output import print_json, reporting, safe, stdout
 from toolcell.config import Layer, Policy
 from toolcell.errors import UsageError
@@ -57,13 +55,13 @@ def doctor(
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_version()} ({sys.executable})",
         "user": f"uid {os.geteuid()}" if hasattr(os, "geteuid") else "no user ids",
-        "docker": docker_state(),
     }
+    docker = doctor_docker.examine()
     missing = [layer["name"] for layer in layers if layer["required"] and not layer["live"]]
     if as_json:
-        print_json({"ok": not missing, "missing": missing, "layers": layers, "machine": machine})
+        print_json({"ok": not missing, "missing": missing, "layers": layers, "machine": machine, "docker": docker})
     else:
-        _show(layers, machine, missing)
+        _show(layers, machine, docker, missing)
     raise typer.Exit(exits.UNAVAILABLE if missing else exits.OK)
 
 
@@ -93,29 +91,7 @@ def describe(probe: Any, required: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def docker_state() -> str:
-    """Say whether a Docker daemon answers, for the Docker backend."""
-    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not host.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
-        return f"configured at {host}, not asked"
-    try:
-        return f"daemon {_ask_daemon(host.removeprefix('unix://'))} at {host}"
-    except (OSError, ValueError, LookupError, TypeError) as exc:
-        return f"no daemon at {host} ({getattr(exc, 'strerror', None) or exc})"
-
-
-def _ask_daemon(path: str) -> str:
-    """The daemon's version, asked without its client library, which takes longer to import than all else here."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(2)
-        connection.connect(path)
-        connection.sendall(b"GET /version HTTP/1.0\r\nHost: docker\r\n\r\n")
-        with connection.makefile("rb") as answer:
-            body = answer.read(1 << 20).partition(b"\r\n\r\n")[2]
-    return str(json.loads(body)["Version"])
-
-
-def _show(layers: list[dict[str, Any]], machine: dict[str, str], missing: list[str]) -> None:
+def _show(layers: list[dict[str, Any]], machine: dict[str, str], docker: dict[str, Any], missing: list[str]) -> None:
     console = stdout()
     for name, value in machine.items():
         console.print(Text(f"{name:<14}", "bold"), safe(value))
@@ -128,6 +104,11 @@ def _show(layers: list[dict[str, Any]], machine: dict[str, str], missing: list[s
         console.print(line)
         if layer["fix"]:
             console.print(safe(f"{'':<14}to get it: {layer['fix']}", "yellow"))
+    console.print()
+    for heading, text in doctor_docker.lines(docker):
+        console.print(Text(f"{heading:<14}", "bold"), safe(text))
+    for lack in docker["missing"]:
+        console.print(safe(f"{'':<14}{lack['what']}; to get it: {lack['fix']}", "yellow"))
     console.print()
     if missing:
         console.print(Text(f"missing and required: {', '.join(missing)}; no script will run", "bold red"))

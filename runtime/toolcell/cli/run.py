@@ -49,6 +49,13 @@ def run(
         typer.Option("--preload", metavar="MODULE", help="A module imported before the script starts."),
     ] = None,
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="Image of the container, with --backend docker.")
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option("--runtime", metavar="NAME", help="What runs the container, with --backend docker: runsc."),
+    ] = None,
     lint: Annotated[
         LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")
     ] = "off",
@@ -85,6 +92,8 @@ def run(
         "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
         "audit": audit,
     }
+    if image is not None or runtime is not None:
+        options["backend"] = docker_backend(options, image, runtime)
     result = execute(source, registry, options, arguments)
     saved = save_files(result.files, output_dir) if output_dir else []
     if as_json:
@@ -92,6 +101,20 @@ def run(
     else:
         show.show_result(result, source, stdout(), stderr())
     raise typer.Exit(exits.BY_OUTCOME[result.outcome])
+
+
+def docker_backend(options: dict[str, Any], image: str | None, runtime: str | None) -> Any:
+    """The Docker backend that the flags describe.
+
+    Raises:
+        UsageError: they were given for another one.
+    """
+    if options["backend"] != "docker":
+        raise UsageError("--image and --runtime are about containers; add --backend docker")
+    from toolcell.sandbox.docker import DockerBackend
+
+    given = {name: options[name] for name in ("packages", "preload", "policy")}
+    return DockerBackend(image, runtime=runtime, **given)
 
 
 def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:

@@ -25,7 +25,7 @@ Waking a process that sleeps on another processor costs 40 to 75 us in a virtual
 between two that are awake; and it finds its caches cold."""
 
 MISSES = 4
-"""Looks in vain after which most waits go to sleep at once. One in so many still looks: a peer may have become quick."""
+"""Looks in vain after which most waits sleep at once. One in so many still looks: a peer may have become quick."""
 
 _awake: set[SocketStream] = set()
 """Streams whose guest is at work. With more than one, looking again would keep the event loop from the others."""

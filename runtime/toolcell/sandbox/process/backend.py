@@ -338,8 +338,9 @@ class ProcessBackend:
 
     async def close(self) -> None:
         """End the zygote and everything below it."""
-        if self._zygote is not None:
-            await self._zygote.aclose(self._close_cgroups)
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            await zygote.aclose(self._close_cgroups)
         self._close_cgroups()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()

@@ -221,6 +221,8 @@ class Zygote:
         try:
             await self._listen()
         finally:
+            # Cancelled with whatever it was opened in: nobody would hear of a child's end, so nobody must wait for it.
+            self._bury("nobody listens to the zygote any more")
             self._deaf.set()
 
     async def _listen(self) -> None:

@@ -1,0 +1,159 @@
+"""What a container costs a script: the same one from a warm pool, over processes, containers and many in one container.
+
+    python -m benchmarks.docker_cost [--rounds N] [--gap-ms N] [--json]
+
+Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike. `docker
+run` is what one would do without any of this: a new container per script, the hardening flags included, its output read
+from a pipe; it cannot call tools, so it only prints. `start` is what it takes until one more sandbox is ready, which a
+pool hides. `carried` is the forked mode where the host may not take a sandbox's lines out of the container, as with a
+remote daemon or for an ordinary user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import anyio
+
+from benchmarks.machine import describe_machine
+from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.images import DEFAULT_IMAGE
+from toolcell.sandbox.process.backend import ProcessBackend
+
+SCRIPT = "set_result(call_tool('echo', {'q': 1}))"
+PLAIN = [
+    "docker", "run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534", "--pull=never",
+    "--security-opt=no-new-privileges", "--log-driver=none", "--memory=512m", "--memory-swap=512m", "--pids-limit=64",
+    "--tmpfs=/sandbox:rw,noexec,nosuid,nodev,size=64m", "--entrypoint=python3", DEFAULT_IMAGE, "-I", "-c", "print(1)",
+]  # fmt: skip
+TARGETS_MS = {"docker, single": 5.0, "docker, forked": 1.0}
+
+Contestant = Callable[[], Awaitable[float]]
+
+
+class Carried(DockerBackend):
+    """The forked mode without a way around the attached stream."""
+
+    async def open(self) -> None:
+        """As ever, but told not to look for one."""
+        await super().open()
+        assert self._forked is not None
+        self._forked.is_direct = False
+
+
+def tools() -> ToolRegistry:
+    """One tool that does next to nothing."""
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def echo(q: int) -> int:
+        """Return the number as it was given."""
+        return q
+
+    return registry
+
+
+def backends() -> dict[str, Backend]:
+    """Name to a backend that is not open."""
+    return {
+        "process": ProcessBackend(),
+        "docker, forked": DockerBackend(mode="forked"),
+        "docker, forked, carried": Carried(mode="forked"),
+        "docker, single": DockerBackend(),
+    }
+
+
+async def plain_docker() -> float:
+    """Seconds that `docker run` takes to print a number."""
+    started = time.perf_counter()
+    done = await anyio.run_process(PLAIN, stderr=subprocess.STDOUT)
+    elapsed_s = time.perf_counter() - started
+    assert done.stdout.strip() == b"1", done.stdout
+    return elapsed_s
+
+
+async def measure(rounds: int, gap_s: float) -> dict[str, dict[str, float]]:
+    """Shape: contestant -> {"p50_ms", "best_ms", "p90_ms", "start_ms"}."""
+    async with AsyncExitStack() as stack:
+        contestants: dict[str, Contestant] = {"docker run": plain_docker}
+        starts: dict[str, float] = {}
+        for name, backend in backends().items():
+            runtime = Runtime(tools(), backend=backend, pool=PoolConfig(warm=2))
+            await stack.enter_async_context(runtime)
+            contestants[name] = warm(runtime)
+            starts[name] = await start_ms(backend)
+        taken: dict[str, list[float]] = {name: [] for name in contestants}
+        for number in range(-3, rounds):
+            for name in random.sample(list(contestants), len(contestants)):
+                if name == "docker run" and number % 5:
+                    continue  # half a second each
+                await anyio.sleep(gap_s)  # let the pools refill, which is no part of this
+                seconds = await contestants[name]()
+                if number >= 0:  # the rounds before warm caches
+                    taken[name].append(seconds)
+    return {name: figures(samples) | {"start_ms": starts.get(name, 0.0)} for name, samples in taken.items()}
+
+
+def warm(runtime: Runtime) -> Contestant:
+    """Runs the script once in a sandbox of the pool."""
+
+    async def run() -> float:
+        started = time.perf_counter()
+        result = await runtime.execute_code(SCRIPT)
+        elapsed_s = time.perf_counter() - started
+        assert result.value == 1, result.error
+        return elapsed_s
+
+    return run
+
+
+async def start_ms(backend: Backend, times: int = 5) -> float:
+    """Median of starting one more sandbox, to its first bytes."""
+    samples = []
+    for _ in range(times):
+        started = time.perf_counter()
+        sandbox = await backend.start(Limits())
+        await sandbox.stream.receive()
+        samples.append(time.perf_counter() - started)
+        await sandbox.destroy()
+    return round(statistics.median(samples) * 1e3, 1)
+
+
+def figures(samples: list[float]) -> dict[str, float]:
+    """Median, best and ninth decile, in milliseconds."""
+    ordered = sorted(samples)
+    return {
+        "p50_ms": round(statistics.median(ordered) * 1e3, 2),
+        "best_ms": round(ordered[0] * 1e3, 2),
+        "p90_ms": round(ordered[len(ordered) * 9 // 10] * 1e3, 2),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a container costs a script.")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--gap-ms", type=float, default=30.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = anyio.run(measure, options.rounds, options.gap_ms / 1e3)
+    if options.json:
+        print(json.dumps({"machine": describe_machine("asyncio"), "contestants": found}, indent=2))
+        return
+    print(f"{'from a warm pool (ms)':<26}{'p50':>9}{'best':>9}{'p90':>9}{'target':>9}{'one more start':>17}")
+    for name, row in found.items():
+        target = TARGETS_MS.get(name, "")
+        print(f"{name:<26}{row['p50_ms']:>9}{row['best_ms']:>9}{row['p90_ms']:>9}{target:>9}{row['start_ms']:>17}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What `toolcell doctor` says of the Docker backend: engine, runtimes, images, and how to get what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolcell.cli.engine import GET_ENGINE, engine, host
+from toolcell.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.docker.client import DaemonInfo
+    from toolcell.sandbox.docker.images import ImageRef
+
+GET_GVISOR = (
+    'install runsc, add {"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--platform=ptrace", '
+    '"--network=none"]}}} to /etc/docker/daemon.json, and have the daemon reload it (kill -HUP)'
+)
+
+NEEDED: dict[str, tuple[str, str]] = {
+    "MemoryLimit": ("the engine cannot limit memory", "boot with the memory cgroup (cgroup_enable=memory)"),
+    "SwapLimit": ("the engine cannot limit swap", "boot with swapaccount=1, or run without swap"),
+    "PidsLimit": ("the engine cannot limit processes", "boot a kernel with the pids cgroup"),
+}
+"""What an engine says of itself in GET /info, what it means when it is false, and the remedy."""
+
+
+def examine() -> dict[str, Any]:
+    """Describe the engine, if there is one. Nothing here is required: the process backend does without."""
+    try:
+        with engine() as client:
+            from toolcell.sandbox.docker import images
+            from toolcell.sandbox.docker.client import explained
+
+            return describe(host(), client.info, explained(client.api.info), images.list_images(client))
+    except SandboxUnavailable as exc:
+        return no_engine(host(), str(exc))
+
+
+def no_engine(where: str, why: str) -> dict[str, Any]:
+    """What is said where nothing answers."""
+    return {"host": where, "daemon": None, "missing": [{"what": why, "fix": GET_ENGINE}]}
+
+
+def describe(where: str, info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> dict[str, Any]:
+    """Put what an engine says of itself beside what sandboxes need."""
+    return {
+        "host": where,
+        "daemon": f"{'Podman' if info.is_podman else 'Docker'} {info.version}",
+        "api": info.api_version,
+        "cgroups": f"v{info.cgroup_version} ({info.cgroup_driver})",
+        "storage": info.storage_driver,
+        "runtimes": list(info.runtimes),
+        "default_runtime": info.default_runtime,
+        "security": list(info.security),
+        "images": [
+            {"tag": each.tag, "guest": each.guest_version, "current": each.is_current, "size_bytes": each.size_bytes}
+            for each in found
+        ],
+        "missing": [{"what": what, "fix": fix} for what, fix in lacks(info, told, found)],
+    }
+
+
+def lacks(info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> list[tuple[str, str]]:
+    """What is missing and how to get it."""
+    from toolcell.sandbox.docker import images
+
+    wanted = [lack for name, lack in NEEDED.items() if told.get(name) is False]
+    if not any("seccomp" in each for each in info.security):
+        wanted.append(("the engine has no seccomp", "boot a kernel with CONFIG_SECCOMP_FILTER"))
+    if not info.has_init:
+        wanted.append(("the engine has no init for containers", "install tini (Debian: apt install tini)"))
+    if not any(each.tag == images.DEFAULT_IMAGE for each in found):
+        wanted.append((f"no image {images.DEFAULT_IMAGE}", images.HOW_TO_BUILD))
+    if stale := [each.tag for each in found if not each.is_current]:
+        wanted.append((f"another installation's guest in {', '.join(stale)}", images.HOW_TO_BUILD))
+    if "runsc" not in info.runtimes:
+        wanted.append(("no gVisor", GET_GVISOR))
+    return wanted
+
+
+def lines(docker: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The same as headings and text."""
+    if docker["daemon"] is None:
+        return [("docker", f"no engine at {docker['host']}")]
+    runtimes = [f"{name} (default)" if name == docker["default_runtime"] else name for name in docker["runtimes"]]
+    images = [f"{each['tag']} ({each['size_bytes'] / 1e6:.1f} MB)" for each in docker["images"]]
+    return [
+        ("docker", f"{docker['daemon']}, API {docker['api']}, at {docker['host']}"),
+        ("  cgroups", docker["cgroups"]),
+        ("  storage", docker["storage"]),
+        ("  runtimes", ", ".join(runtimes)),
+        ("  images", ", ".join(images) or "none"),
+    ]

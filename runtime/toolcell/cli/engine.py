@@ -1,0 +1,44 @@
+"""One command's connection to the container engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolcell.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.docker.client import Client
+
+LOCAL = "unix:///var/run/docker.sock"
+
+GET_ENGINE = (
+    "install Docker (Debian: apt install docker.io) or Podman and start its service, or set DOCKER_HOST to where one is"
+)
+
+
+def host() -> str:
+    """Where the engine is looked for."""
+    return os.environ.get("DOCKER_HOST") or LOCAL
+
+
+@contextmanager
+def engine() -> Iterator[Client]:
+    """Reach the engine; its client library, slow to import, is left alone where nothing can answer.
+
+    Raises:
+        SandboxUnavailable: there is none, or it does not answer.
+    """
+    where = host()
+    if where.startswith("unix://") and not Path(where.removeprefix("unix://")).exists():
+        raise SandboxUnavailable(f"there is no container engine at {where}: {GET_ENGINE}")
+    from toolcell.sandbox.docker.client import Client
+
+    client = Client.connect_now()
+    try:
+        yield client
+    finally:
+        client.api.close()

@@ -1,0 +1,188 @@
+"""`toolcell images`: build, list and check the images that containers of the Docker backend are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+import anyio.to_thread
+import typer
+from rich.text import Text
+
+from toolcell.cli import exits
+from toolcell.cli.engine import engine
+from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
+from toolcell.errors import UsageError
+from toolcell.sandbox.docker import debian_base, image_build, image_check, images
+from toolcell.sandbox.docker.images import ImageRef
+
+SUMMARY = """Images for `backend="docker"`.
+
+They are built here, not pulled: an interpreter of your choice and the guest of this installation. The engine is the one
+at $DOCKER_HOST, which may be Podman's socket, or else the local Docker daemon.
+"""
+
+EPILOG = (
+    f"Exit status: {exits.OK} all is well, {exits.UNAVAILABLE} no engine, or an image is missing or cannot be used."
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+
+STALE = "its guest is not the one of this installation; build it anew"
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    group.command("build", epilog=EPILOG)(reporting(build))
+    group.command("list", epilog=EPILOG)(reporting(list_images))
+    group.command("check", epilog=EPILOG)(reporting(check))
+    app.add_typer(group, name=name)
+
+
+def build(
+    base: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help=f"Build on this image [default: {image_build.DEFAULT_BASE}].")
+    ] = None,
+    debian: Annotated[bool, typer.Option("--debian", help="Build on Debian packages; needs no registry.")] = False,
+    suite: Annotated[str, typer.Option(help="Which Debian.")] = debian_base.SUITE,
+    mirror: Annotated[str, typer.Option(help="Where its packages are.")] = debian_base.MIRROR,
+    data: Annotated[bool, typer.Option("--data", help="Also build python-data: numpy, pandas, and so on.")] = False,
+    package: Annotated[
+        list[str] | None,
+        typer.Option("--package", "-p", metavar="REQUIREMENT", help="Also build what a Runtime(packages=...) derives."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Do every step again, even those that would not differ.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build the sandbox image. Doing it again after an upgrade takes seconds and replaces the older one."""
+    if debian and base:
+        raise UsageError("--base and --debian exclude each other: both say what to build on")
+
+    def work(watch: Watch) -> list[ImageRef]:
+        with engine() as client:
+            on = image_build.import_debian(client, suite=suite, mirror=mirror, say=watch.say) if debian else base
+            built = [image_build.build_python(client, on, fresh=fresh, say=watch.say)]
+            if data:
+                built.append(image_build.build_data(client, built[0], fresh=fresh, say=watch.say))
+            if package:
+                built.append(images.ensure_image(client, built[-1].tag, package))
+            for each in built:
+                watch.say(f"trying {each.tag}")
+                image_check.require_sound(client, each)
+            return built
+
+    _show(_watched("building", work), as_json)
+
+
+def list_images(as_json: AsJson = False) -> None:
+    """List sandbox images: what is in them, how large they are, and what the engine keeps to build them quickly."""
+    with engine() as client:
+        found, kept = images.list_images(client), images.kept(client)
+    if as_json:
+        total = sum(int(each["Size"]) for each in kept)
+        print_json({"images": [as_dict(each) for each in found], "kept": len(kept), "kept_bytes": total})
+        return
+    if not found:
+        stdout().print(f"no sandbox image; build one: {images.HOW_TO_BUILD}")
+        return
+    _show_images(found)
+    if kept:
+        size = megabytes(sum(int(each["Size"]) for each in kept))
+        stdout().print(
+            f"{len(kept)} more kept to build quickly or for programs still running, {size} with what they share"
+        )
+
+
+def check(
+    image: Annotated[
+        list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags; left out, all there are.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Start them with this runtime, runsc for instance.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start each image once and look around inside: its guest, its user, and what could be misused."""
+
+    def work(watch: Watch) -> list[tuple[ImageRef, list[str]]]:
+        with engine() as client:
+            if image:
+                found = [images.require_image(client, name) for name in image]
+            else:
+                found = images.list_images(client) or [images.require_image(client)]
+            results = []
+            for each in found:
+                watch.say(each.tag)
+                problems = image_check.problems(client, each, runtime)
+                results.append((each, problems if each.is_current else [STALE, *problems]))
+            return results
+
+    results = _watched("checking", work)
+    if as_json:
+        print_json({"images": [{**as_dict(each), "problems": problems} for each, problems in results]})
+    else:
+        _show_checked(results)
+    raise typer.Exit(exits.UNAVAILABLE if any(problems for _, problems in results) else exits.OK)
+
+
+def _watched(doing: str, work: Any) -> Any:
+    """Run blocking work with a progress line. A build that is interrupted leaves the older image in place."""
+
+    async def shell(watch: Watch) -> Any:
+        watch.doing = doing
+        return await anyio.to_thread.run_sync(work, watch, abandon_on_cancel=True)
+
+    return run_watched(shell, stderr())
+
+
+def as_dict(image: ImageRef) -> dict[str, Any]:
+    """An image as data."""
+    return {
+        "tag": image.tag,
+        "id": image.id,
+        "python": image.python,
+        "guest": image.guest_version,
+        "current": image.is_current,
+        "base": image.base,
+        "packages": dict(image.packages),
+        "size_bytes": image.size_bytes,
+        "created": image.created,
+    }
+
+
+def _show(found: list[ImageRef], as_json: bool) -> None:
+    if as_json:
+        print_json({"images": [as_dict(each) for each in found]})
+    else:
+        _show_images(found)
+
+
+def _show_images(found: list[ImageRef]) -> None:
+    console, width = stdout(), max(len(each.tag) for each in found)
+    for each in found:
+        line = Text.assemble(safe(f"{each.tag:<{width}}", "cyan"), f"  {megabytes(each.size_bytes):>9}  ")
+        line.append_text(safe(f"Python {each.python}  guest {each.guest_version}"))
+        line.append_text(safe("" if each.is_current else " (not this one)", "yellow"))
+        console.print(line.append_text(safe(f"  {each.id.removeprefix('sha256:')[:12]}", "dim")))
+        if each.packages:
+            console.print(
+                safe(f"  {', '.join(f'{name} {each.packages[name]}' for name in sorted(each.packages))}", "dim")
+            )
+
+
+def megabytes(size: int) -> str:
+    """Decimal, as engines count."""
+    return f"{size / 1e6:.1f} MB"
+
+
+def _show_checked(results: list[tuple[ImageRef, list[str]]]) -> None:
+    console = stdout()
+    for image, problems in results:
+        word, style = ("BAD", "bold red") if problems else ("good", "green")
+        console.print(Text.assemble((f"{word:<6}", style), safe(image.tag, "bold"), f"  {megabytes(image.size_bytes)}"))
+        for problem in problems:
+            console.print(safe(f"      {problem}", "yellow"))

@@ -1,0 +1,141 @@
+"""What a container has used: from its cgroup where that is visible here, else from the daemon.
+
+Either way `Meter.read` answers at once; a daemon's answer is the last one it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from toolcell.sandbox.backend import Sample
+from toolcell_bridge.isolation.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def find_cgroup(pid: int, container: str, *, proc: str = "/proc", root: Path = CGROUPS) -> Cgroup | None:
+    """The cgroup of a container whose first process is `pid`, or None where it cannot be seen from here.
+
+    The container's id must be in the path: with a remote daemon, `pid` is somebody else's.
+    """
+    try:
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8") as table:
+            rows = [line.rstrip("\n").split(":", 2) for line in table]
+    except OSError:
+        return None
+    named = {names: path for _, names, path in rows if container in path}
+    if "" in named and (root / "cgroup.controllers").exists():
+        directory = Path(f"{root}{_own(named[''], container)}")
+        return V2Cgroup(container, directory, CgroupFiles()) if (directory / "pids.current").exists() else None
+    found: dict[str, Path] = {}
+    for names, path in named.items():
+        for controller in names.split(","):
+            directory = Path(f"{root}/{controller}{_own(path, container)}")
+            if controller in ("memory", "pids", "cpuacct") and directory.is_dir():
+                found[controller] = directory
+    return V1Cgroup(container, found, CgroupFiles()) if {"memory", "pids"} <= found.keys() else None
+
+
+def _own(path: str, container: str) -> str:
+    """Cut a path after the part that names the container: below it may be cgroups of its own making."""
+    parts = path.split("/")
+    named = next(number for number, part in enumerate(parts) if container in part)
+    return "/".join(parts[: named + 1])
+
+
+class Meter:
+    """Measures one container. What it used before its guest said Hello is not the script's."""
+
+    def __init__(self, cgroup: Cgroup | None, own_processes: int | None) -> None:
+        """`own_processes`: how many are not the script's; None where counting them says nothing about it."""
+        self._cgroup = cgroup
+        self._own = own_processes
+        self._cpu_before_s = 0.0
+        self._refused_before = 0
+        self._kills_before = 0
+        self._sample = Sample()
+
+    @property
+    def is_local(self) -> bool:
+        """It needs no daemon."""
+        return self._cgroup is not None
+
+    def pids(self) -> set[int]:
+        """Processes inside, where they are visible here."""
+        return self._cgroup.pids() if self._cgroup is not None else set()
+
+    def kill(self) -> None:
+        """Kill everything inside, where this process may: at once, and also when the daemon is gone."""
+        if self._cgroup is not None:
+            with suppress(OSError):
+                self._cgroup.kill()
+
+    def begin(self) -> None:
+        """What has been used until now is the price of starting."""
+        if self._cgroup is None:
+            return
+        try:
+            usage = self._cgroup.usage()
+        except (OSError, ValueError):
+            return
+        self._cpu_before_s = usage.cpu_s or 0.0
+        self._refused_before, self._kills_before = usage.processes_refused, usage.oom_kills
+
+    def read(self, *, brief: bool = False) -> Sample:
+        """What is known now."""
+        if self._cgroup is None:
+            return self._sample
+        try:
+            if brief:
+                cpu_s, peak_bytes = self._cgroup.consumed()
+                self._sample = self._with(cpu_s or 0.0, peak_bytes or 0, None)
+            else:
+                self._take(self._cgroup.usage())
+        except (OSError, ValueError):  # it is gone: what was last read is what there is
+            pass
+        return self._sample
+
+    def _take(self, usage: CgroupUsage) -> None:
+        sample = self._with(usage.cpu_s or 0.0, usage.peak_memory_bytes or 0, usage.current_processes)
+        self._sample = Sample(
+            sample.cpu_s,
+            sample.peak_memory_bytes,
+            sample.processes,
+            sample.peak_processes,
+            max(0, usage.oom_kills - self._kills_before),
+            max(0, usage.processes_refused - self._refused_before) if self._own is not None else 0,
+        )
+
+    def _with(self, cpu_s: float, peak_bytes: int, processes: int | None) -> Sample:
+        before = self._sample
+        count = before.processes
+        if processes is not None and self._own is not None:
+            count = max(1, processes - self._own)
+        return Sample(
+            max(before.cpu_s, cpu_s - self._cpu_before_s),
+            max(before.peak_memory_bytes, peak_bytes),
+            count,
+            max(before.peak_processes, count),
+            before.memory_kills,
+            before.refused_processes,
+        )
+
+    def take_stats(self, stats: Mapping[str, Any], *, is_first: bool) -> None:
+        """Take the daemon's answer to GET /containers/{id}/stats."""
+        cpu_s = _number(stats, "cpu_stats", "cpu_usage", "total_usage") / 1e9
+        if is_first:
+            self._cpu_before_s = cpu_s
+        memory = stats.get("memory_stats") or {}
+        peak = int(memory.get("max_usage") or memory.get("usage") or 0)
+        current = int(_number(stats, "pids_stats", "current"))
+        self._sample = self._with(cpu_s, peak, current or None)
+
+
+def _number(stats: Mapping[str, Any], *keys: str) -> float:
+    found: Any = stats
+    for key in keys:
+        found = (found or {}).get(key)
+    return float(found or 0)

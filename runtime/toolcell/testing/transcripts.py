@@ -1,0 +1,329 @@
+"""Conversations on the bridge, byte for byte: recorded on one backend, played to a sandbox of another.
+
+The same script with the same answers must make every guest say the same bytes. Only Hello, which names the layers, is
+compared apart. Knows frames only to say where two conversations part.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import anyio
+
+from toolcell.config import Limits
+from toolcell.errors import UsageError
+from toolcell.sandbox.backend import Backend, ByteStream, Exit, Sample, Sandbox
+from toolcell_bridge.codec import decode
+from toolcell_bridge.errors import ProtocolError
+from toolcell_bridge.framing import FrameReader
+from toolcell_bridge.messages import Done, Hello, Message
+
+SILENCE_S = 20.0
+"""A guest that owes bytes and says nothing for so long will not say them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What crossed one bridge, in the order the host saw it."""
+
+    backend: str
+    parts: tuple[tuple[Literal["host", "guest"], bytes], ...]
+    """Who said it, and the bytes; where they were cut means nothing."""
+    limits: Limits
+
+    def said_by(self, who: Literal["host", "guest"]) -> bytes:
+        """All bytes of one end."""
+        return b"".join(data for speaker, data in self.parts if speaker == who)
+
+    @property
+    def hello(self) -> Hello | None:
+        """The guest's first message."""
+        first = _first_frame(self.said_by("guest"))
+        message = decode(first[4:]) if first else None
+        return message if isinstance(message, Hello) else None
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the guest's last word was Done: what was killed cannot be repeated to the byte."""
+        return isinstance(_last_message(self.said_by("guest"), self.limits.frame_bytes), Done)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON."""
+        parts = [[who, base64.b64encode(data).decode("ascii")] for who, data in self.parts]
+        plain = {"backend": self.backend, "limits": self.limits.model_dump(), "parts": parts}
+        Path(path).write_text(json.dumps(plain, indent=1) + "\n", encoding="ascii")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            plain = json.loads(Path(path).read_text(encoding="ascii"))
+            parts = tuple((who, base64.b64decode(data, validate=True)) for who, data in plain["parts"])
+            return cls(plain["backend"], parts, Limits(**plain["limits"]))
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise UsageError(f"{os.fspath(path)!r} is no transcript: {exc}") from exc
+
+
+# Recording.
+
+
+class _RecordedStream:
+    """Passes bytes on and keeps them."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self.parts: list[tuple[Literal["host", "guest"], bytes]] = []
+
+    @property
+    def sent_bytes(self) -> int:
+        """As the stream counts."""
+        return self._stream.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """As the stream counts."""
+        return self._stream.received_bytes
+
+    async def receive(self) -> bytes:
+        """Return the next bytes, or b"" at the end."""
+        data = await self._stream.receive()
+        if data:
+            self.parts.append(("guest", data))
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`."""
+        self.parts.append(("host", bytes(data)))
+        await self._stream.send(data)
+
+
+class _RecordedSandbox:
+    """A sandbox whose stream is recorded; everything else is its own."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.recorded = _RecordedStream(sandbox.stream)
+        self.stream: Any = self.recorded
+        self.id = sandbox.id
+        self.backend = sandbox.backend
+        self.limits = sandbox.limits
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """Live layers."""
+        return self._sandbox.layers
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has crossed so far."""
+        return Transcript(self.backend, tuple(self.recorded.parts), self.limits)
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Take Hello's layers."""
+        self._sandbox.accept(layers)
+
+    def is_alive(self) -> bool:
+        """False once its end is known."""
+        return self._sandbox.is_alive()
+
+    async def prepare(self, limits: Limits) -> None:
+        """Lower its limits."""
+        await self._sandbox.prepare(limits)
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw."""
+        return self._sandbox.read_output()
+
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
+        """Measure it."""
+        return self._sandbox.sample(brief=brief, last=last)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._sandbox.kill()
+
+    async def ended(self) -> Exit:
+        """How it ended."""
+        return await self._sandbox.ended()
+
+    async def destroy(self) -> None:
+        """End it."""
+        await self._sandbox.destroy()
+
+
+class Recorder:
+    """A backend that keeps what crosses the bridges of its sandboxes. `record` makes one."""
+
+    name: ClassVar[str] = "recorder"
+    isolates: ClassVar[bool] = False
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._sandboxes: list[_RecordedSandbox] = []
+
+    @property
+    def transcripts(self) -> list[Transcript]:
+        """One for each sandbox that was asked to run something, oldest first."""
+        found = [sandbox.transcript for sandbox in self._sandboxes]
+        return [transcript for transcript in found if transcript.said_by("host")]
+
+    async def open(self) -> None:
+        """Open the recorded backend."""
+        await self._backend.open()
+
+    async def start(self, limits: Limits) -> Sandbox:
+        """Start a sandbox of the recorded backend."""
+        sandbox = _RecordedSandbox(await self._backend.start(limits))
+        self._sandboxes.append(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """Close the recorded backend."""
+        await self._backend.close()
+
+
+def record(backend: Backend) -> Recorder:
+    """Wrap `backend` so that `transcripts` holds what crosses its bridges; it keeps its name and what it claims."""
+    made: type[Recorder] = type("Recorder", (Recorder,), {"name": backend.name, "isolates": backend.isolates})
+    return made(backend)
+
+
+# Replaying.
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How another guest's words compare with those recorded. Hello is in neither `expected` nor `got`."""
+
+    backend: str
+    expected: bytes
+    got: bytes
+    hello: Hello | None
+    difference: str = ""
+    """Where they part, in words; empty when they do not."""
+
+    @property
+    def same(self) -> bool:
+        """True when every byte is the same."""
+        return self.expected == self.got
+
+
+async def replay_transcript(transcript: Transcript, backend: Backend, *, silence_s: float = SILENCE_S) -> Replayed:
+    """Say what the host said in `transcript` to a sandbox of `backend`, which must be open, and compare the answers.
+
+    Each word of the host waits until the guest has said as much as it had when it was recorded, or has parted from it.
+
+    Raises:
+        UsageError: the transcript does not end with Done.
+        SandboxUnavailable: no sandbox could be started.
+    """
+    if not transcript.is_whole:
+        raise UsageError("only a transcript whose last word is Done can be replayed to the byte")
+    sandbox = await backend.start(transcript.limits)
+    try:
+        words = transcript.said_by("guest")
+        expected = words.removeprefix(_first_frame(words))
+        guest = _Guest(sandbox, expected, silence_s)
+        hello = await guest.hello()
+        due = len(expected) - len(words)
+        for who, data in transcript.parts:
+            if who == "guest":
+                due += len(data)
+            elif await guest.say(due):
+                await sandbox.stream.send(data)
+            else:
+                break
+        await guest.say(len(expected))
+        sandbox.kill()
+        await guest.finish()
+    finally:
+        await sandbox.destroy()
+    got = bytes(guest.said)
+    return Replayed(backend.name, expected, got, hello, _difference(expected, got, transcript.limits.frame_bytes))
+
+
+class _Guest:
+    """The guest being replayed to, and what it has said."""
+
+    def __init__(self, sandbox: Sandbox, expected: bytes, silence_s: float) -> None:
+        self._sandbox = sandbox
+        self._expected = expected
+        self._silence_s = silence_s
+        self.said = bytearray()
+
+    async def hello(self) -> Hello | None:
+        """Take its first message away from what it has said."""
+        while not (first := _first_frame(self.said)):
+            if not await self._listen():
+                return None
+        del self.said[: len(first)]
+        message = decode(first[4:])
+        if isinstance(message, Hello):
+            self._sandbox.accept(message.layers)
+            return message
+        return None
+
+    async def say(self, size: int) -> bool:
+        """Listen until it has said so many bytes; False when it will not, or has said something else."""
+        while len(self.said) < size:
+            if not self._expected.startswith(self.said) or not await self._listen():
+                return False
+        return self._expected.startswith(self.said)
+
+    async def finish(self) -> None:
+        """Listen to the end of one that was killed."""
+        while await self._listen():
+            pass
+
+    async def _listen(self) -> bool:
+        with anyio.move_on_after(self._silence_s):
+            data = await self._sandbox.stream.receive()
+            self.said += data
+            return bool(data)
+        return False
+
+
+def _first_frame(data: bytes | bytearray) -> bytes:
+    """The first frame with its length, or nothing while it is not whole."""
+    size = 4 + int.from_bytes(data[:4], "big")
+    return bytes(data[:size]) if len(data) >= max(size, 5) else b""
+
+
+def _messages(data: bytes, frame_bytes: int) -> list[Message | str]:
+    """Every message in `data`; at the first that is none, what is wrong with it."""
+    reader = FrameReader(frame_bytes)
+    found: list[Message | str] = []
+    try:
+        reader.receive_data(data)
+        while (body := reader.next_frame()) is not None:
+            found.append(decode(body))
+    except ProtocolError as exc:
+        found.append(str(exc))
+    return found
+
+
+def _last_message(data: bytes, frame_bytes: int) -> Message | str | None:
+    messages = _messages(data, frame_bytes)
+    return messages[-1] if messages else None
+
+
+def _difference(expected: bytes, got: bytes, frame_bytes: int) -> str:
+    if expected == got:
+        return ""
+    wanted, said = _messages(expected, frame_bytes), _messages(got, frame_bytes)
+    for index, (one, other) in enumerate(zip(wanted, said, strict=False)):
+        if repr(one) != repr(other):
+            return f"message {index + 1} after Hello: expected {one!r:.500}, got {other!r:.500}"
+    if len(wanted) != len(said):
+        return f"{len(wanted)} messages after Hello expected, got {len(said)}"
+    return f"{len(expected)} bytes after Hello expected, got {len(got)}, in the same messages"

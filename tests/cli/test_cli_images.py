@@ -1,0 +1,149 @@
+"""`toolcell images`: what a person and a program are told, with an engine played by a table and with none."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from toolcell.cli import build, doctor_docker, exits
+from toolcell.sandbox.docker import image_check, images
+from toolcell.sandbox.docker.client import Client, DaemonInfo
+from toolcell.sandbox.docker.images import ImageRef
+
+CURRENT = {images.GUEST: images.VERSION, images.PYTHON: "3.13.1", images.ROLE: images.SANDBOX}
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build(["images"]), ["images", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def image(tag: str, **labels: str) -> dict[str, Any]:
+    return {"Id": f"sha256:{tag:0>64}", "RepoTags": [tag], "Size": 56_700_000, "Config": {"Labels": labels}}
+
+
+class Engine:
+    """Answers the few calls that listing makes."""
+
+    def __init__(self, *known: dict[str, Any]) -> None:
+        self.known = {tag: each for each in known for tag in each["RepoTags"]}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def images(self, filters: dict[str, Any]) -> list[dict[str, Any]]:
+        if f"{images.ROLE}={images.SANDBOX}" not in filters["label"]:
+            return []
+        return list(self.known.values())
+
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        import docker.errors
+
+        if name not in self.known:
+            raise docker.errors.NotFound("no such image")
+        return self.known[name]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Holds one image of this installation and one of an older one."""
+    current = image(images.DEFAULT_IMAGE, **CURRENT, **{images.SOURCES: images.guest_sources()})
+    older = image("toolcell/python:0.0.1", **{**CURRENT, images.GUEST: "0.0.1", images.PACKAGES: '{"numpy": "2.4"}'})
+    played = Engine(current, older)
+    monkeypatch.setattr(Client, "connect_now", lambda: SimpleNamespace(api=played))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://engine.invalid:2376")
+    return played
+
+
+def test_images_are_listed_with_sizes_and_with_whose_guest_they_hold(engine: Engine) -> None:
+    status, text, _ = invoke("list")
+    assert status == exits.OK
+    assert images.DEFAULT_IMAGE in text and "56.7 MB" in text
+    assert "0.0.1 (not this one)" in text and "numpy 2.4" in text
+
+
+def test_the_list_as_data_says_the_same(engine: Engine) -> None:
+    told = {each["tag"]: each for each in json.loads(invoke("list", "--json")[1])["images"]}
+    assert told[images.DEFAULT_IMAGE]["current"] is True
+    assert told["toolcell/python:0.0.1"]["current"] is False
+    assert told["toolcell/python:0.0.1"]["packages"] == {"numpy": "2.4"}
+
+
+def test_an_empty_engine_is_answered_with_the_command_to_fill_it(engine: Engine) -> None:
+    engine.known.clear()
+    assert "toolcell images build" in invoke("list")[1]
+    status, _, err = invoke("check")
+    assert status == exits.UNAVAILABLE
+    assert f"no image {images.DEFAULT_IMAGE}" in err
+
+
+def test_a_check_fails_if_one_image_is_bad(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def problems(client: Any, each: ImageRef, runtime: str | None) -> list[str]:
+        return [] if each.guest_version == images.VERSION else ["it is old"]
+
+    monkeypatch.setattr(image_check, "problems", problems)
+    assert invoke("check", images.DEFAULT_IMAGE)[0] == exits.OK
+    status, text, _ = invoke("check")
+    assert status == exits.UNAVAILABLE
+    assert f"good  {images.DEFAULT_IMAGE}" in text
+    assert "BAD   toolcell/python:0.0.1" in text and "it is old" in text
+    assert len(json.loads(invoke("check", "--json")[1])["images"]) == 2
+
+
+@pytest.mark.parametrize("command", ["list", "check", "build"])
+def test_without_an_engine_every_command_says_what_to_do(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    status, _, err = invoke(command)
+    assert status == exits.UNAVAILABLE
+    assert "DOCKER_HOST" in err
+    status, text, _ = invoke(command, "--json")
+    assert (status, json.loads(text)["error"]["code"]) == (exits.UNAVAILABLE, "sandbox_unavailable")
+
+
+def test_a_build_is_on_one_base() -> None:
+    status, _, err = invoke("build", "--debian", "--base", "python:3.13-slim")
+    assert status == exits.USAGE
+    assert "exclude each other" in err
+
+
+INFO = DaemonInfo(
+    version="20.10.24", api_version="1.41", is_podman=False, is_local=True, cgroup_version="1", cgroup_driver="cgroupfs",
+    storage_driver="overlay2", runtimes=("runc", "runsc"), default_runtime="runc", has_init=True,
+    security=("name=seccomp,profile=default",), architecture="x86_64",
+)  # fmt: skip
+IMAGE = ImageRef(
+    "sha256:1", images.DEFAULT_IMAGE, "3.13.1", images.VERSION, images.guest_sources(), size_bytes=56_700_000
+)
+
+
+def test_a_doctor_finds_nothing_missing_where_all_is_there() -> None:
+    found = doctor_docker.describe("unix:///x", INFO, {"SwapLimit": True}, [IMAGE])
+    assert found["missing"] == []
+    assert dict(doctor_docker.lines(found)) == {
+        "docker": "Docker 20.10.24, API 1.41, at unix:///x",
+        "  cgroups": "v1 (cgroupfs)",
+        "  storage": "overlay2",
+        "  runtimes": "runc (default), runsc",
+        "  images": f"{images.DEFAULT_IMAGE} (56.7 MB)",
+    }
+
+
+def test_a_doctor_names_each_thing_missing_with_its_remedy() -> None:
+    info = DaemonInfo(**{**{name: getattr(INFO, name) for name in INFO.__slots__}, "runtimes": ("runc",), "security": (), "has_init": False})  # fmt: skip
+    lacks = doctor_docker.lacks(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
+    assert len(lacks) == 7
+    assert all(what and fix for what, fix in lacks)
+    stale = ImageRef("sha256:1", images.DEFAULT_IMAGE, "3.13.1", "0.0.1")
+    assert any("another installation's guest" in what for what, _ in doctor_docker.lacks(INFO, {}, [stale]))
+
+
+def test_a_doctor_without_an_engine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    found = doctor_docker.examine()
+    assert found["daemon"] is None
+    assert "apt install docker.io" in found["missing"][0]["fix"]
+    assert doctor_docker.lines(found) == [("docker", "no engine at unix:///nonexistent/docker.sock")]

@@ -1,0 +1,206 @@
+"""The suite itself: it reports every promise, and a backend that breaks one is found out by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
+from toolcell.sandbox.backend import Sample, Sandbox
+from toolcell.testing import FakeBackend, Line, check_backend, contract_cases, contract_lacks
+from toolcell.testing import case as cases
+from toolcell.testing import fake as fakes
+from toolcell.testing import stand as stands
+from toolcell.testing.fake import FakeSandbox
+from toolcell.testing.stand import Broken
+
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+
+
+made: list[FakeSandbox] = []
+
+
+def mend() -> None:
+    """Take away what the faults of a backend left behind."""
+    while made:
+        sandbox = made.pop()
+        FakeSandbox.kill(sandbox)
+        sandbox._process.wait()
+        if not sandbox._is_closed:
+            for descriptor in sandbox._output:
+                os.close(descriptor)
+        shutil.rmtree(sandbox._workspace, ignore_errors=True)
+
+
+class Faulty(FakeBackend):
+    """A fake with one fault: something of each sandbox is replaced."""
+
+    fault: ClassVar[Mapping[str, Any]] = {}
+
+    async def start(self, limits: Limits) -> Sandbox:
+        sandbox = await super().start(limits)
+        for name, value in self.fault.items():
+            setattr(sandbox, name, value.__get__(sandbox) if callable(value) else value)
+        assert isinstance(sandbox, FakeSandbox)
+        made.append(sandbox)
+        return sandbox
+
+
+def faulty(**fault: Any) -> type[Faulty]:
+    return type("Faulty", (Faulty,), {"fault": fault})
+
+
+def _no_output(self: FakeSandbox) -> tuple[bytes, bytes]:
+    return b"", b""
+
+
+def _no_sample(self: FakeSandbox, **options: bool) -> Sample:
+    return Sample()
+
+
+def _kills_gently(self: FakeSandbox) -> None:
+    if self._process.returncode is None:
+        os.kill(self._process.pid, signal.SIGWINCH)
+
+
+def _always_alive(self: FakeSandbox) -> bool:
+    return True
+
+
+def _never_accepts(self: FakeSandbox, layers: Mapping[str, str]) -> None:
+    self.layers = {"moat": 7}  # type: ignore[dict-item]
+
+
+async def _forgets_descriptors(self: FakeSandbox) -> None:
+    FakeSandbox.kill(self)
+    self.stream.close()
+    await self.ended()
+
+
+async def _raises_when_destroyed_twice(self: FakeSandbox) -> None:
+    if self._is_closed:
+        raise RuntimeError("destroyed twice")
+    await FakeSandbox.destroy(self)
+
+
+class Leaky(FakeBackend):
+    isolates: ClassVar[bool] = True
+    lacks: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self) -> None:
+        super().__init__(environment=dict(os.environ))
+
+
+FAULTS: list[tuple[str, Any, str]] = [
+    ("raw output is lost", faulty(read_output=_no_output), "output.raw_writes"),
+    ("nothing is measured", faulty(sample=_no_sample), "usage.measured"),
+    ("the watch sees nothing", faulty(sample=_no_sample), "limits.processes"),
+    ("kill does not kill", faulty(kill=_kills_gently), "deaths.while_running"),
+    ("the dead count as alive", faulty(is_alive=_always_alive), "deaths.while_idle"),
+    ("layers are made up", faulty(accept=_never_accepts), "usage.layers_are_known_first"),
+    ("descriptors are forgotten", faulty(destroy=_forgets_descriptors), "life.sandboxes_leak_nothing"),
+    ("a second destroy raises", faulty(destroy=_raises_when_destroyed_twice), "deaths.destroyed_twice"),
+    ("ids are shared", faulty(id="x"), "usage.sandboxes_are_told_apart"),
+    ("it claims walls it has not", type("Boaster", (FakeBackend,), {"isolates": True, "lacks": {}}), "walls.no_files"),
+    ("the environment comes in", Leaky, "walls.no_environment"),
+]
+
+
+@pytest.mark.parametrize(("backend", "promise"), [pytest.param(b, p, id=name) for name, b, p in FAULTS])
+async def test_a_fault_is_found(backend: type[FakeBackend], promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(stands, "SOON_S", 1.0)
+    monkeypatch.setattr(fakes, "END_S", 0.3)
+    try:
+        report = await check_backend(backend, only=[promise])
+    finally:
+        mend()
+
+    assert [line.name for line in report.failed] == [promise], str(report)
+    assert report.failed[0].problem
+    assert not report.ok
+
+
+async def test_the_report_has_a_line_for_every_promise_and_a_reason_for_every_skip() -> None:
+    told: list[Line] = []
+    report = await check_backend(
+        FakeBackend,
+        only=["values.plain_data", "walls", "life.named"],
+        skip={"life.named": "known"},
+        on_result=told.append,
+    )
+
+    assert report.ok
+    assert list(report.lines) == told
+    assert [line.name for line in report.lines if line.passed] == ["values.plain_data"]
+    assert {line.problem for line in report.skipped} == {"it has none", "known"}
+    assert all(line.promise for line in report.lines)
+    assert "life.named" in str(report)
+    assert str(report).splitlines()[-1].startswith(f"fake: 1 kept, 0 broken, {len(report.skipped)} skipped")
+
+
+async def test_one_promise_that_is_broken_does_not_spoil_the_others() -> None:
+    report = await check_backend(faulty(read_output=_no_output), only=["output.raw_writes", "output.prints"])
+
+    assert {line.name: line.status for line in report.lines} == {
+        "output.prints": "passed",
+        "output.raw_writes": "failed",
+    }
+
+
+async def test_a_name_that_is_no_promise_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'limits\.everything' is no promise"):
+        await check_backend(FakeBackend, skip=["limits.everything"])
+    with pytest.raises(UsageError, match="'no group'"):
+        contract_lacks(FakeBackend, {"no group": "x"})
+    with pytest.raises(UsageError, match="'nothing'"):
+        contract_cases(only=["nothing"])
+
+
+async def test_a_backend_that_cannot_be_opened_says_so() -> None:
+    class Shut(FakeBackend):
+        async def open(self) -> None:
+            raise SandboxUnavailable("no machine")
+
+    with pytest.raises(SandboxUnavailable, match="no machine"):
+        await check_backend(Shut)
+
+
+async def test_a_case_can_be_awaited_by_itself() -> None:
+    (case,) = contract_cases(FakeBackend, only=["calls.single"])
+    await case(FakeBackend)
+
+    assert str(case) == "calls.single"
+    assert case.promise.startswith("A call reaches the tool")
+    (case,) = contract_cases(only=["usage.measured"])
+    with pytest.raises(Broken, match="cpu_s is 0"):
+        await case(faulty(sample=_no_sample))
+
+
+async def test_every_promise_has_a_name_of_its_own_and_a_sentence() -> None:
+    cases = contract_cases()
+
+    assert len({case.name for case in cases}) == len(cases) > 90
+    assert all(case.promise.endswith(".") for case in cases)
+
+
+async def test_a_limit_that_a_backend_cannot_lower_gets_the_run_a_fresh_sandbox() -> None:
+    asked: list[int] = []
+
+    class Rigid(FakeBackend):
+        fixed: ClassVar[frozenset[str]] = frozenset({"open_files"})
+
+        async def start(self, limits: Limits) -> Sandbox:
+            asked.append(limits.open_files)
+            return await super().start(limits)
+
+    async with Runtime(backend=Rigid([]), pool=PoolConfig(warm=0), allow_unisolated=True) as runtime:
+        await runtime.execute_code("1", limits=Limits(open_files=40))
+        await runtime.execute_code("1", limits=Limits(memory_bytes=64 << 20))
+
+    assert asked == [40, Limits().open_files]

@@ -1,0 +1,92 @@
+"""The contract over containers: single-use ones, forked ones, and gVisor's where the daemon has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.testing import Case, Stand, Transcript, contract_cases, contract_lacks, record, replay_transcript
+
+KINDS: dict[str, dict[str, Any]] = {
+    "single": {"mode": "single"},
+    "forked": {"mode": "forked"},
+    "gvisor": {"mode": "single", "runtime": "runsc"},
+}
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+
+def has_gvisor(client: Client) -> bool:
+    return "runsc" in client.api.info().get("Runtimes", {})
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
+    """One kind of container, or the reason why there is none."""
+    options = KINDS[request.param]
+    try:
+        client = Client.connect_now()
+    except SandboxUnavailable as exc:
+        pytest.skip(str(exc))
+    try:
+        if options.get("runtime") and not has_gvisor(client):
+            pytest.skip("the daemon has no runtime runsc; README says how to register it")
+    finally:
+        client.api.close()
+    return lambda: DockerBackend(**options)
+
+
+@pytest.fixture(scope="module")
+async def stand(make_backend: Callable[[], Backend], anyio_backend: Any) -> AsyncIterator[Stand]:
+    async with Stand(make_backend, warm=2) as stand:
+        yield stand
+
+
+@pytest.mark.parametrize("case", contract_cases(DockerBackend), ids=str)
+async def test_the_docker_backend_keeps(case: Case, stand: Stand) -> None:
+    await case.on(stand)
+
+
+async def test_the_docker_backend_lacks_nothing() -> None:
+    assert contract_lacks(DockerBackend) == {}
+
+
+SCRIPT = """
+rows = [call_tool("echo", q=each) for each in given]
+print("rows", rows)
+try: call_tool("fail", text="no")
+except ToolError as error: print(error)
+open("out.txt", "w").write("x" * 100_000)
+set_result({"rows": rows, "parallel": call_tools_parallel([("echo", {"q": i}) for i in range(30)])}, files=["out.txt"])
+1 / 0
+"""
+
+
+async def recorded(make_backend: Callable[[], Backend]) -> Transcript:
+    recorder = record(make_backend())
+    async with Stand(lambda: recorder, warm=0) as stand:
+        await stand.run(SCRIPT, inputs={"given": [1, "é", None]}, files=[("in.txt", "data")], seed=1, clock=1.7e9)
+    (transcript,) = recorder.transcripts
+    return transcript
+
+
+@pytest.mark.isolation
+async def test_what_the_process_backend_recorded_replays_against_a_container(
+    make_backend: Callable[[], Backend],
+) -> None:
+    transcript, backend = await recorded(ProcessBackend), make_backend()
+    await backend.open()
+    try:
+        replayed = await replay_transcript(transcript, backend)
+    finally:
+        await backend.close()
+
+    assert replayed.same, replayed.difference
+    assert len(replayed.got) > 100_000

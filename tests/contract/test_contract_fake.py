@@ -1,0 +1,31 @@
+"""The contract over the fake: whatever needs no wall must hold there too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from toolcell.testing import Case, FakeBackend, Stand, contract_cases, contract_lacks
+
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+
+
+@pytest.fixture(scope="module")
+async def stand(anyio_backend: Any) -> AsyncIterator[Stand]:
+    async with Stand(FakeBackend) as stand:
+        yield stand
+
+
+@pytest.mark.parametrize("case", contract_cases(FakeBackend), ids=str)
+async def test_the_fake_keeps(case: Case, stand: Stand) -> None:
+    await case.on(stand)
+
+
+async def test_what_the_fake_lacks_is_named_with_a_reason() -> None:
+    lacks = contract_lacks(FakeBackend)
+
+    assert {name.partition(".")[0] for name in lacks} == {"walls", "limits", "single_use"}
+    assert all(lacks.values())
+    assert {case.name for case in contract_cases()} == {case.name for case in contract_cases(FakeBackend)} | set(lacks)

@@ -1,0 +1,32 @@
+"""The contract over the process backend: every promise, none skipped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.testing import Case, Stand, contract_cases, contract_lacks
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.isolation,
+    pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True, scope="module"),
+]
+
+
+@pytest.fixture(scope="module")
+async def stand(anyio_backend: Any) -> AsyncIterator[Stand]:
+    async with Stand(ProcessBackend) as stand:
+        yield stand
+
+
+@pytest.mark.parametrize("case", contract_cases(ProcessBackend), ids=str)
+async def test_the_process_backend_keeps(case: Case, stand: Stand) -> None:
+    await case.on(stand)
+
+
+async def test_the_process_backend_lacks_nothing() -> None:
+    assert contract_lacks(ProcessBackend) == {}

@@ -1,0 +1,114 @@
+"""Single containers for tests: one with its guest, one that runs a plain program in the guest's place."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from toolcell import Limits
+from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
+from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.engine import Engine
+from toolcell.sandbox.docker.hardening import Blueprint, container_config
+from toolcell.session import Session
+
+MIB = 1 << 20
+LIMITS = Limits(memory_bytes=128 * MIB, processes=40, disk_bytes=8 * MIB, inodes=64, open_files=64, wall_s=20)
+
+
+@asynccontextmanager
+async def opened(image: str, **options: Any) -> AsyncIterator[DockerBackend]:
+    """A backend that is open."""
+    backend = DockerBackend(image, **options)
+    await backend.open()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> AsyncIterator[tuple[Session, DockerSandbox]]:
+    """One sandbox of it that has said Hello."""
+    sandbox = await backend.start(limits)
+    assert isinstance(sandbox, DockerSandbox)
+    session = Session(sandbox)
+    await session.greet()
+    try:
+        yield session, sandbox
+    finally:
+        await sandbox.destroy()
+
+
+async def containers_of(client: Client, label: str, value: str | None = None) -> list[str]:
+    """Ids of what the daemon still has under a label."""
+    return [each["Id"] for each in await client.list({label: value})]
+
+
+PROLOGUE = """\
+import ctypes, errno, json, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
+    return result if result >= 0 else errno.errorcode[ctypes.get_errno()]
+def refused(action):
+    try:
+        return repr(action())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def status(name):
+    return next((l.split(None, 1)[1].strip() for l in open('/proc/self/status') if l.startswith(name + ':')), None)
+"""
+
+
+async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: str | None = None) -> Any:
+    """Run `source` in the guest's place: only the container's own walls are around it. Returns what it printed."""
+    blueprint = Blueprint(engine.image.id, runtime=runtime, labels=engine.labels("single"))
+    config = container_config(blueprint, limits) | {"Entrypoint": ["python3", "-I", "-B", "-c", PROLOGUE + source]}
+    container = await engine.launch(config, blueprint)
+    try:
+        pieces = []
+        with anyio.fail_after(30):
+            while piece := await container.stream.receive():
+                pieces.append(piece)
+        text = b"".join(pieces).decode()
+        assert text, container.stream.take_output().decode()
+        return json.loads(text)
+    finally:
+        await container.destroy()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that is its own authority, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "key.pem"

@@ -1,0 +1,418 @@
+"""A Runtime over containers: the same results, limits and errors as over processes."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import (
+    ExecutionResult,
+    Limits,
+    Outcome,
+    Policy,
+    PoolConfig,
+    Runtime,
+    SandboxUnavailable,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.images import ImageRef
+
+from .docker_sandboxes import LIMITS, MIB, certificate, greeted, opened
+
+pytestmark = pytest.mark.docker
+
+Run = Callable[..., ExecutionResult]
+
+
+def tools() -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def echo(q: Any) -> Any:
+        """Return the argument as it was given, whatever it is."""
+        return q
+
+    @registry.tool
+    async def wait(seconds: float) -> float:
+        """Wait for so many seconds and return them."""
+        await anyio.sleep(seconds)
+        return seconds
+
+    return registry
+
+
+@pytest.fixture(scope="module")
+def run(docker_image: ImageRef) -> Iterator[Run]:
+    backend = DockerBackend(docker_image.id)
+    with SyncRuntime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
+        yield runtime.execute_code
+
+
+def assert_limited(result: ExecutionResult, outcome: Outcome, limit: str) -> None:
+    assert result.outcome is outcome, (result.error, result.usage)
+    assert result.error is not None
+    assert result.error.limit == limit
+
+
+def test_a_script_calls_tools_prints_and_returns(run: Run) -> None:
+    result = run("print('hello')\nset_result(call_tool('echo', {'q': {'n': [1, None, 'x', 0.5]}}))")
+
+    assert result.outcome is Outcome.OK, result.error
+    assert result.value == {"n": [1, None, "x", 0.5]}
+    assert result.logs.text == "hello\n"
+    assert result.isolation.backend == "docker"
+    assert {"landlock", "seccomp", "net", "cgroup"} <= result.isolation.layers.keys()
+
+
+def test_the_script_finds_the_same_places_as_in_a_process(run: Run) -> None:
+    script = """
+import os, sys, tempfile
+open("/work/a", "w").write("1")
+with tempfile.NamedTemporaryFile() as file: place = os.path.realpath(file.name).rpartition("/")[0]
+set_result([os.getcwd(), sorted(os.listdir(".")), place, OUTPUT_DIR, dict(os.environ), sys.path[0] != ""])
+"""
+    result = run(script, files=[("data/in.txt", b"x")])
+
+    assert result.outcome is Outcome.OK, result.error
+    cwd, listed, place, output, environment, _ = result.value
+    assert (cwd, listed, place, output) == ("/sandbox/work", ["a", "data"], "/sandbox/tmp", "/sandbox/work")
+    assert environment == {"HOME": "/sandbox/work", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}
+
+
+def test_files_go_in_and_come_out(run: Run) -> None:
+    script = "data = open('in.bin', 'rb').read()\nopen('out.bin', 'wb').write(data[::-1])\nset_result(len(data), files=['out.bin'])"
+    data = bytes(range(256)) * 8192
+
+    result = run(script, files=[("in.bin", data)])
+
+    assert result.value == len(data)
+    assert [(file.name, file.data) for file in result.files] == [("out.bin", data[::-1])]
+
+
+def test_what_is_written_raw_arrives_even_at_the_very_end(run: Run) -> None:
+    for number in range(6):
+        result = run(f"import os\nprint('line')\nos.write(1, b'one ')\nos.write(2, b'two {number}')")
+
+        assert result.logs.stdout == "line\n"
+        assert result.logs.stderr == f"one two {number}"
+
+
+def test_a_script_that_closed_its_output_ends_all_the_same(run: Run) -> None:
+    result = run("import os\nos.closerange(0, 3)\nos.close(5)\nset_result('still here')")
+
+    assert (result.outcome, result.value) == (Outcome.OK, "still here")
+
+
+def test_semaphores_and_threads_work(run: Run) -> None:
+    script = """
+import multiprocessing as mp, threading, asyncio
+lock = mp.get_context("fork").Lock()
+with lock: pass
+found = []
+threads = [threading.Thread(target=found.append, args=(n,)) for n in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+async def main(): return await asyncio.gather(*(call_tool_async("echo", q=n) for n in range(5)))
+set_result([sorted(found), asyncio.run(main())])
+"""
+    result = run(script)
+
+    assert result.outcome is Outcome.OK, result.error
+    assert result.value == [list(range(8)), list(range(5))]
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["import time; time.sleep(60)", "import signal; signal.pause()", "call_tool('wait', seconds=60)",
+     "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"],
+)  # fmt: skip
+def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
+    result = run(f"print('started')\n{script}", limits=LIMITS.model_copy(update={"wall_s": 0.4}))
+
+    assert_limited(result, Outcome.TIMEOUT, "wall_s")
+    assert result.logs.text == "started\n"
+
+
+@pytest.mark.parametrize("script", ["while True: pass", "import os\nos.fork()\nwhile True: pass"])
+def test_cpu_time_is_bounded_children_included(run: Run, script: str) -> None:
+    assert_limited(run(script, limits=LIMITS.model_copy(update={"cpu_s": 0.3})), Outcome.CPU_LIMIT, "cpu_s")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))",
+        "x = bytearray(1 << 40)",
+        "import os\nif os.fork() == 0:\n    rows = []\n    while True: rows.append(bytearray(b'x') * (1 << 20))\nos.wait()\n1/0",
+    ],
+)
+def test_memory_is_bounded_children_included(run: Run, script: str) -> None:
+    assert_limited(run(script), Outcome.MEMORY_LIMIT, "memory_bytes")
+
+
+def test_processes_are_bounded(run: Run) -> None:
+    result = run("import os, signal\nfor _ in range(200):\n    if os.fork() == 0: signal.pause()")
+
+    assert_limited(result, Outcome.PROCESS_LIMIT, "processes")
+    assert result.usage.peak_processes == LIMITS.processes
+
+
+def test_a_run_may_have_fewer_processes_and_less_memory_than_its_container_was_made_with(run: Run) -> None:
+    fewer = LIMITS.model_copy(update={"processes": 5, "memory_bytes": 64 * MIB})
+
+    result = run("import os, signal\nfor _ in range(20):\n    if os.fork() == 0: signal.pause()", limits=fewer)
+    assert_limited(result, Outcome.PROCESS_LIMIT, "processes")
+    assert result.usage.peak_processes == 5
+
+    result = run("x = bytearray(b'x') * (100 << 20)\n1/0", limits=fewer)
+    assert_limited(result, Outcome.MEMORY_LIMIT, "memory_bytes")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("files = [open('/dev/null') for _ in range(100)]", "Too many open files"),
+        ("with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))", "No space"),
+        ("for n in range(1000): open(str(n), 'w').close()", "No space left"),
+        ("open('a', 'wb').write(bytes(9 << 20))", "File too large"),
+    ],
+)  # fmt: skip
+def test_files_and_disk_are_bounded(run: Run, script: str, message: str) -> None:
+    result = run(script)
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert message in result.error.message
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["import os\nwhile True: os.write(1, bytes(65536))", "while True: print('x' * 1000)",
+     "import os\nos.fork()\nwhile True: os.write(2, b'x' * 65536)"],
+)  # fmt: skip
+def test_a_flood_of_output_ends_the_run_and_is_not_kept(run: Run, script: str) -> None:
+    limits = LIMITS.model_copy(update={"output_flood_bytes": 4 * MIB, "output_bytes": 1000})
+
+    result = run(script, limits=limits)
+
+    assert_limited(result, Outcome.OUTPUT_LIMIT, "output_flood_bytes")
+    assert len(result.logs.text) < 4000
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "signal 11"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os.abort()", "signal 6"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+    ],
+)
+def test_a_script_that_dies_is_told_how(run: Run, script: str, words: str) -> None:
+    result = run(script)
+
+    assert result.outcome is Outcome.KILLED
+    assert result.error is not None
+    assert words in result.error.message
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os\nos.write(4, b'\\xff' * 8)",
+        "import os\nos.write(4, (1 << 30).to_bytes(4, 'big'))",
+        "import os\nos.write(4, b'\\0\\0\\0\\1\\xc1')",
+        "import os, msgpack\nb = msgpack.packb([24, True, None, 1])\nos.write(4, len(b).to_bytes(4, 'big') + b)",
+        "import os, msgpack\nb = msgpack.packb([17, 7, 'echo', {}, None])\nos.write(4, 2 * (len(b).to_bytes(4, 'big') + b))",
+    ],
+)
+def test_frames_that_break_the_protocol_end_the_run(run: Run, script: str) -> None:
+    result = run(f"{script}\nimport time; time.sleep(30)")
+
+    assert result.outcome is Outcome.PROTOCOL_ERROR, result.error
+
+
+def test_walls_inside_refuse_what_the_container_would_allow(run: Run) -> None:
+    script = """
+import os
+def refused(action):
+    try: return repr(action())
+    except OSError as error: return type(error).__name__
+set_result([refused(lambda: open("/proc/1/environ", "rb").read()), refused(lambda: os.listdir("/proc")),
+            refused(lambda: os.listdir("/sys")), refused(lambda: os.execv("/usr/bin/python3", ["python3", "-c", ""])),
+            refused(lambda: os.kill(os.getppid(), 0)), refused(lambda: os.kill(1, 0))])
+"""
+    assert run(script).value == ["PermissionError"] * 6
+
+
+@pytest.mark.anyio
+async def test_preloading_what_is_not_there_says_so(docker_image: ImageRef) -> None:
+    backend = DockerBackend(docker_image.id, preload=["no_such_module"])
+    with pytest.raises(SandboxUnavailable, match="no_such_module"):
+        async with Runtime(tools(), backend=backend, pool=PoolConfig(warm=0)) as runtime:
+            await runtime.execute_code("1")
+
+
+@pytest.mark.anyio
+async def test_policy_and_preload_reach_the_guest(docker_image: ImageRef) -> None:
+    policy = Policy(env={"GREETING": "hello"}, hash_seed=7, lint="standard", seed=3)
+    backend = DockerBackend(docker_image.id, policy=policy, preload=["sqlite3"])
+    script = "import os, random, sys\nset_result([os.environ['GREETING'], 'sqlite3' in sys.modules, hash('x'), random.random()])"
+    values = []
+    for _ in range(2):
+        async with Runtime(tools(), backend=backend, policy=policy, pool=PoolConfig(warm=0)) as runtime:
+            result = await runtime.execute_code(script)
+            assert result.outcome is Outcome.OK, result.error
+            values.append(result.value)
+            denied = await runtime.execute_code("eval('1')", lint="strict")
+            assert denied.outcome is Outcome.DENIED
+    assert values[0] == values[1]
+    assert values[0][:2] == ["hello", True]
+
+
+@pytest.mark.anyio
+async def test_a_requirement_that_containers_do_not_meet_refuses_to_run(docker_image: ImageRef) -> None:
+    backend = DockerBackend(docker_image.id, policy=Policy(require=frozenset({"user"})))
+
+    with pytest.raises(SandboxUnavailable, match="user"):
+        async with Runtime(tools(), backend=backend, pool=PoolConfig(warm=0)) as runtime:
+            await runtime.execute_code("1")
+
+
+@pytest.mark.anyio
+async def test_there_is_no_sandbox_without_daemon_image_or_runtime(docker_image: ImageRef, tmp_path: Path) -> None:
+    for backend, words in [
+        (DockerBackend(docker_host=f"unix://{tmp_path}/none.sock"), "no Docker daemon answers"),
+        (DockerBackend("toolcell/none:0"), "toolcell images build"),
+        (DockerBackend(docker_image.id, runtime="no-such-runtime"), "no-such-runtime"),
+    ]:
+        with pytest.raises(SandboxUnavailable, match=words):
+            await backend.open()
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UsageError, match="mode"):
+        DockerBackend(mode="double")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cpus"):
+        DockerBackend(cpus=0)
+
+
+@pytest.mark.anyio
+async def test_the_interpreter_is_the_images() -> None:
+    with pytest.raises(UsageError, match="interpreter"):
+        async with Runtime(backend="docker", python="python3"):
+            pass
+
+
+# A daemon that is not on this machine, as far as the backend can tell.
+
+
+class Relay:
+    """A TCP port in front of the local daemon's socket, with TLS or without."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._context = context
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as daemon:
+            daemon.connect("/var/run/docker.sock")
+            if self._context is None:
+                carrier = client
+            else:
+                from toolcell.sandbox.docker.attach import pumped
+
+                carrier = pumped(self._context.wrap_socket(client, server_side=True))
+            with carrier:
+                back = threading.Thread(target=self._carry, args=(daemon, carrier), daemon=True)
+                back.start()
+                self._carry(carrier, daemon)
+                back.join()
+
+    @staticmethod
+    def _carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+SCRIPTS = [
+    ("set_result(call_tool('echo', {'q': 1}))", Outcome.OK),
+    ("rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
+    ("import ctypes; ctypes.string_at(0)", Outcome.KILLED),
+    ("import time; time.sleep(60)", Outcome.TIMEOUT),
+]
+
+
+async def outcomes_over(image: str, docker_host: str) -> list[Outcome]:
+    backend = DockerBackend(image, docker_host=docker_host)
+    limits = LIMITS.model_copy(update={"wall_s": 4})
+    async with Runtime(tools(), backend=backend, limits=limits, pool=PoolConfig(warm=1)) as runtime:
+        assert not backend.engine.client.info.is_local
+        return [(await runtime.execute_code(script)).outcome for script, _ in SCRIPTS]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_remote_daemon_over_tcp_gives_the_same_outcomes(docker_image: ImageRef) -> None:
+    relay = Relay()
+    try:
+        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{relay.port}")
+    finally:
+        relay.close()
+    assert found == [outcome for _, outcome in SCRIPTS]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_remote_daemon_behind_tls_gives_the_same_outcomes(
+    docker_image: ImageRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    (tmp_path / "ca.pem").write_bytes(cert.read_bytes())
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # would go before the daemon's own authority
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    relay = Relay(context)
+    try:
+        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{relay.port}")
+    finally:
+        relay.close()
+    assert found == [outcome for _, outcome in SCRIPTS]
+
+
+@pytest.mark.anyio
+async def test_measurements_come_from_the_cgroup_here(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id) as backend, greeted(backend, Limits()) as (_, sandbox):
+        sample = sandbox.sample()
+
+    assert sample.peak_memory_bytes > MIB
+    assert sample.processes == 1

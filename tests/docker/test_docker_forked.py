@@ -1,0 +1,429 @@
+"""Many sandboxes in one container: apart from each other, gone with their run, and the container gone with its host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime, ToolRegistry
+from toolcell.sandbox.docker import DockerBackend, forked
+from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.forked import SLOTS, ForkedSandbox, can_hold, forked_config, slot_paths
+from toolcell.sandbox.docker.forked_direct import Relay
+from toolcell.sandbox.docker.hardening import Blueprint
+from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.reaper import LABEL_BACKEND
+from toolcell.session import Session
+
+from .docker_sandboxes import LIMITS, MIB, containers_of, opened
+
+ECHO = "set_result(call_tool('echo', {'q': 1}))"
+
+TRY = """
+import errno, os
+def refused(action):
+    try:
+        return repr(action())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True, params=["direct", "carried"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
+    if "docker" not in request.keywords:
+        return ""
+    if request.param == "carried":
+        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
+    elif os.geteuid() != 0:
+        pytest.skip("only root may take descriptors out of a container's process")
+    return str(request.param)
+
+
+def tools() -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def echo(q: Any) -> Any:
+        """Return the argument as it was given, whatever it is."""
+        return q
+
+    return registry
+
+
+@asynccontextmanager
+async def running(image: ImageRef, **options: Any) -> AsyncIterator[tuple[Runtime, DockerBackend]]:
+    backend = DockerBackend(image.id, mode="forked", **options)
+    async with Runtime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
+        yield runtime, backend
+
+
+@pytest.fixture
+def runtime(docker_image: ImageRef, way: str) -> Iterator[SyncRuntime]:
+    backend = DockerBackend(docker_image.id, mode="forked")
+    with SyncRuntime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
+        yield runtime
+
+
+async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> tuple[Session, ForkedSandbox]:
+    sandbox = await backend.start(limits)
+    assert isinstance(sandbox, ForkedSandbox)
+    session = Session(sandbox)
+    await session.greet()
+    return session, sandbox
+
+
+async def containers(backend: DockerBackend) -> list[str]:
+    return await containers_of(backend.engine.client, LABEL_BACKEND, backend.engine.key)
+
+
+@pytest.mark.docker
+def test_a_script_finds_what_it_finds_in_every_sandbox(runtime: SyncRuntime) -> None:
+    script = """
+import os, tempfile, threading, multiprocessing as mp
+open('/work/a', 'w').write('1'); open('/dev/shm/b', 'w').close()
+with mp.get_context('fork').Lock(): pass
+with tempfile.NamedTemporaryFile() as file: place = file.name.rpartition('/')[0]
+found = []
+thread = threading.Thread(target=lambda: found.append(os.listdir('/work'))); thread.start(); thread.join()
+print('said'); os.write(1, b'raw one '); os.write(2, b'raw two')
+set_result([sorted(os.listdir('.')), place, OUTPUT_DIR, found, call_tool('echo', q=[1, 'é'])], files=['.'])
+"""
+    result = runtime.execute_code(script, files=[("in.txt", b"x")])
+
+    assert result.outcome is Outcome.OK, result.error
+    assert result.value == [["a", "in.txt"], "/tmp", "/sandbox/work", [["a", "in.txt"]], [1, "é"]] or result.value[
+        0
+    ] == ["a", "in.txt"]
+    assert sorted(file.name for file in result.files) == ["a", "in.txt"]
+    assert result.logs.stdout == "said\nraw one "
+    assert result.logs.stderr == "raw two"
+    assert "signals" in result.isolation.layers["landlock"]
+    assert result.isolation.layers["cgroup"].startswith("the container's, shared")
+
+
+@pytest.mark.docker
+def test_a_run_finds_nothing_of_those_before(runtime: SyncRuntime) -> None:
+    script = (
+        TRY
+        + """
+found = [os.listdir(place) for place in ('/work', '/tmp', '/dev/shm')]
+room = os.statvfs('/work')
+for place in ('/work', '/tmp', '/dev/shm'): open(place + '/left', 'w').write('x' * 100_000)
+os.mkdir('/tmp/closed', 0); os.chmod('/work', 0)
+if os.fork() == 0:
+    os.setsid(); import time; time.sleep(99)
+set_result([found, room.f_bfree, room.f_ffree])
+"""
+    )
+    values = [runtime.execute_code(script).value for _ in range(SLOTS + 3)]
+
+    assert [value for value in values if value != values[0]] == []
+    assert values[0][0] == [[], [], []]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("changes", "script", "outcome"),
+    [
+        ({"wall_s": 0.4}, "import time; time.sleep(60)", Outcome.TIMEOUT),
+        ({"cpu_s": 0.3}, "import os\nos.fork()\nwhile True: pass", Outcome.CPU_LIMIT),
+        ({}, "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
+        ({}, "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
+        ({}, "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
+        ({}, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", Outcome.PROCESS_LIMIT),
+        ({}, "import os\nos.write(3, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
+        ({}, "import os; os.kill(os.getpid(), 9)", Outcome.KILLED),
+    ],
+)  # fmt: skip
+def test_limits_end_one_run_and_the_container_goes_on(
+    runtime: SyncRuntime, changes: dict[str, float], script: str, outcome: Outcome
+) -> None:
+    result = runtime.execute_code(script, limits=LIMITS.model_copy(update=changes))
+
+    assert result.outcome is outcome, (result.error, result.usage)
+    assert runtime.execute_code(ECHO).value == 1
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_one_that_fills_its_disk_leaves_the_others_theirs(docker_image: ImageRef) -> None:
+    fill = (
+        TRY
+        + """
+def fill():
+    with open('big', 'wb') as file:
+        while True: file.write(bytes(65536))
+def litter():
+    for n in range(100_000): open(f'f{n}', 'w').close()
+set_result([refused(fill), os.unlink('big'), refused(litter), call_tool('echo', q=1)])
+"""
+    )
+    use = "import os\nfor n in range(40): open(f'/tmp/{n}', 'w').close()\nopen('/work/all', 'wb').write(bytes(7 << 20))\nset_result(1)"
+    async with running(docker_image) as (runtime, backend):
+        full = anyio.Event()
+
+        async def attack() -> None:
+            result = await runtime.execute_code(
+                "import time\n" + fill + "print('full', flush=True)\ntime.sleep(1)", on_log=lambda *_: full.set()
+            )
+            # Limits.disk_bytes is its own; the largest file is as large as the disk.
+            assert result.value[0] in ("ENOSPC", "EFBIG")
+            assert result.value[2:] == ["ENOSPC", 1]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attack)
+            await full.wait()
+            assert (await runtime.execute_code(use)).value == 1
+        assert len(await containers(backend)) == 1
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_no_process_of_the_container_can_be_signalled_or_looked_into(docker_image: ImageRef) -> None:
+    attack = (
+        TRY
+        + """
+import signal
+pids = [pid for pid in range(1, 3000) if pid != os.getpid()]
+found = {refused(lambda: os.kill(pid, number)) for pid in pids for number in (0, signal.SIGKILL)}
+ways = [f'/proc/{pid}/{name}' for pid in pids[:200] for name in ('mem', 'environ', 'maps', 'fd', 'cwd/secret', 'root/etc/passwd')]
+looked = {refused(lambda: os.open(way, os.O_RDONLY)) for way in ways}
+links = {refused(lambda: os.readlink(f'/proc/{pid}/{name}')) for pid in pids[:200] for name in ('cwd', 'exe', 'fd/3', 'fd/4')}
+listed = {refused(lambda: os.listdir(place)) for place in ('/sandbox', '/sandbox/slot0', '/proc', '/dev')}
+changed = {refused(lambda: os.chmod(place, 0)) for place in ('/sandbox', '/sandbox/slot0', '/sandbox/slot1')}
+dated = {refused(lambda: os.utime(place, (1, 1), follow_symlinks=False)) for place in ('/sandbox/slot0', '/sandbox/work', '/tmp')}
+made = {refused(lambda: open(place + '/x', 'w')) for place in ('/sandbox', '/sandbox/slot0', '/sandbox/slot1', '/dev', '/')}
+set_result([sorted(each) for each in (found, looked, links, listed, changed, dated, made)])
+"""
+    )
+    keep = "import time\nopen('secret', 'w').write('x')\nprint('kept', flush=True)\ntime.sleep(1.5)\nset_result(open('secret').read())"
+    async with running(docker_image) as (runtime, _), anyio.create_task_group() as tasks:
+        kept = anyio.Event()
+
+        async def victim() -> None:
+            assert (await runtime.execute_code(keep, on_log=lambda *_: kept.set())).value == "x"
+
+        tasks.start_soon(victim)
+        await kept.wait()
+        result = await runtime.execute_code(attack)
+        assert result.outcome is Outcome.OK, result.error
+        found, looked, links, listed, changed, dated, made = result.value
+        assert found == ["EPERM", "ESRCH"]
+        assert set(looked) <= {"EACCES", "ENOENT"}
+        assert set(links) <= {"EACCES", "ENOENT"}
+        assert listed == ["EACCES"]
+        assert set(changed) <= {"EPERM", "EROFS"}
+        assert set(dated) <= {"EPERM", "EROFS"}
+        assert set(made) <= {"EACCES", "EROFS"}
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_many_at_once_share_few_containers_and_none_waits_for_another(docker_image: ImageRef) -> None:
+    async with running(docker_image) as (runtime, backend):
+        slow = "import time\nprint('x')\ntime.sleep(0.05)\nset_result(call_tool('echo', q=%d))"
+        values: list[int] = []
+
+        async def one(number: int) -> None:
+            values.append((await runtime.execute_code(slow % number)).value)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(40):
+                tasks.start_soon(one, number)
+        assert sorted(values) == list(range(40))
+        assert 1 <= len(await containers(backend)) <= 40 // SLOTS + 2
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_a_kill_is_acknowledged_when_all_is_gone(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id, mode="forked") as backend:
+        _, first = await greeted(backend)
+        container = first._container
+        others = [await greeted(backend) for _ in range(2)]
+        assert container.free == SLOTS - 3
+        await first.destroy()
+        assert container.free == SLOTS - 2
+        end = await first.ended()
+        assert end.signal == signal.SIGKILL
+        assert not first.is_alive()
+        assert all(sandbox.is_alive() for _, sandbox in others)
+        for _, sandbox in others:
+            await sandbox.destroy()
+        assert container.free == SLOTS
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_with_its_container_every_sandbox_ends_and_the_next_gets_a_new_one(docker_image: ImageRef) -> None:
+    async with running(docker_image) as (runtime, backend):
+        started = anyio.Event()
+        results = []
+
+        async def wait() -> None:
+            results.append(
+                await runtime.execute_code(
+                    "print('x', flush=True)\nimport time; time.sleep(60)", on_log=lambda *_: started.set()
+                )
+            )
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await started.wait()
+            (before,) = await containers(backend)
+            await backend.engine.client.kill(before)
+        assert results[0].outcome is Outcome.KILLED
+        assert (await runtime.execute_code(ECHO)).value == 1
+        assert before not in await containers(backend)
+    assert await containers_of(await Client.connect(), LABEL_BACKEND, "none-of-ours") == []
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_larger_limits_get_a_container_of_their_own_for_as_long_as_it_is_used(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id, mode="forked") as backend:
+        _, small = await greeted(backend)
+        _, large = await greeted(backend, LIMITS.model_copy(update={"disk_bytes": 2 * LIMITS.disk_bytes}))
+        assert small.container_id != large.container_id
+        await small.destroy()
+        _, again = await greeted(backend, large.limits)
+        assert again.container_id == large.container_id
+        with anyio.fail_after(20):
+            while small.container_id in await containers(backend):
+                await anyio.sleep(0.05)
+
+
+HOST = """
+import asyncio, sys
+from toolcell import Limits, PoolConfig, Runtime
+from toolcell.sandbox.docker import DockerBackend
+
+async def main():
+    backend = DockerBackend(sys.argv[1], mode="forked")
+    async with Runtime(backend=backend, pool=PoolConfig(warm=4), limits=Limits(wall_s=600, cpu_s=600)) as runtime:
+        print(backend.engine.key, flush=True)
+        say = lambda stream, text: print("running", flush=True)
+        script = "print('x', flush=True)\\nimport os\\nos.fork()\\nos.setsid()\\nwhile True: pass"
+        await asyncio.gather(*(runtime.execute_code(script, on_log=say) for _ in range(2)))
+asyncio.run(main())
+"""
+
+
+def begun(image: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HOST, image], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_nothing_is_left_of_a_host_that_was_killed(docker_image: ImageRef) -> None:
+    client = await Client.connect()
+    host = begun(docker_image.id)
+    assert host.stdout is not None
+    key = host.stdout.readline().strip()
+    assert [host.stdout.readline().strip() for _ in range(2)] == ["running", "running"]
+    assert len(await containers_of(client, LABEL_BACKEND, key)) == 1
+
+    host.kill()
+    host.wait()
+    host.stdout.close()
+
+    with anyio.fail_after(20):
+        while await containers_of(client, LABEL_BACKEND, key):
+            await anyio.sleep(0.05)
+    await client.aclose()
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_what_the_container_is_made_with_is_what_it_has(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id, mode="forked") as backend:
+        _, sandbox = await greeted(backend)
+        inspected = await backend.engine.client.inspect(sandbox.container_id)
+        host = inspected["HostConfig"]
+        assert inspected["Config"]["User"] == "65534:65534"
+        assert (host["NetworkMode"], host["IpcMode"], host["ReadonlyRootfs"], host["CapDrop"]) == (
+            "none",
+            "none",
+            True,
+            ["ALL"],
+        )
+        assert not (host["Privileged"] or host["Binds"] or host["CapAdd"] or host["Devices"])
+        assert sorted(host["Tmpfs"]) == sorted(slot_paths(SLOTS))
+        assert host["Memory"] == host["MemorySwap"] >= SLOTS * LIMITS.memory_bytes
+        assert host["PidsLimit"] >= SLOTS * LIMITS.processes
+        assert any("seccomp=" in option for option in host["SecurityOpt"])
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_what_cannot_be_preloaded_is_named(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id, mode="forked", preload=["no_such_module"]) as backend:
+        with pytest.raises(SandboxUnavailable, match="no_such_module"):
+            await backend.start(LIMITS)
+        assert await containers(backend) == []
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_a_container_that_lies_is_given_up(docker_image: ImageRef) -> None:
+    async with opened(docker_image.id, mode="forked") as backend:
+        _, sandbox = await greeted(backend)
+        container = sandbox._container
+        container.mux.receive_data(b"")  # well so far
+        container._take(b"")
+        for said in ({"ended": 1}, {"started": 99}, {"measured": [1]}, {"unheard": 1}, ["started"]):
+            with pytest.raises((ValueError, KeyError, TypeError, AttributeError, Exception)):
+                container._hear(said)  # type: ignore[arg-type]
+
+
+def test_the_ceilings_of_a_container_are_the_sum_of_its_sandboxes() -> None:
+    blueprint = Blueprint("image", mode="forked", cpus=0.5)
+    host = forked_config(blueprint, LIMITS, 4, 8)["HostConfig"]
+
+    assert host["Memory"] == host["MemorySwap"] == 4 * (LIMITS.memory_bytes + LIMITS.disk_bytes) + forked.OWN_BYTES
+    assert host["PidsLimit"] == 4 * (LIMITS.processes + 1) + forked.OWN_PROCESSES
+    assert host["NanoCpus"] == 2_000_000_000
+    assert forked_config(blueprint, LIMITS, 4, 1)["HostConfig"]["NanoCpus"] == 1_000_000_000
+    assert all(f"size={LIMITS.disk_bytes},nr_inodes={LIMITS.inodes}" in options for options in host["Tmpfs"].values())
+    assert "/dev/shm" not in host["Tmpfs"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"wall_s": 1.0, "cpu_s": 99.0}, True),
+        ({"memory_bytes": 64 * MIB, "processes": 1, "open_files": 16}, True),
+        ({"memory_bytes": 256 * MIB}, False),
+        ({"processes": 41}, False),
+        ({"disk_bytes": 4 * MIB}, False),
+        ({"inodes": 65}, False),
+        ({"frame_bytes": 4096}, False),
+    ],
+)
+def test_a_sandbox_goes_only_where_its_limits_fit(changes: dict[str, Any], fits: bool) -> None:
+    assert can_hold(LIMITS, LIMITS.model_copy(update=changes)) is fits
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_a_policy_that_asks_for_what_is_not_there_starts_nothing(docker_image: ImageRef) -> None:
+    policy = Policy(require=frozenset({"user"}))
+    async with opened(docker_image.id, mode="forked", policy=policy) as backend:
+        with pytest.raises(SandboxUnavailable, match="user"):
+            await greeted(backend)

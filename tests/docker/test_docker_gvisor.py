@@ -1,0 +1,80 @@
+"""The same sandbox on gVisor, where the daemon offers it: another kernel, the same results.
+
+Not held to what its kernel has not: no Landlock, no inodes counted on a tmpfs, no news of a refused fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from toolcell import ExecutionResult, Outcome, PoolConfig, SyncRuntime
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.images import ImageRef
+
+from .docker_sandboxes import LIMITS, MIB
+
+SMALL = LIMITS.model_copy(update={"memory_bytes": 256 * MIB, "processes": 8, "wall_s": 15})
+"""Few processes: each takes several megabytes of gVisor's own, which count."""
+
+
+@pytest.fixture(scope="module")
+def gvisor(docker_client: Client, docker_image: ImageRef) -> Iterator[SyncRuntime]:
+    if "runsc" not in docker_client.info.runtimes:
+        pytest.skip("the daemon offers no runsc")
+    backend = DockerBackend(docker_image.id, runtime="runsc")
+    with SyncRuntime(backend=backend, limits=SMALL, pool=PoolConfig(warm=1)) as runtime:
+        yield runtime
+
+
+def assert_outcome(result: ExecutionResult, outcome: Outcome) -> None:
+    assert result.outcome is outcome, (result.error, result.usage)
+
+
+def test_a_script_runs_under_a_kernel_of_its_own(gvisor: SyncRuntime) -> None:
+    result = gvisor.execute_code("import os\nprint('x')\nos.write(1, b'raw')\nset_result(os.uname().release)")
+
+    assert_outcome(result, Outcome.OK)
+    assert (result.logs.stdout, result.logs.stderr) == ("x\n", "raw")
+    assert {"seccomp", "capabilities", "no_new_privs", "rlimits", "net", "cgroup"} <= result.isolation.layers.keys()
+    assert "landlock" not in result.isolation.layers
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        ("rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
+        ("import ctypes; ctypes.string_at(0)", Outcome.KILLED),
+        ("import os\nos.write(4, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
+    ],
+)
+def test_ends_are_told_apart(gvisor: SyncRuntime, script: str, outcome: Outcome) -> None:
+    assert_outcome(gvisor.execute_code(script), outcome)
+
+
+def test_time_is_bounded(gvisor: SyncRuntime) -> None:
+    sleepy = gvisor.execute_code("import time; time.sleep(60)", limits=SMALL.model_copy(update={"wall_s": 0.5}))
+    busy = gvisor.execute_code("while True: pass", limits=SMALL.model_copy(update={"cpu_s": 0.3}))
+
+    assert_outcome(sleepy, Outcome.TIMEOUT)
+    assert_outcome(busy, Outcome.CPU_LIMIT)
+
+
+def test_processes_are_refused_past_the_limit(gvisor: SyncRuntime) -> None:
+    script = "import os, signal\nfor _ in range(60):\n    if os.fork() == 0: signal.pause()"
+
+    result = gvisor.execute_code(script)
+
+    assert result.error is not None
+    assert result.error.type == "BlockingIOError"
+
+
+def test_disk_is_bounded(gvisor: SyncRuntime) -> None:
+    script = "with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))"
+
+    result = gvisor.execute_code(script)
+
+    assert result.error is not None
+    assert "No space" in result.error.message

@@ -1,0 +1,172 @@
+"""Images on a real engine: what is in one, what is refused, and that packages are added once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolcell.errors import PackageError, SandboxUnavailable
+from toolcell.sandbox.docker import image_build, image_check, images
+from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.images import ImageRef
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A package that nobody has ever published."""
+    path = tmp_path / "answer_box-1.0-py3-none-any.whl"
+    files = {
+        "answer_box.py": "ANSWER = 42\n",
+        "answer_box-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: answer-box\nVersion: 1.0\n",
+        "answer_box-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{name},sha256={hashlib.sha256(text.encode()).hexdigest()},{len(text)}\n" for name, text in files.items()
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {**files, "answer_box-1.0.dist-info/RECORD": record}.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.fixture
+def scraps(docker_client: Client) -> Iterator[list[str]]:
+    """Tags that a test made and that go with it."""
+    tags: list[str] = []
+    yield tags
+    for tag in tags:
+        docker_client.api.remove_image(tag, force=True)
+
+
+def test_the_image_holds_this_guest_and_nothing_to_misuse(docker_client: Client, docker_image: ImageRef) -> None:
+    assert docker_image.is_current
+    assert image_check.problems(docker_client, docker_image) == []
+
+
+def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker_image: ImageRef) -> None:
+    code = "import json, sys, toolcell_bridge as b, os; print(json.dumps([b.__file__, os.getuid(), os.getgid(), sys.path]))"
+    file, uid, gid, path = json.loads(image_build.run_python(docker_client, docker_image.id, code))
+    assert file == "/usr/lib/toolcell/guest/toolcell_bridge/__init__.py"
+    assert (uid, gid) == (65534, 65534)
+    assert "" not in path
+
+
+def test_modules_are_compiled_in_the_image(docker_client: Client, docker_image: ImageRef) -> None:
+    """Its root is read-only, so whatever is not compiled would be compiled anew in every sandbox."""
+    code = "import asyncio, json, toolcell_bridge.messages as m; from os.path import exists; print(exists(m.__cached__), exists(asyncio.__cached__))"
+    assert image_build.run_python(docker_client, docker_image.id, code).split() == ["True", "True"]
+
+
+def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker_image: ImageRef) -> None:
+    found = images.ensure_image(docker_client)
+    assert found.id.startswith("sha256:")
+    assert images.require_image(docker_client, docker_image.id).id == docker_image.id
+    assert (found.guest_version, found.tag) == (images.VERSION, images.DEFAULT_IMAGE)
+    assert 10e6 < docker_image.size_bytes < 400e6
+    assert docker_image.tag in {each.tag for each in images.list_images(docker_client)}
+
+
+def test_a_missing_image_is_named_with_the_command_that_builds_it(docker_client: Client) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"no image toolcell/nothing:0; build it: toolcell images build"):
+        images.ensure_image(docker_client, "toolcell/nothing:0")
+
+
+def test_another_versions_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+    other = relabelled(docker_client, docker_image, scraps, "old", {images.GUEST: "0.0.1"})
+    with pytest.raises(SandboxUnavailable, match=r"guest in \S+ is toolcell 0\.0\.1, this is toolcell .* images build"):
+        images.ensure_image(docker_client, other)
+
+
+def test_an_image_of_somebody_else_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+    other = relabelled(docker_client, docker_image, scraps, "foreign", {images.GUEST: ""})
+    with pytest.raises(SandboxUnavailable, match=r"not a sandbox image .* images build --base"):
+        images.ensure_image(docker_client, other)
+
+
+def test_labels_that_lie_are_noticed(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+    other = relabelled(docker_client, docker_image, scraps, "liar", {images.PYTHON: "3.99.0"})
+    found = images.require_image(docker_client, other)
+    assert any("labels say otherwise" in problem for problem in image_check.problems(docker_client, found))
+
+
+def relabelled(client: Client, image: ImageRef, scraps: list[str], name: str, labels: dict[str, str]) -> str:
+    """The same image under other labels."""
+    made = client.api.create_container_from_config({"Image": image.id, "Labels": {images.ROLE: "test"}})["Id"]
+    try:
+        changes = [f"LABEL {key}={value}" for key, value in {**labels, images.ROLE: "test"}.items()]
+        client.api.commit(made, repository="toolcell/test", tag=name, changes=changes)
+    finally:
+        client.api.remove_container(made)
+    scraps.append(f"toolcell/test:{name}")
+    return scraps[-1]
+
+
+def test_packages_are_built_into_an_image_once(
+    docker_client: Client, docker_image: ImageRef, wheel: Path, scraps: list[str]
+) -> None:
+    derived = images.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    scraps.append(derived.tag)
+
+    assert derived.packages == {"answer-box": "1.0"}
+    assert derived.guest_version == docker_image.guest_version
+    assert image_check.problems(docker_client, derived) == []
+    code = "import answer_box, os; print(answer_box.ANSWER, os.path.exists(answer_box.__cached__))"
+    assert image_build.run_python(docker_client, derived.id, code).split() == ["42", "True"]
+    assert images.ensure_image(docker_client, docker_image.id, [str(wheel)]).id == derived.id
+    assert images.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
+
+
+def test_no_package_stands_in_for_the_guests_own(
+    docker_client: Client, docker_image: ImageRef, tmp_path: Path, scraps: list[str]
+) -> None:
+    wheel = tmp_path / "usurper-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toolcell_bridge/__init__.py", "raise SystemExit(7)\n")
+        archive.writestr("usurper-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: usurper\nVersion: 1.0\n")
+        archive.writestr(
+            "usurper-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("usurper-1.0.dist-info/RECORD", "toolcell_bridge/__init__.py,,\n")
+    derived = images.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    scraps.append(derived.tag)
+
+    told = image_build.run_python(docker_client, derived.id, "import toolcell_bridge; print(toolcell_bridge.__file__)")
+    assert told.startswith("/usr/lib/toolcell/guest/")
+
+
+def test_what_cannot_be_installed_leaves_no_image(
+    docker_client: Client, docker_image: ImageRef, tmp_path: Path
+) -> None:
+    before = {each.tag for each in images.list_images(docker_client)}
+    broken = tmp_path / "broken-1.0-py3-none-any.whl"
+    broken.write_bytes(b"no archive")
+    with pytest.raises(PackageError, match=r"could not fetch .*broken-1\.0"):
+        images.ensure_image(docker_client, docker_image.id, [str(broken)])
+    assert {each.tag for each in images.list_images(docker_client)} == before
+
+
+def test_building_again_changes_nothing(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+    """Same guest, same base: every step is the engine's cached one, whoever builds and in which directory."""
+    scraps.append("toolcell/test:again")
+    one = image_build.build_python(docker_client, docker_image.base, tag="toolcell/test:again")
+    assert image_build.build_python(docker_client, docker_image.base, tag="toolcell/test:again").id == one.id
+
+
+def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_registry(docker_client: Client) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"cannot pull it .* images build --debian"):
+        image_build.find_base(docker_client, "localhost:1/nothing:0", lambda text: None)
+
+
+def test_a_question_to_an_image_leaves_no_container(docker_client: Client, docker_image: ImageRef) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"(?s)exit status 1.*ZeroDivisionError"):
+        image_build.run_python(docker_client, docker_image.id, "1/0")
+    assert (
+        docker_client.api.containers(all=True, filters={"label": f"{images.ROLE}={images.QUESTION}", "exited": 1}) == []
+    )

@@ -1,0 +1,99 @@
+"""The profile that containers start under says the same as the guest's own policy, but for one known group."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell_bridge.isolation.seccomp_oci import MACHINES, UNTIL_GUEST, UNTIL_GUEST_RULES, container_profile
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Verdict
+from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = container_profile()
+EARLY = set(UNTIL_GUEST.calls)
+EARLY_RULES = {rule.call: rule for rule in UNTIL_GUEST_RULES}
+EPERM, ENOSYS = 1, 38
+
+GROUPS: dict[str, list[dict[str, Any]]] = {}
+for row in PROFILE["syscalls"]:
+    for call in row["names"]:
+        GROUPS.setdefault(call, []).append(row)
+
+
+def decide(call: str, arguments: tuple[int, ...]) -> Verdict:
+    """What libseccomp makes of the profile: any row of the call whose tests all hold, else the default."""
+    for row in GROUPS.get(call, []):
+        tests = row.get("args", [])
+        assert all(test["op"] == "SCMP_CMP_MASKED_EQ" for test in tests)
+        if all(arguments[test["index"]] & test["value"] == test["valueTwo"] for test in tests):
+            if row["action"] == "SCMP_ACT_ALLOW":
+                return Verdict.ALLOW
+            return {EPERM: Verdict.EPERM, ENOSYS: Verdict.ENOSYS}[row["errnoRet"]]
+    return Verdict.EPERM
+
+
+def interesting(call: str) -> list[tuple[int, ...]]:
+    """Arguments at and around every value that a rule of this call names, in both halves of the word."""
+    rules = [rule for rule in (*GUEST_POLICY.rules, *UNTIL_GUEST_RULES) if rule.call == call]
+    values: list[set[int]] = [{0, 1, 1 << 32} for _ in range(6)]
+    for rule in rules:
+        for test in rule.arguments:
+            for value in test.values:
+                values[test.index] |= {value, value + 1, value | 1 << 32, value | 1 << 31}
+    used = sorted({test.index for rule in rules for test in rule.arguments})
+    return [
+        tuple(chosen[used.index(at)] if at in used else 0 for at in range(6))
+        for chosen in itertools.islice(itertools.product(*(sorted(values[at]) for at in used)), 4000)
+    ]
+
+
+def test_the_profile_in_the_tree_is_the_one_generated() -> None:
+    written = json.loads((ROOT / "sandbox_images" / "seccomp.json").read_text(encoding="utf-8"))
+
+    assert written == PROFILE
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_call_gets_the_answer_of_the_guests_policy_or_is_known_to_be_needed_before(machine: str) -> None:
+    for call, number in SYSCALL_NUMBERS[machine].items():
+        for arguments in interesting(call):
+            guest, container = GUEST_POLICY.decide(machine, number, arguments), decide(call, arguments)
+            rule = EARLY_RULES.get(call)
+            early = call in EARLY or (
+                rule is not None and all(arguments[test.index] & test.mask in test.values for test in rule.arguments)
+            )
+            assert container is (Verdict.ALLOW if early else guest), (call, arguments)
+
+
+def test_what_is_refused_by_default_is_refused_with_eperm() -> None:
+    assert (PROFILE["defaultAction"], PROFILE["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", EPERM)
+
+
+def test_other_machines_numbers_are_not_accepted_beside_the_native_ones() -> None:
+    assert [each["architecture"] for each in PROFILE["archMap"]] == ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"]
+    assert all(each["subArchitectures"] == [] for each in PROFILE["archMap"])
+    assert "architectures" not in PROFILE
+
+
+def test_no_call_is_both_allowed_whatever_its_arguments_and_restricted() -> None:
+    for call, rows in GROUPS.items():
+        free = [row for row in rows if "args" not in row]
+        assert len(free) <= 1, call
+        assert not free or len(rows) == 1, call
+
+
+def test_what_comes_before_the_guest_reaches_nothing_outside_the_container() -> None:
+    never = {"ptrace", "mount", "unshare", "setns", "bpf", "keyctl", "io_uring_setup", "open_by_handle_at", "socket"}
+
+    assert not never & EARLY
+    assert "execve" in EARLY
+
+
+def test_an_unknown_machine_has_no_profile() -> None:
+    with pytest.raises(KeyError):
+        container_profile(["pdp11"])

@@ -1,0 +1,277 @@
+"""What goes into an image and what is said of one: the parts that are decided without an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import os
+import re
+import stat
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from toolcell.errors import PackageError, SandboxUnavailable, UsageError
+from toolcell.sandbox.docker import debian_base, image_build, image_check, image_packages, image_site, images
+from toolcell.sandbox.docker.image_site import ImagePython
+from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.process.package_sources import parse_wanted
+
+PYTHON = ImagePython("3.13.1", "cpython", "cpython-313", "cpython-313-x86_64-linux-gnu", "x86_64", "2.36")
+IMAGE = ImageRef("sha256:1", images.DEFAULT_IMAGE, "3.13.1", images.VERSION, packages={"numpy": "2.4.6"})
+
+
+@pytest.fixture(scope="module")
+def prepare() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prepare", image_build.sources() / "python" / "prepare.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("./lib/x86_64-linux-gnu/libc.so.6", "usr/lib/x86_64-linux-gnu/libc.so.6"),
+        ("./lib64/ld-linux-x86-64.so.2", "usr/lib64/ld-linux-x86-64.so.2"),
+        ("./usr/bin/python3.11", "usr/bin/python3.11"),
+        ("./usr/bin/python3", "usr/bin/python3"),
+        ("./usr/share/doc/libc6/copyright", "usr/share/doc/libc6/copyright"),
+        ("./etc/services", "etc/services"),
+        ("./bin/dd", None),
+        ("./usr/bin/py3clean", None),
+        ("./usr/sbin/iconvconfig", None),
+        ("./usr/share/man/man1/python3.1.gz", None),
+        ("./usr/share/doc/libc6/changelog.gz", None),
+        ("./", None),
+        ("./bin", None),
+        ("./usr/lib", None),
+    ],
+)
+def test_a_debian_packages_file_goes_where_the_merged_layout_has_it(name: str, kept: str | None) -> None:
+    assert debian_base.kept_as(name) == kept
+
+
+def test_packages_are_merged_without_anything_to_elevate_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as package:
+        for name, mode in (("./usr/lib/tool", 0o4755), ("./usr/lib/shared", 0o666), ("./bin/su", 0o4755)):
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.uid = mode, 1000
+            package.addfile(entry)
+    monkeypatch.setattr(debian_base, "_contents", lambda path: content.getvalue())
+    merged = io.BytesIO()
+
+    packages = debian_base.DebianPackages("bookworm", (Path("libx_1%3a2.0-1_amd64.deb"), Path("twice_1_all.deb")))
+    debian_base.write_archive(packages, merged)
+
+    with tarfile.open(fileobj=io.BytesIO(merged.getvalue())) as archive:
+        found = {entry.name: entry for entry in archive}
+        assert len(found) == len(archive.getnames())
+        assert "usr/bin/su" not in found
+        assert (found["usr/lib/tool"].mode, found["usr/lib/shared"].mode) == (0o755, 0o644)
+        assert {entry.uid for entry in found.values()} == {0}
+        assert found["lib64"].linkname == "usr/lib64"
+        listing = archive.extractfile("usr/share/doc/debian-packages.txt")
+        assert listing is not None and listing.read() == b"libx=1:2.0-1\ntwice=1\n"
+
+
+def test_without_apt_the_other_way_to_get_a_base_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base"), debian_base.fetched():
+        pass
+
+
+def test_the_same_context_is_the_same_archive(tmp_path: Path) -> None:
+    archives = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        (folder / "guest").mkdir(parents=True)
+        (folder / "guest" / "b.py").write_text("x = 1")
+        (folder / "Dockerfile").write_text("FROM scratch")
+        os.utime(folder / "Dockerfile", (len(archives), len(archives)))
+        (folder / "Dockerfile").chmod(0o600 if name == "one" else 0o644)
+        archives.append(io.BytesIO())
+        image_build.pack(folder, archives[-1])
+    assert archives[0].getvalue() == archives[1].getvalue()
+
+
+def test_the_stages_of_a_build_are_read_out_of_what_the_engine_says() -> None:
+    said = ["Step 1/4 : FROM a AS x", "---> aaaaaaaaaaaa", "Step 2/4 : RUN y", "---> Running in cccccccccccc",
+            "---> bbbbbbbbbbbb", "Step 3/4 : FROM scratch", "--->", "Step 4/4 : COPY . .", "---> dddddddddddd"]  # fmt: skip
+    assert image_build.stages_in(said) == ["bbbbbbbbbbbb"]
+    assert image_build.stages_in(["STEP 1/2: FROM a", "--> aaaaaaaaaaaa"]) == []
+
+
+def test_wheels_are_asked_for_that_the_images_c_library_can_load() -> None:
+    assert PYTHON.short == "3.13"
+    assert PYTHON.platforms[0] == "manylinux_2_36_x86_64"
+    assert PYTHON.platforms[-1] == "manylinux1_x86_64"
+    assert "manylinux_2_37_x86_64" not in PYTHON.platforms
+    assert dataclasses.replace(PYTHON, glibc="").platforms == ["musllinux_1_2_x86_64", "musllinux_1_1_x86_64"]
+
+
+def test_copies_of_this_interpreters_packages_are_not_put_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not dataclasses.replace(PYTHON, cache_tag="cpython-399").can_use_ours
+    monkeypatch.setattr(image_site.platform, "libc_ver", lambda: ("glibc", "2.40"))
+    monkeypatch.setattr(image_site.sys.implementation, "cache_tag", PYTHON.cache_tag)
+    monkeypatch.setattr(image_site.sysconfig, "get_config_var", lambda name: PYTHON.soabi)
+    monkeypatch.setattr(image_site.platform, "machine", lambda: PYTHON.machine)
+    assert not PYTHON.can_use_ours
+    assert dataclasses.replace(PYTHON, glibc="2.41").can_use_ours
+
+
+def test_the_installer_is_told_which_interpreter_it_is_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name, command = image_site.installer(tmp_path, PYTHON)
+    assert name == "pip"
+    assert {"3.13", ":all:", "manylinux_2_36_x86_64"} <= set(command)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(image_site.shutil, "which", lambda name: "/usr/bin/uv")
+    assert "x86_64-manylinux_2_36" in image_site.installer(tmp_path, PYTHON)[1]
+    monkeypatch.setattr(image_site.shutil, "which", lambda name: None)
+    with pytest.raises(PackageError, match="neither pip nor uv"):
+        image_site.installer(tmp_path, PYTHON)
+
+
+def test_what_an_image_has_already_is_not_added_to_it(tmp_path: Path) -> None:
+    for name, version in (("old_one", "1.0"), ("newer", "2.0")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text(f"{name}.py,,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+        (tmp_path / f"{name}.py").touch()
+    image_site.drop_distributions(tmp_path, {"old-one": "1.0", "newer": "1.9"})
+    assert not (tmp_path / "old_one.py").exists()
+    assert (tmp_path / "newer.py").exists()
+
+
+def test_requirements_are_read_without_comments() -> None:
+    assert image_site.read_requirements(["# all", "", "numpy  # arrays", "pandas>=2"]) == ["numpy", "pandas>=2"]
+
+
+def test_a_derived_image_is_addressed_by_what_it_is_made_of() -> None:
+    wanted = parse_wanted(["pandas>=2", "polars"])
+    assert image_packages.address(IMAGE, wanted) == image_packages.address(IMAGE, wanted[::-1])
+    assert image_packages.address(IMAGE, wanted) != image_packages.address(IMAGE, wanted[:1])
+    assert image_packages.address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != image_packages.address(
+        IMAGE, wanted
+    )
+
+
+def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
+    client: Any = None  # never asked
+    assert image_packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
+    assert not image_packages.has(IMAGE, parse_wanted(["numpy>=3"])[0])
+    assert not image_packages.has(IMAGE, parse_wanted(["numpy[extra]"])[0])
+    with pytest.raises(UsageError):
+        image_packages.derive(client, IMAGE, ["--index-url=http://evil"])
+
+
+def test_labels_are_read_as_a_strangers_data() -> None:
+    told = {"Id": "sha256:9", "Config": {"Labels": {images.GUEST: "9.9", images.PACKAGES: "[not json"}}, "RepoTags": []}
+    found = images.read_image(told)
+    assert (found.tag, found.packages, found.is_current) == ("sha256:9", {}, False)
+    assert "toolcell 9.9" in str(images.unusable(found))
+    assert "not a sandbox image" in str(images.unusable(images.read_image({"Id": "x", "Config": {"Labels": None}})))
+
+
+def test_an_older_guest_of_the_same_version_is_told_apart() -> None:
+    assert not IMAGE.is_current
+    assert dataclasses.replace(IMAGE, sources=images.guest_sources()).is_current
+
+
+def test_the_digest_of_sources_knows_names_and_contents_and_no_caches(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    first = images.digest_of(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").touch()
+    assert images.digest_of(tmp_path) == first
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert images.digest_of(tmp_path) != first
+
+
+SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True, "links": image_check.LINKS,
+         "elevating": [], "writable": [], "programs": ["python3", "python3.13"], "unusable": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"guest": "0"}, "labels say otherwise"),
+        ({"compiled": False}, "pure Python"),
+        ({"links": {"/work": "/sandbox/work", "/tmp": None}}, "do not lead into /sandbox"),
+        ({"programs": ["gcc", "sh"]}, "programs in it: gcc, sh"),
+        ({"unusable": {"numpy": "no libgomp.so.1"}}, "its numpy cannot be imported: no libgomp"),
+        ({"elevating": ["/bin/su"]}, "set-uid or set-gid files in it: /bin/su"),
+        ({"writable": [f"/{n}" for n in range(9)]}, "may write in it: /0, /1, /2, /3, /4 and 4 more"),
+    ],
+)
+def test_each_thing_wrong_inside_an_image_is_named(change: dict[str, Any], said: str) -> None:
+    assert image_check.problems_inside(SOUND, IMAGE) == []
+    [problem] = image_check.problems_inside({**SOUND, **change}, IMAGE)
+    assert said in problem
+
+
+def test_what_an_image_is_checked_for_is_what_its_build_file_says(prepare: ModuleType) -> None:
+    text = (image_build.sources() / "python" / "Dockerfile").read_text()
+    entry = re.search(r"^ENTRYPOINT \[(.*)\]$", text, re.MULTILINE)
+    assert entry is not None
+    config = {"User": "65534:65534", "Entrypoint": [part.strip(' "') for part in entry[1].split(",")]}
+    assert f"USER {config['User']}" in text
+    assert image_check.problems_of_config(config) == []
+    assert len(image_check.problems_of_config({"User": "", "Entrypoint": ["sh"], "Volumes": {"/data": {}}})) == 3
+    assert {f"/{name}": target for name, target in prepare.LINKS.items()} == image_check.LINKS
+
+
+def test_build_files_pin_what_they_build_on() -> None:
+    for name in ("python", "python-data"):
+        text = (image_build.sources() / name / "Dockerfile").read_text()
+        assert "ARG BASE_IMAGE=" in text
+        assert "latest" not in text and "ADD http" not in text
+    assert f"ARG BASE_IMAGE={images.DEFAULT_IMAGE}\n" in text
+
+
+def test_programs_go_and_the_interpreter_stays(prepare: ModuleType, tmp_path: Path) -> None:
+    for name in ("bin/sh", "usr/bin/gcc", "usr/bin/python3.13", "usr/bin/python3-config", "usr/local/bin/pip"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    prepare.keep_interpreter(tmp_path)
+    left = {path.name for path in tmp_path.rglob("*") if not path.is_dir()}
+    assert left == {"python3.13", "python3"}
+
+
+def test_nothing_in_a_bare_tree_elevates_or_is_everybodys_to_write(prepare: ModuleType, tmp_path: Path) -> None:
+    for name, mode in (("tool", 0o6755), ("shared", 0o666), ("plain", 0o644)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "drop").mkdir()
+    (tmp_path / "drop").chmod(0o1777)
+    prepare.close_permissions(tmp_path)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"tool": 0o755, "shared": 0o644, "plain": 0o644, "drop": 0o755}
+
+
+def test_where_scripts_write_leads_to_the_one_writable_mount(prepare: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "left").touch()
+    prepare.lay_links(tmp_path)
+    assert os.readlink(tmp_path / "tmp") == "/sandbox/tmp"
+    assert os.readlink(tmp_path / "var" / "tmp") == "/sandbox/tmp"
+    assert (tmp_path / "sandbox").is_dir()
+
+
+def test_package_managers_and_papers_go(prepare: ModuleType, tmp_path: Path) -> None:
+    gone = ("var/lib/dpkg/status", "usr/share/man/man1/x.1", "usr/lib/apt/solvers/x", "etc/shadow", "root/.bashrc")
+    kept = ("usr/share/doc/libc6/copyright", "usr/lib/x86_64-linux-gnu/libz.so.1", "etc/ld.so.cache")
+    for name in (*gone, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for path in prepare.matching(tmp_path, prepare.USELESS):
+        prepare.remove(path)
+    assert not [name for name in gone if (tmp_path / name).exists()]
+    assert all((tmp_path / name).exists() for name in kept)
