@@ -15,10 +15,14 @@ _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS = 1, 11, 12, 13, 14, 17
 
 
 class Usage:
-    """Remembers what a guest held before its script ran: pages that it shares with the parent are nobody's."""
+    """Remembers what a guest was born with: pages that it shares with the parent are nobody's."""
 
     def __init__(self) -> None:
         self._base_bytes: dict[int, int] = {}
+
+    def begin(self, sandbox: int) -> None:
+        """This process has just forked it: what each of its processes holds from then on is counted."""
+        self._base_bytes[sandbox] = _private_bytes(os.getpid())
 
     def measure(self, wardens: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
         """(CPU seconds, bytes, processes and threads) of each sandbox; `wardens`: process id to sandbox."""
@@ -51,8 +55,7 @@ class Usage:
             ticks += sum(int(row[field]) for field in (_UTIME, _STIME, _CUTIME, _CSTIME))
             threads += int(row[_THREADS])
             own_bytes = _private_bytes(pid)
-            base_bytes = self._base_bytes.setdefault(sandbox, own_bytes)
-            held_bytes += max(0, own_bytes - base_bytes)
+            held_bytes += max(0, own_bytes - self._base_bytes.get(sandbox, 0))
         return ticks / TICKS_PER_S, held_bytes, threads
 
 

@@ -111,10 +111,11 @@ class Forker:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._wake:
                     self._reap()
-                elif descriptor != self._control.fileno():
-                    self._hear(self._by_control[descriptor])
-                elif not self._serve_one():
-                    return
+                elif descriptor == self._control.fileno():
+                    if not self._serve_one():
+                        return
+                elif (child := self._by_control.get(descriptor)) is not None:
+                    self._hear(child, socket.MSG_DONTWAIT)
 
     def _say(self, message: dict[str, Any]) -> None:
         self._control.send(msgpack.packb(message))
@@ -159,6 +160,7 @@ class Forker:
                 os.close(descriptor)
         self._slots.remove(slot)
         self._children[number] = self._by_control[child.control.fileno()] = child
+        self._usage.begin(number)
         self._say({"started": number})
         self._poll.register(child.control, select.POLLIN)
 
@@ -204,9 +206,11 @@ class Forker:
         runner.serve()
         os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again
 
-    def _hear(self, child: Child) -> None:
+    def _hear(self, child: Child, flags: int = 0) -> None:
         try:
-            data = child.control.recv(REPORT_BYTES)
+            data = child.control.recv(REPORT_BYTES, flags)
+        except BlockingIOError:  # it was heard already, out of turn
+            return
         except ConnectionResetError:  # it left without reading a request to end; its report is there all the same
             data = child.control.recv(REPORT_BYTES)
         report = msgpack.unpackb(data) if data else {}

@@ -52,6 +52,10 @@ PLACES = ("work", "tmp", "shm")
 OOM_SCORE = b"500"
 """When the container is out of memory, the kernel is to take a guest, never a warden or the parent."""
 
+NICE = 19
+"""Of guests. It counts within the container alone, whose share of the machine is its cgroup's: however many processes a
+guest has, the warden, the relay and the forker come first, and with them the end of the guest."""
+
 STUBBORN_PASSES = 2000
 LOOK_AGAIN_S = 0.001
 
@@ -217,6 +221,8 @@ def _become_guest(seat: Seat, walls: ContainerWalls, guest: Callable[[dict[str, 
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with suppress(PermissionError):  # another profile than ours around the container
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
         _offer_to_oom_killer()
         places = _settle_in(seat)
         layers = walls.raise_here(seat.plan, places, WORKSPACE_FD + 1)

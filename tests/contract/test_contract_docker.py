@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gvisor": {"mode": "single", "runtime": "runsc"},
 }
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+pytestmark = pytest.mark.docker
 
 
 def has_gvisor(client: Client) -> bool:
@@ -49,13 +49,25 @@ async def stand(make_backend: Callable[[], Backend], anyio_backend: Any) -> Asyn
         yield stand
 
 
-@pytest.mark.parametrize("case", contract_cases(DockerBackend), ids=str)
+PROMISES = [
+    pytest.param(kind, case, id=f"{kind}-{case}")
+    for kind, options in KINDS.items()
+    for case in contract_cases(DockerBackend(**options))
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.conforms("Q29")
+@pytest.mark.parametrize(("make_backend", "case"), PROMISES, indirect=["make_backend"])
 async def test_the_docker_backend_keeps(case: Case, stand: Stand) -> None:
     await case.on(stand)
 
 
-async def test_the_docker_backend_lacks_nothing() -> None:
-    assert contract_lacks(DockerBackend) == {}
+def test_only_gvisor_lacks_anything() -> None:
+    lacking = {kind: sorted(contract_lacks(DockerBackend(**options))) for kind, options in KINDS.items()}
+
+    assert lacking["single"] == lacking["forked"] == []
+    assert lacking["gvisor"] == ["limits.inodes", "limits.lowered_for_one_run", "limits.processes"]
 
 
 SCRIPT = """
@@ -77,6 +89,7 @@ async def recorded(make_backend: Callable[[], Backend]) -> Transcript:
     return transcript
 
 
+@pytest.mark.anyio
 @pytest.mark.isolation
 async def test_what_the_process_backend_recorded_replays_against_a_container(
     make_backend: Callable[[], Backend],

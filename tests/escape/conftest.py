@@ -3,11 +3,55 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from escape.attack import Victim
+from escape.attack import BACKEND, Victim
+
+LEFT_OUT: pytest.StashKey[Counter[str]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "process_only(reason, also=()): about walls that other backends do not have")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about walls that this backend does not have."""
+    left_out: list[pytest.Item] = []
+    reasons = config.stash.setdefault(LEFT_OUT, Counter())
+    for item in items:
+        mark = item.get_closest_marker("process_only")
+        if mark is not None and BACKEND not in ("process", *mark.kwargs["also"]):
+            left_out.append(item)
+            reasons[mark.args[0]] += 1
+    if left_out:
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
+        terminalreporter.write_line(f"{count} attacks left out with the {BACKEND} backend: {reason}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def current_image() -> None:
+    """See that containers are made of this tree's guest. An older one is built anew on its own base, in seconds."""
+    if BACKEND == "process":
+        return
+    from toolcell.sandbox.docker import image_build, images
+    from toolcell.sandbox.docker.client import Client
+
+    client = Client.connect_now()
+    try:
+        found = images.find_image(client, images.DEFAULT_IMAGE)
+        assert found is not None, images.HOW_TO_BUILD
+        if not found.is_current:
+            image_build.renew(client, found)
+    finally:
+        client.api.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from escape.attack import GROWTH_BYTES, MIB, Victim, outside
+from escape.attack import BACKEND, GROWTH_BYTES, MIB, Victim, outside
 from escape.prologues import BRIDGE
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
+
+FLOOD_S = 0.5 if BACKEND == "process" else 1.5
+"""A flood goes through three processes more on its way out of a container, all of which share the machine."""
 
 FLOODS = {
     "progress": "message(PROGRESS, None)",
@@ -52,11 +55,11 @@ call_tool("meet", {"place": "flood", "count": 2})
 set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1])
 """
     flooding, other = victim.run_together(
-        [(source, {}), (honest, {})], limits={"wall_s": 0.5, "output_flood_bytes": MIB}
+        [(source, {}), (honest, {})], limits={"wall_s": FLOOD_S, "output_flood_bytes": MIB}
     )
     assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
-    assert flooding.result.usage.wall_s < 3
+    assert flooding.result.usage.wall_s < 6 * FLOOD_S
     assert flooding.growth_bytes < GROWTH_BYTES
     victim.assert_healthy()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import toolcell
-from escape.attack import SECRET_PATTERN, Victim, outside
+from escape.attack import SECRET_PATTERN, Victim, outside, process_only
 from escape.prologues import RAW
 
 pytestmark = pytest.mark.isolation
@@ -245,6 +245,7 @@ def victim_names(source: str) -> list[str]:
         host.close()
 
 
+@process_only("a pipe has no peer whose identity could be asked for", "forked")
 def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
     """SO_PEERCRED would give the host's process id and user; ancillary data, its credentials."""
     source = (
@@ -266,6 +267,20 @@ set_result({
     told = victim.run(source).value
     assert (told["peer"], told["pidfd"], told["credentials"]) == ("EPERM", "EPERM", "EPERM")
     assert set(told["names"]) <= {"''", "b''"}
+
+
+def test_links_and_sizes_tell_nothing_of_the_hosts_hardware(victim: Victim) -> None:
+    """Neither readlink() nor stat() is anything that Landlock could refuse: what they are not to tell must not be there."""
+    found = [path for kind in ("block", "net", "bdi", "mem", "tty") for path in Path("/sys/class", kind).glob("*")]
+    source = (
+        RAW
+        + """
+set_result([path for path in paths if "ok" in (attempt(os.readlink, path), attempt(os.stat, path))])
+"""
+    )
+    paths = [str(path) for path in found[:200]]
+    assert outside(source, paths=paths).value == paths != []
+    assert victim.run(source, paths=paths).value == []
 
 
 def test_a_core_dump_is_never_written(victim: Victim) -> None:

@@ -13,6 +13,7 @@ import struct
 import sys
 import warnings
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import anyio
@@ -24,12 +25,28 @@ SECRET = os.environ.get("VICTIM_SECRET", "")
 HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
 """Found by a guest that was forked from this process, or handed any of its memory."""
 
-WARM = 1
+BACKEND = os.environ.get("TOOLCELL_ESCAPE_BACKEND", "process")
+"""process, docker, or forked: docker's second mode."""
+
+IN_CONTAINERS = BACKEND != "process"
+WARM = 2 if BACKEND == "docker" else 1
+"""Two containers, because one takes longer to start than most attacks take to fail."""
 LAUNCHER_AND_ZYGOTE = 2
-SETTLE_S = 5.0
+SETTLE_S = 10.0 if IN_CONTAINERS else 5.0
+LOOK_S = 0.02 if IN_CONTAINERS else 0.005
 CALM = 3
 """Looks in a row at which nothing may be out of place."""
 MEETING_S = 10.0
+
+
+def backend(options: dict[str, Any]) -> Any:
+    """What the sandboxes are to be made by."""
+    if BACKEND != "forked":
+        return BACKEND
+    from toolcell.sandbox.docker import DockerBackend
+
+    given = {name: options[name] for name in ("packages", "preload") if name in options}
+    return DockerBackend(mode="forked", policy=Policy(**options.get("policy", {})), **given)
 
 
 class Host:
@@ -110,9 +127,47 @@ class Host:
             raise failure from cause
 
 
+class Containers:
+    """What the daemon says this process has there: containers are nobody's children on the host's side."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._inits: dict[str, int] = {}
+
+    def inits(self) -> dict[str, int]:
+        """Ids of all there are, dying ones too, and the host's number for each one's first process; 0 is unknown."""
+        from toolcell.sandbox.docker.client import Client, NotThere, explained, list_labelled
+        from toolcell.sandbox.docker.reaper import LABEL_HOST, own_identity
+
+        if self._client is None:
+            self._client = Client.connect_now()
+        found = {}
+        for container in list_labelled(self._client.api, {LABEL_HOST: str(own_identity())}):
+            ident = container["Id"]
+            pid = self._inits.get(ident, 0)
+            if not pid:
+                with suppress(NotThere):
+                    pid = explained(self._client.api.inspect_container, ident)["State"]["Pid"]
+            found[ident] = pid
+        self._inits = found
+        return found
+
+
+CONTAINERS = Containers()
+
+
+def family() -> list[int]:
+    """Processes that this one is to answer for: those below it, and those of its containers."""
+    found = below(os.getpid())
+    for init in CONTAINERS.inits().values() if IN_CONTAINERS else ():
+        if init:
+            found += [init, *below(init)]
+    return found
+
+
 def named(name: str) -> list[int]:
-    """Processes below this one with this name."""
-    return [pid for pid in below(os.getpid()) if name_of(pid) == name]
+    """Those of its family with this name."""
+    return [pid for pid in family() if name_of(pid) == name]
 
 
 def name_of(pid: int) -> str:
@@ -159,18 +214,39 @@ def forget_peak() -> None:
         clear.write("5")
 
 
-async def settle(processes: int, descriptors: int) -> dict[str, int]:
-    """Vitals once the pool is full and nothing else is left, or after `SETTLE_S` whatever they are then."""
+async def settle(runtime: Runtime, expected: dict[str, int]) -> dict[str, int]:
+    """Vitals once the pool is full and nothing else is left, or after `SETTLE_S` whatever they are then.
+
+    `expected`: empty at first, when the pool has yet to say what it needs.
+    """
     calm = 0
     gc.collect()
     now = vitals()
     with anyio.move_on_after(SETTLE_S):
         while calm < CALM:
-            await anyio.sleep(0.005)
-            now = vitals()
+            await anyio.sleep(LOOK_S)
+            now = await vitals_of_all() if IN_CONTAINERS else vitals()
             # A used sandbox may not be gone while its successor is not there yet, and the sum be right all the same.
-            calm = calm + 1 if now["processes"] == processes and now["descriptors"] <= descriptors else 0
+            calm = calm + 1 if is_calm(runtime, now, expected) else 0
     return now
+
+
+def is_calm(runtime: Runtime, now: dict[str, int], expected: dict[str, int]) -> bool:
+    has_closed = now["descriptors"] <= expected.get("descriptors", now["descriptors"])
+    if not IN_CONTAINERS:
+        return has_closed and now["processes"] == LAUNCHER_AND_ZYGOTE + WARM
+    if not expected:
+        return runtime._pool is not None and len(runtime._pool._idle) == WARM
+    # A successor that is still being made is not waited for; a used one that is still there is.
+    return has_closed and all(now[name] <= expected[name] for name in ("containers", "processes"))
+
+
+async def vitals_of_all() -> dict[str, int]:
+    """With what is in containers."""
+    inits = await anyio.to_thread.run_sync(CONTAINERS.inits)
+    inside = sum(1 + len(below(pid)) for pid in inits.values() if pid)
+    now = vitals()
+    return {**now, "containers": len(inits), "processes": now["processes"] + inside}
 
 
 async def run(runtime: Runtime, host: Host, requests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,6 +287,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
     host = Host(options.get("mortal", False))
     async with Runtime(
         host.registry,
+        backend=backend(options),
         pool=PoolConfig(warm=WARM),
         policy=Policy(**options.get("policy", {})),
         packages=options.get("packages", ()),
@@ -224,7 +301,7 @@ async def serve(options: dict[str, Any], requests: BinaryIO, answers: BinaryIO) 
                 case "run":
                     write(answers, await run(runtime, host, request["runs"]))
                 case "settle":
-                    write(answers, await settle(LAUNCHER_AND_ZYGOTE + WARM, request["descriptors"]))
+                    write(answers, await settle(runtime, request["expected"]))
                 case "named":
                     write(answers, named(request["name"]))
 

@@ -105,8 +105,8 @@ class Container:
                     return message
             self.read()
 
-    def open(self, **rlimits: int) -> Guest:
-        """One sandbox that has said Hello."""
+    def begin(self, **rlimits: int) -> Guest:
+        """One sandbox that has been forked."""
         self._last += 1
         for line in range(3):
             self._mux.open(self._last * STRIDE + line)
@@ -114,10 +114,18 @@ class Container:
         guest = Guest(self, self._last)
         if "started" not in (answer := self.hear_of(guest)):
             raise OSError(answer["why"])
+        return guest
+
+    def greet(self, guest: Guest) -> Guest:
+        """Wait for its Hello."""
         hello = guest.next_message()
         assert isinstance(hello, Hello)
         guest.layers = hello.layers
         return guest
+
+    def open(self, **rlimits: int) -> Guest:
+        """One sandbox that has said Hello."""
+        return self.greet(self.begin(**rlimits))
 
     def hear_of(self, guest: Guest) -> dict[str, Any]:
         while True:
@@ -231,6 +239,11 @@ def tree(root: int) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def children(pid: int) -> list[int]:
+    """Living processes directly below `pid`."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def settles(condition: Any, within_s: float = 5.0) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.mux import WINDOW_BYTES
 
-from .forked_host import MIB, Container, Guest, running, settles, tree
+from .forked_host import MIB, RLIMITS, Container, Guest, children, running, settles, tree
 
 pytestmark = pytest.mark.isolation
 
@@ -303,6 +303,22 @@ def test_a_killed_guest_is_told_from_one_that_was_lowered_to_death(shared: Conta
     report = shared.end_of(guest)
     assert report["status"] & 0x7F in (signal.SIGXCPU, signal.SIGKILL)
     assert 0.5 < report["cpu_s"] < 5
+
+
+def test_a_forker_that_was_busy_when_everything_came_at_once_does_not_stick(shared: Container) -> None:
+    (forker,) = children(shared.process.pid)
+    for _ in range(8):
+        guest = shared.begin()
+        os.kill(forker, signal.SIGSTOP)
+        try:
+            shared.tell(lower=guest.number, rlimits=RLIMITS)
+            shared.greet(guest)
+        finally:
+            os.kill(forker, signal.SIGCONT)
+        shared.hear("lowered")
+        shared.tell(measure=True)
+        assert guest.number in shared.hear("measured")["measured"]
+        shared.kill(guest)
 
 
 def test_what_each_uses_is_measured_with_its_children(shared: Container, pair: Any) -> None:

@@ -10,11 +10,13 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
 from toolcell_bridge.isolation.capabilities import last_capability
 from toolcell_bridge.isolation.rlimits import RlimitPlan
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, Policy
+from toolcell_bridge.isolation.syscall_numbers import native_machine
 from toolcell_bridge.isolation.syscalls import PR_CAPBSET_READ, close_range, prctl
 from toolcell_bridge.isolation.walls import PLACES, WORKSPACE
 
@@ -32,6 +34,8 @@ _LAST_DESCRIPTOR = 0x7FFF_FFFF
 
 _HIGHEST_LIMIT = 65_536
 """Most descriptors that a process here may ever have been allowed."""
+
+_CLONE_PARENT = 0x8000
 
 _ABSENT = (errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -67,7 +71,7 @@ class ContainerWalls:
             rows = [
                 (os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in wanted if os.path.exists(path)
             ]
-        return cls(abi, rows, seccomp.guest_program())
+        return cls(abi, rows, seccomp.prepare(seccomp.compile_filter(contained_policy(), native_machine())))
 
     def raise_here(self, limits: RlimitPlan, places: Sequence[str], keep: int) -> dict[str, str]:
         """Shut this process in; returns the layers that are live. Descriptors from `keep` upwards are closed.
@@ -104,6 +108,25 @@ class ContainerWalls:
             landlock.restrict_self(ruleset, self.abi)
         finally:
             os.close(ruleset)
+
+
+def contained_policy() -> Policy:
+    """The guest's policy, and no child may be given to the guest's parent.
+
+    The kernel refuses that to an init, which a guest is in a sandbox of its own, and to nobody else; here the parent is
+    ours, and such a child would be none that ends with its maker.
+    """
+    rules = tuple(
+        replace(rule, arguments=tuple(_without_parent(each) for each in rule.arguments))
+        if rule.call == "clone"
+        else rule
+        for rule in GUEST_POLICY.rules
+    )
+    return replace(GUEST_POLICY, rules=rules)
+
+
+def _without_parent(argument: Argument) -> Argument:
+    return replace(argument, mask=argument.mask | _CLONE_PARENT)
 
 
 def make_places() -> tuple[str, ...]:

@@ -27,7 +27,7 @@ UNTIL_GUEST = Group(
     "until the guest has raised its own filter: runc's last steps, init, the dynamic loader, Python, and the walls",
     (
         "execve", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp", "capset",
-        "setrlimit", "prlimit64",
+        "setrlimit", "prlimit64", "setpriority",
     ),
 )  # fmt: skip
 

@@ -128,8 +128,10 @@ class ForkedSandbox:
 
     def is_alive(self) -> bool:
         """False once its end is known."""
-        direct = self._place.direct
-        return not (self._place.is_over or self._is_killed or (direct is not None and direct.has_hung_up()))
+        direct, container = self._place.direct, self._container.container
+        return container.is_alive() and not (
+            self._place.is_over or self._is_killed or (direct is not None and direct.has_hung_up())
+        )
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of the run it is handed to: ceilings of its process; the rest is watched."""
@@ -257,6 +259,7 @@ class ForkedSandboxes:
         except BaseException:
             await container.aclose()
             raise
+        self._engine.soon(container.listen)
         self._containers.append((limits, container))
         return container
 

@@ -32,7 +32,7 @@ LAST_WORDS = 4096
 
 
 class ForkedContainer:
-    """A running container. There is no task that reads for it: whoever waits reads for everybody."""
+    """A running container. Whoever waits reads for everybody; `listen` waits when nobody else does."""
 
     def __init__(self, container: Container, engine: Engine) -> None:
         self.container = container
@@ -56,7 +56,7 @@ class ForkedContainer:
     @property
     def free(self) -> int:
         """How many more sandboxes it can take now."""
-        return 0 if self.problem is not None else self.slots - len(self._places)
+        return 0 if self.problem is not None or not self.container.is_alive() else self.slots - len(self._places)
 
     @property
     def is_empty(self) -> bool:
@@ -77,6 +77,10 @@ class ForkedContainer:
         init_pid = int((self.container.inspected.get("State") or {}).get("Pid") or 0)
         if is_direct and self._engine.client.info.is_local and init_pid and self._relay_pid:
             self._relay = Relay.find(init_pid, self._relay_pid)
+
+    async def listen(self) -> None:
+        """Take what comes until it is gone, so that an end is known before somebody asks."""
+        await self.wait_for(lambda: False)
 
     async def wait_for(self, is_reached: Callable[[], bool]) -> None:
         """Wait until `is_reached`, or the container is gone.
@@ -128,8 +132,9 @@ class ForkedContainer:
                 self._tell()
                 return
             problem = "the container has ended"
-        except (RemoteProtocolError, ValueError, TypeError, KeyError) as exc:
+        except (RemoteProtocolError, ValueError, TypeError, KeyError, ArithmeticError) as exc:
             problem = f"the container sent nonsense: {exc}"
+            self.container.kill()
         words = self._last_words.decode("utf-8", "replace").strip()
         self._bury(words if words and not self.slots else problem)
 

@@ -1,0 +1,158 @@
+"""What a script can do to others in its container, to those after it, and to the container: nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from toolcell import Outcome, PoolConfig, SyncRuntime
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.forked import SLOTS
+from toolcell.sandbox.docker.forked_direct import Relay
+from toolcell.sandbox.docker.images import ImageRef
+
+from .docker_sandboxes import LIMITS
+from .forked_sandboxes import ECHO, TRY, containers, running, tools
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True, params=["direct", "carried"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
+    if "docker" not in request.keywords:
+        return ""
+    if request.param == "carried":
+        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
+    elif os.geteuid() != 0:
+        pytest.skip("only root may take descriptors out of a container's process")
+    return str(request.param)
+
+
+@pytest.fixture
+def runtime(docker_image: ImageRef, way: str) -> Iterator[SyncRuntime]:
+    backend = DockerBackend(docker_image.id, mode="forked")
+    with SyncRuntime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
+        yield runtime
+
+
+@pytest.mark.docker
+def test_a_run_finds_nothing_of_those_before(runtime: SyncRuntime) -> None:
+    script = (
+        TRY
+        + """
+found = [os.listdir(place) for place in ('/work', '/tmp', '/dev/shm')]
+room = os.statvfs('/work')
+for place in ('/work', '/tmp', '/dev/shm'): open(place + '/left', 'w').write('x' * 100_000)
+os.mkdir('/tmp/closed', 0); os.chmod('/work', 0)
+if os.fork() == 0:
+    os.setsid(); import time; time.sleep(99)
+set_result([found, room.f_bfree, room.f_ffree])
+"""
+    )
+    values = [runtime.execute_code(script).value for _ in range(SLOTS + 3)]
+
+    assert [value for value in values if value != values[0]] == []
+    assert values[0][0] == [[], [], []]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("changes", "script", "outcome"),
+    [
+        ({"wall_s": 0.4}, "import time; time.sleep(60)", Outcome.TIMEOUT),
+        ({"cpu_s": 0.3}, "import os\nos.fork()\nwhile True: pass", Outcome.CPU_LIMIT),
+        ({}, "rows = []\nwhile True: rows.append(bytearray(b'x') * (1 << 20))", Outcome.MEMORY_LIMIT),
+        ({}, "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
+        ({}, "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(9)", Outcome.PROCESS_LIMIT),
+        ({}, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", Outcome.PROCESS_LIMIT),
+        ({}, "import os\nos.write(3, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
+        ({}, "import os; os.kill(os.getpid(), 9)", Outcome.KILLED),
+    ],
+)  # fmt: skip
+def test_limits_end_one_run_and_the_container_goes_on(
+    runtime: SyncRuntime, changes: dict[str, float], script: str, outcome: Outcome
+) -> None:
+    result = runtime.execute_code(script, limits=LIMITS.model_copy(update=changes))
+
+    assert result.outcome is outcome, (result.error, result.usage)
+    assert runtime.execute_code(ECHO).value == 1
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_one_that_fills_its_disk_leaves_the_others_theirs(docker_image: ImageRef) -> None:
+    fill = (
+        TRY
+        + """
+def fill():
+    with open('big', 'wb') as file:
+        while True: file.write(bytes(65536))
+def litter():
+    for n in range(100_000): open(f'f{n}', 'w').close()
+set_result([refused(fill), os.unlink('big'), refused(litter), call_tool('echo', q=1)])
+"""
+    )
+    use = "import os\nfor n in range(40): open(f'/tmp/{n}', 'w').close()\nopen('/work/all', 'wb').write(bytes(7 << 20))\nset_result(1)"
+    async with running(docker_image) as (runtime, backend):
+        full = anyio.Event()
+
+        async def attack() -> None:
+            result = await runtime.execute_code(
+                "import time\n" + fill + "print('full', flush=True)\ntime.sleep(1)", on_log=lambda *_: full.set()
+            )
+            # Limits.disk_bytes is its own; the largest file is as large as the disk.
+            assert result.value[0] in ("ENOSPC", "EFBIG")
+            assert result.value[2:] == ["ENOSPC", 1]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attack)
+            await full.wait()
+            assert (await runtime.execute_code(use)).value == 1
+        assert len(await containers(backend)) == 1
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_no_process_of_the_container_can_be_signalled_or_looked_into(docker_image: ImageRef) -> None:
+    attack = (
+        TRY
+        + """
+import signal
+pids = [pid for pid in range(1, 3000) if pid != os.getpid()]
+found = {refused(lambda: os.kill(pid, number)) for pid in pids for number in (0, signal.SIGKILL)}
+ways = [f'/proc/{pid}/{name}' for pid in pids[:200] for name in ('mem', 'environ', 'maps', 'fd', 'cwd/secret', 'root/etc/passwd')]
+looked = {refused(lambda: os.open(way, os.O_RDONLY)) for way in ways}
+links = {refused(lambda: os.readlink(f'/proc/{pid}/{name}')) for pid in pids[:200] for name in ('cwd', 'exe', 'fd/3', 'fd/4')}
+listed = {refused(lambda: os.listdir(place)) for place in ('/sandbox', '/sandbox/slot0', '/proc', '/dev')}
+changed = {refused(lambda: os.chmod(place, 0)) for place in ('/sandbox', '/sandbox/slot0', '/sandbox/slot1')}
+dated = {refused(lambda: os.utime(place, (1, 1), follow_symlinks=False)) for place in ('/sandbox/slot0', '/sandbox/work', '/tmp')}
+made = {refused(lambda: open(place + '/x', 'w')) for place in ('/sandbox', '/sandbox/slot0', '/sandbox/slot1', '/dev', '/')}
+set_result([sorted(each) for each in (found, looked, links, listed, changed, dated, made)])
+"""
+    )
+    keep = "import time\nopen('secret', 'w').write('x')\nprint('kept', flush=True)\ntime.sleep(1.5)\nset_result(open('secret').read())"
+    async with running(docker_image) as (runtime, _), anyio.create_task_group() as tasks:
+        kept = anyio.Event()
+
+        async def victim() -> None:
+            assert (await runtime.execute_code(keep, on_log=lambda *_: kept.set())).value == "x"
+
+        tasks.start_soon(victim)
+        await kept.wait()
+        result = await runtime.execute_code(attack)
+        assert result.outcome is Outcome.OK, result.error
+        found, looked, links, listed, changed, dated, made = result.value
+        assert found == ["EPERM", "ESRCH"]
+        assert set(looked) <= {"EACCES", "ENOENT"}
+        assert set(links) <= {"EACCES", "ENOENT"}
+        assert listed == ["EACCES"]
+        assert set(changed) <= {"EPERM", "EROFS"}
+        assert set(dated) <= {"EPERM", "EROFS"}
+        assert set(made) <= {"EACCES", "EROFS"}
