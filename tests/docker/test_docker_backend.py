@@ -184,7 +184,7 @@ def test_a_run_may_have_fewer_processes_and_less_memory_than_its_container_was_m
         ("files = [open('/dev/null') for _ in range(100)]", "Too many open files"),
         ("with open('a', 'wb') as a, open('b', 'wb') as b:\n    a.write(bytes(6 << 20)); b.write(bytes(6 << 20))", "No space"),
         ("for n in range(1000): open(str(n), 'w').close()", "No space left"),
-        ("open('a', 'wb').write(bytes(9 << 20))", "File too large"),
+        ("f = open('a', 'wb')\nf.truncate(9 << 20)", "File too large"),
     ],
 )  # fmt: skip
 def test_files_and_disk_are_bounded(run: Run, script: str, message: str) -> None:

@@ -65,7 +65,8 @@ class RunRecord:
         """Somebody calls `settle` whenever answers have been sent."""
         self._given = context
         self._observed: RunContext | None = None
-        self._ended: list[tuple[int, tuple[Any, ...]]] = []
+        self._ended: list[tuple[int, Any]] = []
+        """When, and the record's fields or the call that they are of."""
 
     @property
     def context(self) -> RunContext:
@@ -104,6 +105,27 @@ class RunRecord:
         """A call has its result."""
         result = call.result
         assert result is not None
+        # With a witness there is a better moment to look at what went well; what failed may look different by then.
+        is_later = self.has_witness and not result.is_error
+        self._ended.append((time.time_ns(), call if is_later else self._end_of(call, result)))
+        if not self.has_witness:
+            self.settle()
+        return self._others.call_ended(call) if self._others is not None else None
+
+    def settle(self) -> None:
+        """Write what has ended. With a witness this waits until answers are on their way.
+
+        Raises:
+            AuditError: it could not be written.
+        """
+        while self._ended:
+            at_ns, ended = self._ended.pop(0)
+            if type(ended) is not tuple:
+                ended = self._end_of(ended, ended.result)
+            self._log.append(records.CALL_ENDED, self._run, ended, self._redactor, at_ns)
+
+    def _end_of(self, call: Call, result: ToolResult) -> tuple[Any, ...]:
+        """Fields of the record of a call's end."""
         number = self._numbers.pop(id(call), 0)
         keep = self._content_of(call.name)
         more: dict[str, Any] = {}
@@ -119,21 +141,7 @@ class RunRecord:
             _extra_results(result, more)
         if keep is not FULL:
             value = self._reduced_result(keep, value, more)
-        duration_us = round(result.meta.duration_ms * 1000)
-        self._ended.append((time.time_ns(), (number, str(result.status), duration_us, value, code, more)))
-        if not self.has_witness:
-            self.settle()
-        return self._others.call_ended(call) if self._others is not None else None
-
-    def settle(self) -> None:
-        """Write what has ended. With a witness this waits until answers are on their way.
-
-        Raises:
-            AuditError: it could not be written.
-        """
-        while self._ended:
-            at_ns, fields = self._ended.pop(0)
-            self._log.append(records.CALL_ENDED, self._run, fields, self._redactor, at_ns)
+        return number, str(result.status), round(result.meta.duration_ms * 1000), value, code, more
 
     @staticmethod
     def _extras(call: Call) -> dict[str, Any]:

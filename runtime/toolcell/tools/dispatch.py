@@ -109,7 +109,8 @@ async def conclude(table: Table, call: Call, result: ToolResult) -> ToolResult:
         result = _note_repetition(table, call, result)
     _finish(call, result)
     if call.is_started and run.observer is not None:
-        await settle(run.observer.call_ended(call))
+        if (noted := run.observer.call_ended(call)) is not None:
+            await settle(noted)
     return result
 
 
@@ -243,7 +244,8 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
     observer = call.run.observer
     assert observer is not None
     try:
-        await settle(observer.call_started(call))
+        if (noted := observer.call_started(call)) is not None:
+            await settle(noted)
         call.is_started = True
     except AuditError:
         raise
