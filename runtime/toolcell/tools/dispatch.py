@@ -108,9 +108,9 @@ async def conclude(table: Table, call: Call, result: ToolResult) -> ToolResult:
     if not run.is_shared:
         result = _note_repetition(table, call, result)
     _finish(call, result)
-    if call.is_started and run.observer is not None:
-        if (noted := run.observer.call_ended(call)) is not None:
-            await settle(noted)
+    noted = run.observer.call_ended(call) if call.is_started and run.observer is not None else None
+    if noted is not None:
+        await settle(noted)
     return result
 
 
