@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker import image_build, images
 from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.forked_direct import Relay
 from toolcell.sandbox.docker.images import ImageRef
 
 
@@ -30,3 +32,15 @@ def docker_image(docker_client: Client) -> ImageRef:
     if found is None:
         pytest.skip(f"the engine has no image {images.DEFAULT_IMAGE}: {images.HOW_TO_BUILD}")
     return found if found.is_current else image_build.renew(docker_client, found)
+
+
+@pytest.fixture(params=["direct", "carried"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """For the forked mode: with the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
+    if "docker" not in request.keywords:
+        return ""
+    if request.param == "carried":
+        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
+    elif os.geteuid() != 0:
+        pytest.skip("only root may take descriptors out of a container's process")
+    return str(request.param)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from toolcell import Outcome, Policy, PoolConfig, SandboxUnavailable, SyncRuntim
 from toolcell.sandbox.docker import DockerBackend, forked
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.forked import SLOTS, can_hold, forked_config, slot_paths
-from toolcell.sandbox.docker.forked_direct import Relay
 from toolcell.sandbox.docker.hardening import Blueprint
 from toolcell.sandbox.docker.images import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
@@ -26,22 +24,12 @@ from toolcell_bridge.mux import Mux
 from .docker_sandboxes import LIMITS, MIB, containers_of, opened
 from .forked_sandboxes import ECHO, containers, greeted, running, tools
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(autouse=True, params=["direct", "carried"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
-    if "docker" not in request.keywords:
-        return ""
-    if request.param == "carried":
-        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
-    elif os.geteuid() != 0:
-        pytest.skip("only root may take descriptors out of a container's process")
-    return str(request.param)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import anyio
@@ -11,28 +10,17 @@ import pytest
 from toolcell import Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.forked import SLOTS
-from toolcell.sandbox.docker.forked_direct import Relay
 from toolcell.sandbox.docker.images import ImageRef
 
 from .docker_sandboxes import LIMITS
 from .forked_sandboxes import ECHO, TRY, containers, running, tools
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(autouse=True, params=["direct", "carried"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
-    if "docker" not in request.keywords:
-        return ""
-    if request.param == "carried":
-        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
-    elif os.geteuid() != 0:
-        pytest.skip("only root may take descriptors out of a container's process")
-    return str(request.param)
 
 
 @pytest.fixture

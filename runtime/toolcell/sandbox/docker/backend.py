@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgpack
 
-from toolcell.config import GIB, Limits, Policy
+from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Exit, Sample, Sandbox
 from toolcell.sandbox.docker.engine import Container, Engine
 from toolcell.sandbox.docker.hardening import (
-    INTERPRETER,
     OWN_PROCESSES,
     Blueprint,
     container_config,
@@ -30,14 +29,12 @@ from toolcell.sandbox.docker.hardening import (
     resources,
     walls_of,
 )
+from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES, ONE_THREAD, hashing
 from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.forked import ForkedSandboxes
-
-ADDRESS_SLACK_BYTES = 2 * GIB
-"""RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use."""
 
 SHARED_ID_PROCESSES = 65_536
 """RLIMIT_NPROC counts a user id over the whole machine, and all containers have the same: it must never be what
@@ -61,13 +58,15 @@ def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPla
     )
 
 
-def settings_frame(limits: Limits, policy: Policy, preload: Sequence[str], fence: bytes = b"", **more: object) -> bytes:
+def settings_frame(
+    limits: Limits, policy: Policy, preload: Sequence[str], rlimits: RlimitPlan, fence: bytes = b"", **more: object
+) -> bytes:
     """The first frame that a guest in a container reads, in either mode."""
     body: bytes = msgpack.packb(
         {
             "frame_bytes": limits.frame_bytes,
             "environment": policy.environment(),
-            "rlimits": asdict(rlimits_for(limits)),
+            "rlimits": asdict(rlimits),
             "preload": [*PRELOAD[policy.lint], *preload],
             "lint": policy.lint,
             "fence": fence,
@@ -268,14 +267,13 @@ class DockerBackend:
         engine = await Engine.open(
             docker_host=self._docker_host, image=self._image, packages=self._packages, runtime=self._runtime
         )
-        seed = self._policy.hash_seed
         self._blueprint = Blueprint(
             image=engine.image.id,
             mode=self._mode,
             runtime=self._runtime,
             cpus=self._cpus,
             labels=engine.labels(self._mode),
-            environment=INTERPRETER | ({} if seed is None else {"PYTHONHASHSEED": str(seed)}),
+            environment=ONE_THREAD | hashing(self._policy.hash_seed),
         )
         self._engine = engine
         if self._mode == "forked":
@@ -297,8 +295,8 @@ class DockerBackend:
         fence = b"\0" + secrets.token_bytes(FENCE_BYTES - 1)
         container = await engine.launch(container_config(blueprint, limits), blueprint, fence=fence)
         try:
-            rlimits = asdict(rlimits_for(limits, blueprint))
-            await container.stream.send(settings_frame(limits, self._policy, self._preload, fence, rlimits=rlimits))
+            rlimits = rlimits_for(limits, blueprint)
+            await container.stream.send(settings_frame(limits, self._policy, self._preload, rlimits, fence))
         except BaseException:
             await container.destroy()
             raise

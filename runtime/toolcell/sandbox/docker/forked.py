@@ -250,6 +250,7 @@ class ForkedSandboxes:
             limits,
             self._policy,
             self._preload,
+            rlimits_for(limits),
             slots=slot_paths(self._slots),
             unscoped="landlock" not in self._required,
         )

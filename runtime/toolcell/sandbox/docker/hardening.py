@@ -75,16 +75,6 @@ NOT_UNDER_GVISOR: frozenset[Layer] = frozenset({"landlock"})
 Mode = Literal["single", "forked"]
 
 
-INTERPRETER = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-}
-"""Environment of the interpreter while it preloads: libraries start as many threads as they think there are cores. A
-script starts with a cleared one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Blueprint:
     """What containers of one backend have in common."""

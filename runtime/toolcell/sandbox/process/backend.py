@@ -23,9 +23,10 @@ import anyio
 import psutil
 from anyio.abc import TaskGroup
 
-from toolcell.config import GIB, Limits, Policy
+from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
 from toolcell.sandbox.process.tree import TreeWatch
 from toolcell.sandbox.process.view import view
 from toolcell.sandbox.process.zygote import Child, Zygote
@@ -34,10 +35,6 @@ from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation import cgroups
 from toolcell_bridge.isolation.cgroups import Cgroup, CgroupManager, NoPlace
 from toolcell_bridge.isolation.rlimits import RlimitPlan
-
-ADDRESS_SLACK_BYTES = 2 * GIB
-"""RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use. The
-cgroup, or the watch, is what holds memory to its limit; this stops a single absurd allocation at once."""
 
 END_S = 5.0
 """How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""

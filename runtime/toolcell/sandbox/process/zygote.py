@@ -19,6 +19,7 @@ import anyio
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.interpreter import ONE_THREAD, hashing
 from toolcell.sandbox.process.view import View
 from toolcell_bridge.launcher import CGROUPS_ARE_MINE
 
@@ -33,10 +34,7 @@ MESSAGE_BYTES = 64 * 1024
 
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
+    **ONE_THREAD,
     # Huge pages for the heap: a fork then copies a page table entry per 2 MiB. A third less time per sandbox with
     # numpy and pandas loaded (measured).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -149,7 +147,7 @@ class Zygote:
         except OSError as exc:
             ours.close()
             raise SandboxUnavailable(f"the launcher could not be started: {exc}") from exc
-        environment = ENVIRONMENT | ({} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)})
+        environment = ENVIRONMENT | hashing(hash_seed)
         code = f"import sys; sys.path[:] = {list(view.sys_path)!r}; from toolcell_bridge.zygote import main; " \
                "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
         plan = {
