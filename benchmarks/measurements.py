@@ -17,6 +17,7 @@ from benchmarks.contestants import Contestant
 class Effort:
     """How much work one turn of each measurement is."""
 
+    burst: int = 8
     calls: int = 500
     pipelined: int = 300
     parallel: int = 10
@@ -58,6 +59,11 @@ class Measurement:
 async def run(contestant: Contestant, effort: Effort) -> list[float]:
     """One script, one call, one result, with everything warm."""
     return [await contestant.run()]
+
+
+async def burst(contestant: Contestant, effort: Effort) -> list[float]:
+    """The same several times without a pause, out of a pool that holds enough."""
+    return await contestant.burst(effort.burst)
 
 
 async def round_trip(contestant: Contestant, effort: Effort) -> list[float]:
@@ -113,6 +119,7 @@ async def machine(contestant: Contestant, effort: Effort) -> list[float]:
 
 MEASUREMENTS = (
     Measurement("run", "one run, one call", "ms", 1e3, run, 150, 8, budget_s=8.0),
+    Measurement("burst", "each of {burst} such runs in a row", "ms", 1e3, burst, 30, 2, pause_s=0.15),
     Measurement("call", "tool call round trip", "us", 1e6, round_trip, 8, 2),
     Measurement("pipelined", "{pipelined} calls at once, per call", "us", 1e6, pipelined, 20, 3),
     Measurement("fan_out", "{parallel} calls of 10 ms at once", "ms", 1e3, fan_out, 20, 3),

@@ -69,6 +69,10 @@ class BubbleSandbox:
         if self.is_alive():
             os.killpg(self.process.pid, signal.SIGKILL)  # the init of its pid namespace too, and so everything inside
 
+    def freeze(self) -> bool:
+        """It is destroyed right after its run."""
+        return False
+
     async def ended(self) -> Exit:
         with anyio.move_on_after(5, shield=True):
             while self.is_alive():  # noqa: ASYNC110 - the end of a process sets no event

@@ -37,6 +37,10 @@ class Contestant(Protocol):
         """Seconds from asking for `call_tool('echo', {'q': 1})` to having its value."""
         ...
 
+    async def burst(self, runs: int) -> list[float]:
+        """Seconds of each of `runs` such runs right after one another, with as many workers ready as there are runs."""
+        ...
+
     async def call(self, calls: int) -> list[float]:
         """Seconds of each round trip when one script makes `calls` calls after one another."""
         ...

@@ -75,6 +75,9 @@ class Piped:
         check(talk.result, ECHO)
         return talk.end - start
 
+    async def burst(self, runs: int) -> list[float]:
+        return [await self.run() for _ in range(runs)]
+
     async def call(self, calls: int) -> list[float]:
         talk = self._run(CPYTHON.calls, calls)
         check(talk.result, calls)

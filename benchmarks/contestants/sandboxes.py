@@ -19,6 +19,9 @@ from toolcell.config import MIB
 
 MANY_CALLS = Limits(tool_calls=1_000_000, concurrent_calls=512)
 
+READY = 16
+"""Sandboxes that wait for a burst: twice its size, so that their successors are started when it is over."""
+
 LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB)
 """frame_bytes belongs to a sandbox's making: such a run gets one started for it, by the same zygote."""
 
@@ -60,6 +63,7 @@ class Toolcell:
 
     async def __aenter__(self) -> Toolcell:
         self.runtime = await self._stack.enter_async_context(self._runtime())
+        self._crowd = await self._stack.enter_async_context(self._runtime(PoolConfig(warm=READY)))
         result = await self.runtime.execute_code("set_result(1)")
         self._value(result)
         self.layers = result.isolation.layers
@@ -75,11 +79,17 @@ class Toolcell:
         return result.value
 
     async def run(self) -> float:
+        return await self._once(self.runtime)
+
+    async def _once(self, runtime: Runtime) -> float:
         start = time.perf_counter()
-        result = await self.runtime.execute_code(CPYTHON.once)
+        result = await runtime.execute_code(CPYTHON.once)
         took = time.perf_counter() - start
         check(self._value(result), ECHO)
         return took
+
+    async def burst(self, runs: int) -> list[float]:
+        return [await self._once(self._crowd) for _ in range(runs)]
 
     async def call(self, calls: int) -> list[float]:
         self._stamps.clear()

@@ -10,7 +10,8 @@ Control messages are msgpack maps. Host to container: {"open": n, "rlimits": {..
 Sandbox n has the channels 4n (bridge), 4n+1 and 4n+2 (what it writes raw to descriptors 1 and 2).
 
 A host on this machine with the right to may take our ends of a sandbox's lines out of this process, which is what
-"direct" asks for: nothing is carried then. It says "taken" when it has, "carry" when it could not.
+"direct" asks for: nothing is carried then. It says "taken" when it has, "carry" when it could not. The last of these
+ends is the leash of the sandbox's warden, see there; while we have it nothing is written to it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ REPORT_BYTES = 64 * 1024
 class Lines:
     """Our ends of one sandbox's bridge and raw output."""
 
-    __slots__ = ("ends", "is_waiting", "number", "unsent")
+    __slots__ = ("ends", "is_waiting", "leash", "number", "unsent")
 
     def __init__(self, number: int, ends: list[int]) -> None:
         self.number = number
-        self.ends = ends  # in the order of its channels; -1 once closed
+        *self.ends, self.leash = ends  # in the order of its channels; -1 once closed
         self.is_waiting = [False] * LINES  # not read, because the channel has no room
         self.unsent = bytearray()  # for a bridge that is not read fast enough; never more than a window
 
@@ -248,6 +249,8 @@ class Relay:
     def _close(self, number: int) -> None:
         """The host wants to hear nothing more of a sandbox, or hears it by itself."""
         lines = self._lines.pop(number, None)
+        if lines is not None:
+            os.close(lines.leash)
         for line in range(LINES):
             if lines is not None:
                 self._drop(lines, line)
@@ -264,7 +267,7 @@ class Relay:
 
 
 def make_lines() -> tuple[list[int], list[int]]:
-    """Our ends of a bridge and two pipes, and a guest's.
+    """Our ends of a bridge, two pipes and a leash, and the other ends: a guest's, of the leash its warden's.
 
     Raises:
         OSError: nothing is left open.
@@ -274,6 +277,7 @@ def make_lines() -> tuple[list[int], list[int]]:
     try:
         for _ in range(LINES - 1):
             made += os.pipe2(os.O_CLOEXEC)
+        made += reversed(os.pipe2(os.O_CLOEXEC))
     except OSError:
         for descriptor in made:
             os.close(descriptor)

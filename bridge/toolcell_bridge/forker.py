@@ -40,7 +40,7 @@ SETTLE_LOOKS = 100
 
 REQUEST_BYTES = 64 * 1024
 REPORT_BYTES = 4096
-MOST_LINES = 3
+MOST_LINES = 4
 
 LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 """Ceilings of a running guest that follow the limits of the run it is handed to."""
@@ -127,8 +127,8 @@ class Forker:
             return False
         match msgpack.unpackb(body):
             case {"open": number, "rlimits": plan}:
-                bridge, out, err = descriptors
-                self._open(number, RlimitPlan(**plan), (bridge, out, err))
+                bridge, out, err, leash = descriptors
+                self._open(number, RlimitPlan(**plan), (bridge, out, err), leash)
             case {"kill": number}:
                 child = self._children.get(number)
                 if child is not None:
@@ -148,15 +148,15 @@ class Forker:
                 raise ValueError(f"the host said {other!r}")
         return True
 
-    def _open(self, number: int, plan: RlimitPlan, lines: Lines) -> None:
+    def _open(self, number: int, plan: RlimitPlan, lines: Lines, leash: int) -> None:
         try:
             slot = self._settled_slot()
-            child = self._fork(number, slot, plan, lines)
+            child = self._fork(number, slot, plan, lines, leash)
         except OSError as exc:
             self._say({"failed": number, "why": str(exc)})
             return
         finally:
-            for descriptor in lines:
+            for descriptor in (*lines, leash):
                 os.close(descriptor)
         self._slots.remove(slot)
         self._children[number] = self._by_control[child.control.fileno()] = child
@@ -181,7 +181,7 @@ class Forker:
             select.select((), (), (), SETTLE_S)
         raise OSError("no slot is free")
 
-    def _fork(self, number: int, slot: Slot, plan: RlimitPlan, lines: Lines) -> Child:
+    def _fork(self, number: int, slot: Slot, plan: RlimitPlan, lines: Lines, leash: int) -> Child:
         reseed_numpy()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
@@ -191,7 +191,8 @@ class Forker:
                 ours.close()
                 raise
             if pid == 0:
-                warden.guard(Seat(slot.path, its.fileno(), lines, plan, self._is_scoped), self._walls, self._be_guest)
+                seat = Seat(slot.path, its.fileno(), leash, lines, plan, self._is_scoped)
+                warden.guard(seat, self._walls, self._be_guest)
         return Child(number, slot, pid, ours)
 
     def _be_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:

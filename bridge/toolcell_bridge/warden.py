@@ -4,7 +4,10 @@ There are no privileges in a container, so no pid namespace and no user id of it
 stands in for both. It adopts every orphan below it, and it sits in a Landlock domain that ends signals at its border:
 the guest's domain lies inside, so the warden's kill(-1) reaches every process of this sandbox and no other, at once,
 also those that fork in that moment, while no guest can signal a warden, the parent or another sandbox. Nothing a guest
-says reaches a warden: it hears its parent, and of deaths from the kernel.
+says reaches a warden: it hears its parent, its leash, and of deaths from the kernel.
+
+The leash is a pipe from whoever owns the sandbox, which may be the host itself: `FREEZE` stops every process of it
+where it is, anything else or the end of the pipe ends it.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ NICE = 19
 """Of guests. It counts within the container alone, whose share of the machine is its cgroup's: however many processes a
 guest has, the warden, the relay and the forker come first, and with them the end of the guest."""
 
+FREEZE = b"f"
+
 STUBBORN_PASSES = 2000
 LOOK_AGAIN_S = 0.001
 
@@ -73,6 +78,7 @@ class Seat:
     control: int
     """The warden's line to the parent."""
 
+    leash: int
     lines: Lines
     plan: RlimitPlan
     is_scoped: bool
@@ -99,7 +105,7 @@ def guard(seat: Seat, walls: ContainerWalls, guest: Callable[[dict[str, str], st
     """
     code = 1
     try:
-        wake = _leave_the_parent((seat.control, *seat.lines, *(descriptor for descriptor, _ in walls.rows)))
+        wake = _leave_the_parent((seat.control, seat.leash, *seat.lines, *(descriptor for descriptor, _ in walls.rows)))
         set_no_new_privileges()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         if seat.is_scoped:
@@ -110,7 +116,7 @@ def guard(seat: Seat, walls: ContainerWalls, guest: Callable[[dict[str, str], st
         for descriptor in seat.lines:
             os.close(descriptor)
         os.write(seat.control, msgpack.packb({"pid": pid}))
-        status = _wait_for_end(seat.control, wake, pid)
+        status = _wait_for_end(seat, wake, pid)
         report = _end_everything(pid, status, seat)
         os.write(seat.control, msgpack.packb(report))
         code = 0
@@ -132,11 +138,11 @@ def _leave_the_parent(keep: Sequence[int]) -> int:
     return wake
 
 
-def _wait_for_end(control: int, wake: int, guest: int) -> int | None:
-    """Reap orphans until the guest's first process is dead, or the parent says so; returns its status if it has one."""
+def _wait_for_end(seat: Seat, wake: int, guest: int) -> int | None:
+    """Reap orphans until the guest's first process is dead, or it is to die; returns its status if it has one."""
     poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wake, select.POLLIN)
+    for descriptor in (seat.control, seat.leash, wake):
+        poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if wake in ready:
@@ -144,8 +150,12 @@ def _wait_for_end(control: int, wake: int, guest: int) -> int | None:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == guest:
                     return found[1]
-        if control in ready:
+        if seat.control in ready:
             return None
+        if seat.leash in ready:
+            if os.read(seat.leash, 1) != FREEZE or not seat.is_scoped:
+                return None
+            signal_domain(signal.SIGSTOP)
 
 
 def _end_everything(guest: int, status: int | None, seat: Seat) -> dict[str, object]:
@@ -155,7 +165,7 @@ def _end_everything(guest: int, status: int | None, seat: Seat) -> dict[str, obj
         RuntimeError: there are no scopes, and it forks faster than its processes can be found.
     """
     for _ in range(STUBBORN_PASSES):
-        kill_domain() if seat.is_scoped else _kill_family()
+        signal_domain(signal.SIGKILL) if seat.is_scoped else _kill_family()
         try:
             # Killed for certain or only looked for: wait for the last, or look again.
             while (found := os.waitpid(-1, 0 if seat.is_scoped else os.WNOHANG))[0]:
@@ -174,11 +184,11 @@ def _end_everything(guest: int, status: int | None, seat: Seat) -> dict[str, obj
     }
 
 
-def kill_domain() -> None:
-    """Kill every process of this one's Landlock domain but itself."""
+def signal_domain(number: int) -> None:
+    """Signal every process of this one's Landlock domain but itself."""
     try:
         # Under one lock of the kernel's: a fork is either in the list or fails for the signal that waits for it.
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, number)
     except (ProcessLookupError, PermissionError):
         return
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -116,6 +117,7 @@ class Runtime:
             self._start_session,
             self._end_session,
             lambda session: session.is_usable,
+            lambda session: session.freeze(),
             warm=config.warm,
             cap=config.cap,
             idle_s=config.idle_s,
@@ -235,18 +237,19 @@ class Runtime:
             )
         put = [guest_file(each) for each in files]
         context = context or RunContext(run_id=uuid.uuid4().hex)
-        recorder = self._recorder
-        if recorder is not None:
-            message = recorder.message(message)
+        begin: Callable[[Session | None], RunRecord] | None = None
+        if self._recorder is not None:
+            message = self._recorder.message(message)
+            begin = partial(self._begin_record, self._recorder, message, wanted, registry, context, put)
         waiting = time.perf_counter()
         is_warm = fits(wanted, self.limits, getattr(self._backend, "fixed", ()))
         try:
             session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
         except SandboxUnavailable as exc:
-            if recorder is not None:
-                self._begin_record(recorder, message, wanted, registry, context, put, None).failed(exc)
+            if begin is not None:
+                begin(None).failed(exc)
             raise
-        witness = self._witness(recorder, message, wanted, registry, context, put, session)
+        witness = None if begin is None else self._witness(partial(begin, session))
         try:
             await session.sandbox.prepare(wanted)
             start_s = time.perf_counter() - waiting
@@ -287,22 +290,11 @@ class Runtime:
             witness.record.end(result)
         return result
 
-    def _witness(
-        self,
-        recorder: Recorder | None,
-        message: Run,
-        limits: Limits,
-        registry: ToolRegistry,
-        context: RunContext,
-        files: Sequence[GuestFile],
-        session: Session,
-    ) -> RunWitness | None:
-        if recorder is None:
-            return None
-        from toolcell.audit.witness import RunWitness
+    @staticmethod
+    def _witness(begin: Callable[[], RunRecord]) -> RunWitness:
+        from toolcell.audit.witness import RunWitness  # only a runtime with a log pays for it
 
-        # Only when a sandbox is there are its walls known.
-        return RunWitness(lambda: self._begin_record(recorder, message, limits, registry, context, files, session))
+        return RunWitness(begin)
 
     def _begin_record(
         self,

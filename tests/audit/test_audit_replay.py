@@ -263,7 +263,7 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
 )
 def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -> None:
     tools_for(ledger)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=Limits(wall_s=0.3)) as runtime:
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=Limits(wall_s=1.0)) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
     with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:

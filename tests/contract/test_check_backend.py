@@ -82,6 +82,10 @@ async def _forgets_descriptors(self: FakeSandbox) -> None:
     await self.ended()
 
 
+def _freezes_nothing(self: FakeSandbox) -> bool:
+    return True
+
+
 async def _raises_when_destroyed_twice(self: FakeSandbox) -> None:
     if self._is_closed:
         raise RuntimeError("destroyed twice")
@@ -104,6 +108,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("the dead count as alive", faulty(is_alive=_always_alive), "deaths.while_idle"),
     ("layers are made up", faulty(accept=_never_accepts), "usage.layers_are_known_first"),
     ("descriptors are forgotten", faulty(destroy=_forgets_descriptors), "life.sandboxes_leak_nothing"),
+    ("what was frozen goes on", faulty(freeze=_freezes_nothing), "deaths.frozen"),
     ("a second destroy raises", faulty(destroy=_raises_when_destroyed_twice), "deaths.destroyed_twice"),
     ("ids are shared", faulty(id="x"), "usage.sandboxes_are_told_apart"),
     ("it claims walls it has not", type("Boaster", (FakeBackend,), {"isolates": True, "lacks": {}}), "walls.no_files"),

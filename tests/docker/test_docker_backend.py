@@ -137,7 +137,7 @@ set_result([sorted(found), asyncio.run(main())])
      "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"],
 )  # fmt: skip
 def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
-    result = run(f"print('started')\n{script}", limits=LIMITS.model_copy(update={"wall_s": 0.4}))
+    result = run(f"print('started')\n{script}", limits=LIMITS.model_copy(update={"wall_s": 0.8}))
 
     assert_limited(result, Outcome.TIMEOUT, "wall_s")
     assert result.logs.text == "started\n"

@@ -311,12 +311,16 @@ class Victim:
         return inside
 
     def run_together(
-        self, attacks: list[tuple[str, dict[str, Any]]], *, limits: dict[str, Any] | None = None
+        self,
+        attacks: list[tuple[str, dict[str, Any]]],
+        *,
+        limits: dict[str, Any] | None = None,
+        limits_of: list[dict[str, Any]] | None = None,
     ) -> list[Inside]:
-        """Run several sandboxes at the same time."""
+        """Run several sandboxes at the same time, all with the same `limits` or each with its own of `limits_of`."""
         runs = [
-            {"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": limits or {}}
-            for source, inputs in attacks
+            {"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": own}
+            for (source, inputs), own in zip(attacks, limits_of or [limits or {}] * len(attacks), strict=True)
         ]
         answer = self.ask({"op": "run", "runs": runs})
         for result in answer["results"]:

@@ -55,7 +55,8 @@ call_tool("meet", {"place": "flood", "count": 2})
 set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1])
 """
     flooding, other = victim.run_together(
-        [(source, {}), (honest, {})], limits={"wall_s": FLOOD_S, "output_flood_bytes": MIB}
+        [(source, {}), (honest, {})],
+        limits_of=[{"wall_s": FLOOD_S, "output_flood_bytes": MIB}, {"wall_s": 20 * FLOOD_S}],
     )
     assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")

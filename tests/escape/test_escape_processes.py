@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -184,7 +185,7 @@ if not walled:
     assert survivor.name() == name
     survivor.kill()
 
-    inside = victim.run(source, name=name, ending=ending, limits={"wall_s": 0.7})
+    inside = victim.run(source, name=name, ending=ending, limits={"wall_s": 0.7 if ending == "timeout" else 10})
     assert inside.outcome == {"done": "ok", "exit": "killed", "crash": "killed", "timeout": "timeout"}[ending]
     _, seen = inside.value
     assert len(seen) == 1
@@ -203,6 +204,74 @@ def still_there(name: str, pids: list[int]) -> list[int]:
         except psutil.NoSuchProcess:
             continue
     return [process.pid for process in psutil.wait_procs(left, timeout=5)[1]]
+
+
+GOING_ON = {
+    "itself": "None",
+    "children of children": "os.fork()",
+    "threads": "threading.Thread(target=spin, args=(60,), daemon=True).start()",
+}
+
+
+@pytest.fixture(scope="module")
+def unhurried() -> Iterator[Victim]:
+    """A host in the middle of a burst of runs that does not end: what was used waits for its end."""
+    patience = "import toolcell.sandbox.pool as pool\npool.QUIET_S = pool.FROZEN_S = 600.0\n"
+    host = Victim(before=patience)
+    yield host
+    host.close()
+
+
+@pytest.mark.parametrize("kind", GOING_ON)
+def test_nothing_goes_on_between_its_run_and_its_end(kind: str, unhurried: Victim) -> None:
+    """A timer, children that make children, threads: all want to go on working when the run is over."""
+    name = f"goer{secrets.token_hex(3)}"
+    source = (
+        RAW
+        + f"""
+import signal, threading, time
+libc.prctl(15, ctypes.c_char_p(name.encode()), 0, 0, 0)
+def spin(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+def go_on(*_):
+    attempt(lambda: {GOING_ON[kind]})
+    spin(0.0015)
+signal.signal(signal.SIGALRM, go_on)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.002)
+set_result(os.getpid())
+while not walled:
+    signal.pause()
+"""
+    )
+    gone_on = outside(source, name=name, within_s=1.0)
+    assert isinstance(gone_on.value, int)
+    assert gone_on.status is None
+
+    # The first of these runs may find the pool about to be filled; then what was used is ended instead.
+    inside = [unhurried.run(source, name=name, limits={"processes": 16}) for _ in range(2)]
+    assert [each.outcome for each in inside] == ["ok", "ok"]
+    before = stopped_work(unhurried, name)
+    if (kind, BACKEND) == ("itself", "process"):
+        assert len(before) > 0
+    time.sleep(0.3)
+    assert stopped_work(unhurried, name) == before
+
+
+def stopped_work(victim: Victim, name: str) -> dict[int, float]:
+    """CPU seconds of every process of that name, once all of them are stopped or gone."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            found = [psutil.Process(pid) for pid in victim.named(name)]
+            found = [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+            work = {each.pid: sum(each.cpu_times()[:2]) for each in found if each.status() == psutil.STATUS_STOPPED}
+        except psutil.NoSuchProcess:
+            continue
+        if len(work) == len(found):
+            return work
+        assert time.monotonic() < deadline, f"{found} go on"
 
 
 @pytest.mark.conforms("Q-b10")

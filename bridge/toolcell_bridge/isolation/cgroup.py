@@ -101,6 +101,10 @@ class Cgroup(abc.ABC):
         """Read only what every run is told: (CPU seconds, peak memory in bytes)."""
 
     @abc.abstractmethod
+    def count_processes(self) -> int:
+        """How many processes and threads are inside now."""
+
+    @abc.abstractmethod
     def _forbid_forks(self) -> None: ...
 
     def add(self, pid: int) -> None:
@@ -220,7 +224,7 @@ class V1Cgroup(Cgroup):
         return CgroupUsage(
             cpu_s=cpu_s,
             peak_memory_bytes=peak_memory_bytes,
-            current_processes=int(read(f"{self._pids}/pids.current")),
+            current_processes=self.count_processes(),
             peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
             oom_kills=_field(read(f"{self._memory}/memory.oom_control"), "oom_kill"),
             processes_refused=_field(read(f"{self._pids}/pids.events"), "max"),
@@ -230,6 +234,9 @@ class V1Cgroup(Cgroup):
         read = self._files.read
         cpu_s = None if self._cpu is None else int(read(f"{self._cpu}/cpuacct.usage")) / 1e9
         return cpu_s, int(read(f"{self._memory}/memory.max_usage_in_bytes"))
+
+    def count_processes(self) -> int:
+        return int(self._files.read(f"{self._pids}/pids.current"))
 
     def _forbid_forks(self) -> None:
         self._files.write(f"{self._pids}/pids.max", "0")
@@ -267,11 +274,14 @@ class V2Cgroup(Cgroup):
         return CgroupUsage(
             cpu_s=cpu_s,
             peak_memory_bytes=peak_memory_bytes,
-            current_processes=int(read(self.directory / "pids.current")),
+            current_processes=self.count_processes(),
             peak_processes=_optional_number(self._files, self.directory / "pids.peak"),
             oom_kills=_field(read(self.directory / "memory.events"), "oom_kill"),
             processes_refused=_field(read(self.directory / "pids.events"), "max"),
         )
+
+    def count_processes(self) -> int:
+        return int(self._files.read(self.directory / "pids.current"))
 
     def _forbid_forks(self) -> None:
         self._files.write(self.directory / "pids.max", "0")

@@ -119,6 +119,14 @@ class Sandbox(Protocol):
         """Kill every process inside at once. Does not wait; safe to call at any time."""
         ...
 
+    def freeze(self) -> bool:
+        """Stop every process inside where it is, at once and cheaply, until `destroy`; False when that cannot be said.
+
+        Asked after a run, so that a burst of runs need not share the processors with the ends of those before. False
+        is always right: it is destroyed at once then.
+        """
+        ...
+
     async def ended(self) -> Exit:
         """Wait until its main process has ended, at most a few seconds, and say how."""
         ...

@@ -23,6 +23,14 @@ TRIES = 3
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 """Pause after the n-th failed start in a row; the last one repeats."""
 
+QUIET_S = 0.01
+"""While items are taken in quicker succession than this, spares are not made and what was used is frozen instead of
+ended: both take the processor time that the runs of a burst need. Over at half of what is to be warm for the former, or
+when somebody waits for both."""
+
+FROZEN_S = 0.05
+"""However long a burst is, nothing stays frozen for longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -53,12 +61,13 @@ class Pool(Generic[T]):
         start: Callable[[], Awaitable[T]],
         end: Callable[[T], Coroutine[Any, Any, None]],
         is_alive: Callable[[T], bool],
+        freeze: Callable[[T], bool] = lambda item: False,
         *,
         warm: int,
         cap: int,
         idle_s: float,
     ) -> None:
-        self._start, self._end, self._is_alive = start, end, is_alive
+        self._start, self._end, self._is_alive, self._freeze = start, end, is_alive, freeze
         self._warm, self._cap, self._idle_s = warm, cap, idle_s
         self._idle: deque[tuple[float, T]] = deque()
         self._busy = 0
@@ -69,6 +78,10 @@ class Pool(Generic[T]):
         self._changed = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._closed = False
+        self._closing = anyio.Event()
+        self._frozen: deque[tuple[float, T]] = deque()
+        self._quiet_from = 0.0
+        self._is_burst = False
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
@@ -87,11 +100,14 @@ class Pool(Generic[T]):
         """
         item = self._take()
         if item is not None:
+            self._fill_when_quiet()
             return item
         self._waiting += 1
         self._problem = None
+        if self._busy + self._starting >= self._cap:
+            self._retire_frozen()
         try:
-            while True:
+            while not self._closed:
                 self._fill()
                 await self._changed.wait()
                 item = self._take()
@@ -99,8 +115,7 @@ class Pool(Generic[T]):
                     return item
                 if self._problem is not None:
                     raise self._problem
-                if self._closed:
-                    raise SandboxUnavailable("the pool is closed")
+            raise SandboxUnavailable("the pool is closed")
         finally:
             self._waiting -= 1
 
@@ -118,12 +133,23 @@ class Pool(Generic[T]):
         self._spawn(self._retire, item)
 
     async def _retire(self, item: T) -> None:
+        if self._waiting == 0 and not self._closed and self._freeze(item):
+            self._frozen.append((anyio.current_time(), item))
+            self._fill_when_few()
+        else:
+            await self._end_busy(item)
+
+    async def _end_busy(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
             try:
                 await self._end(item)
             finally:
                 self._busy -= 1
-                self._fill()
+                self._fill_when_few()
+
+    def _retire_frozen(self) -> None:
+        while self._frozen:
+            self._spawn(self._end_busy, self._frozen.popleft()[1])
 
     async def _end_quietly(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
@@ -132,6 +158,33 @@ class Pool(Generic[T]):
     def _spawn(self, function: Callable[[T], Coroutine[Any, Any, None]], item: T) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(function, item)
+
+    def _fill_when_few(self) -> None:
+        """Make spares at once when half of them are gone, or else at the end of a burst."""
+        if self._waiting or 2 * (len(self._idle) + self._starting) < self._warm:
+            self._fill()
+        self._fill_when_quiet()
+
+    def _fill_when_quiet(self) -> None:
+        """Make spares at the end of a burst."""
+        self._quiet_from = anyio.current_time() + QUIET_S
+        if not self._is_burst and self._tasks is not None:
+            self._is_burst = True
+            self._tasks.start_soon(self._wait_for_quiet)
+
+    async def _wait_for_quiet(self) -> None:
+        try:
+            while not self._closed:
+                until = min(self._quiet_from, self._frozen[0][0] + FROZEN_S) if self._frozen else self._quiet_from
+                left_s = until - anyio.current_time()
+                if left_s <= 0:
+                    break
+                with anyio.move_on_after(min(left_s, FROZEN_S)):
+                    await self._closing.wait()
+        finally:
+            self._is_burst = False
+            self._retire_frozen()
+        self._fill()
 
     def _fill(self) -> None:
         """Bring the pool towards its plan."""
@@ -176,6 +229,8 @@ class Pool(Generic[T]):
     async def close(self) -> None:
         """End every idle item. Busy ones are ended as they are released."""
         self._closed = True
+        self._closing.set()
         self._tell()
+        self._retire_frozen()
         while self._idle:
             await self._end_quietly(self._idle.popleft()[1])

@@ -111,6 +111,10 @@ class SocketStream:
         except OSError:
             return len(data)
 
+    def rest(self) -> None:
+        """Its guest will say nothing more."""
+        _awake.discard(self)
+
     def close(self) -> None:
         """Close the socket; a waiting `receive` returns b""."""
         _awake.discard(self)
@@ -140,7 +144,8 @@ class _Readable:
             return False
         if not self._is_registered:
             try:
-                self._loop.add_reader(self._sock, self._notice)
+                # By number: asyncio formats what it is given into an error message of its own, each time.
+                self._loop.add_reader(self._sock.fileno(), self._notice)
             except NotImplementedError:  # the proactor loop of Windows
                 return await self._wait_elsewhere()
             self._is_registered = True
@@ -168,7 +173,7 @@ class _Readable:
     def _unregister(self) -> None:
         if self._is_registered and self._loop is not None:
             self._is_registered = False
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._sock.fileno())
 
     def close(self) -> None:
         """Stop waiting, before the socket is closed and its number passes to another."""

@@ -163,6 +163,10 @@ class ScriptedSandbox:
         """End it as a signal would."""
         self._die(Exit(signal=KILLED))
 
+    def freeze(self) -> bool:
+        """It is destroyed right after its run."""
+        return False
+
     async def ended(self) -> Exit:
         """How it ended; it never takes any time to."""
         return self._exit or Exit()

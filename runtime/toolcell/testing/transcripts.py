@@ -152,6 +152,10 @@ class _RecordedSandbox:
         """Kill it."""
         self._sandbox.kill()
 
+    def freeze(self) -> bool:
+        """It is destroyed right after its run."""
+        return False
+
     async def ended(self) -> Exit:
         """How it ended."""
         return await self._sandbox.ended()

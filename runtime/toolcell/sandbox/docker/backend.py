@@ -178,6 +178,10 @@ class DockerSandbox:
         """Have every process inside killed at once."""
         self._container.kill()
 
+    def freeze(self) -> bool:
+        """It is destroyed right after its run."""
+        return False
+
     async def ended(self) -> Exit:
         """Wait until it has ended, at most a few seconds, and say how."""
         end = await self._container.ended()

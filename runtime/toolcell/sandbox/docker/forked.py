@@ -40,6 +40,10 @@ LINK_SHARED_MEMORY = f"import os; os.symlink({SCRATCH + '/shm'!r}, {SHARED_MEMOR
 """/dev is the container's own and root's: a link there cannot come with the image. Run once, by a root without any
 capability, before anything else is in the container."""
 
+KILL = b"k"
+FREEZE = b"f"
+"""What a warden is told directly, where that is possible."""
+
 KILL_S = 5.0
 """How long the container may take to say that a killed sandbox is gone. A domain is killed in one system call."""
 
@@ -161,7 +165,14 @@ class ForkedSandbox:
     def kill(self) -> None:
         """Have every process of it killed. Acknowledged by `ended`."""
         self._is_killed = True
-        self._container.kill(self._place)
+        direct = self._place.direct
+        if direct is None or not direct.pull(KILL):
+            self._container.kill(self._place)
+
+    def freeze(self) -> bool:
+        """Have every process of it stopped where it is; False where the way to its warden is a long one."""
+        direct = self._place.direct
+        return direct is not None and not self._is_killed and self.is_alive() and direct.pull(FREEZE)
 
     async def ended(self) -> Exit:
         """Wait until its first process has ended, at most a few seconds, and say how."""

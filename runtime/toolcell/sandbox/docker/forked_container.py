@@ -160,7 +160,7 @@ class ForkedContainer:
                 self._told(number, has_started=True)
             case {"failed": int(number), "why": str(why)} if 0 < number < self._next:
                 self._told(number, problem=why)
-            case {"lines": int(number), "ends": [int(), int(), int()] as ends} if 0 < number < self._next:
+            case {"lines": int(number), "ends": [int(), int(), int(), int()] as ends} if 0 < number < self._next:
                 self._told(number, ends=ends)
             case {"relay": int(pid)} if self._relay_pid == 0:
                 self._relay_pid = pid

@@ -17,15 +17,17 @@ from contextlib import suppress
 from toolcell.sandbox.stream import SocketStream
 from toolcell_bridge.isolation.syscalls import syscall
 
-LINES = 3
+KINDS = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]
+"""A bridge, what is written raw to descriptors 1 and 2, and the leash of the sandbox's warden."""
 
 
 class Direct:
     """Our ends of one sandbox's lines."""
 
-    def __init__(self, bridge: socket.socket, raw: Sequence[int]) -> None:
+    def __init__(self, bridge: socket.socket, raw: Sequence[int], leash: int) -> None:
         self.stream = SocketStream(bridge)
         self._raw = tuple(raw)
+        self._leash = leash
         self._end = select.poll()
         self._end.register(bridge, select.POLLRDHUP)
         self._is_closed = False
@@ -38,12 +40,20 @@ class Direct:
         """Take what was written raw so far, without waiting."""
         return (b"", b"") if self._is_closed else (_drain(self._raw[0]), _drain(self._raw[1]))
 
+    def pull(self, what: bytes) -> bool:
+        """Tell the sandbox's warden how it ends; False when it is gone."""
+        self.stream.rest()
+        try:
+            return not self._is_closed and os.write(self._leash, what) > 0
+        except OSError:
+            return False
+
     def close(self) -> None:
-        """Close all. Safe to call twice."""
+        """Close all, which ends the sandbox. Safe to call twice."""
         if not self._is_closed:
             self._is_closed = True
             self.stream.close()
-            for descriptor in self._raw:
+            for descriptor in (*self._raw, self._leash):
                 os.close(descriptor)
 
 
@@ -70,19 +80,19 @@ class Relay:
         return None
 
     def take(self, ends: Sequence[int]) -> Direct | None:
-        """Take a bridge and two pipes; None when we may not, or when they are something else."""
+        """Take a bridge and its pipes; None when we may not, or when they are something else."""
         taken: list[int] = []
         try:
             for number in ends:
                 taken.append(syscall("pidfd_getfd", self._pidfd, number, 0))
                 os.set_inheritable(taken[-1], False)
             kinds = [stat.S_IFMT(os.fstat(descriptor).st_mode) for descriptor in taken]
-            if kinds == [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO]:
+            if kinds == KINDS:
                 bridge = socket.socket(fileno=taken[0])
                 if (bridge.family, bridge.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
                     for descriptor in taken[1:]:
                         os.set_blocking(descriptor, False)
-                    return Direct(bridge, taken[1:])
+                    return Direct(bridge, taken[1:3], taken[3])
                 bridge.detach()
         except OSError:
             pass

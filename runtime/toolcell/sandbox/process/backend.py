@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import ClassVar
@@ -141,7 +141,15 @@ class ProcessSandbox:
         try:
             if brief:
                 cpu_s, peak_memory_bytes = self._cgroup.consumed()
-                self._sample = replace(self._sample, cpu_s=cpu_s or 0.0, peak_memory_bytes=peak_memory_bytes or 0)
+                before = self._sample
+                self._sample = Sample(
+                    cpu_s or 0.0,
+                    peak_memory_bytes or 0,
+                    before.processes,
+                    before.peak_processes,
+                    before.memory_kills,
+                    before.refused_processes,
+                )
                 return self._sample
             usage = self._cgroup.usage()
         except OSError:
@@ -161,6 +169,21 @@ class ProcessSandbox:
         if self._child.pidfd >= 0 and self._child.end is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    def freeze(self) -> bool:
+        """Stop its one process where it is; False when it cannot be said to have only one.
+
+        A stop sent from outside holds for the first process of a pid namespace too. A fork that was under way has
+        been counted when the signal is on its way, or fails for it; so the count is of what can still run.
+        """
+        if self._cgroup is None or self._child.pidfd < 0 or self._child.end is not None:
+            return False
+        self.stream.rest()
+        try:
+            signal.pidfd_send_signal(self._child.pidfd, signal.SIGSTOP)
+            return self._cgroup.count_processes() == 1
+        except OSError:
+            return False
 
     async def ended(self) -> Exit:
         """Wait until its main process has ended, at most a few seconds, and say how."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
+from toolcell.sandbox.backend import Sandbox
 from toolcell.session import Session
 from toolcell.testing.case import Promises
 from toolcell.testing.stand import (
@@ -111,6 +114,44 @@ async def after_done(stand: Stand) -> None:
     expect_equal((report.outcome, report.value), (Outcome.OK, "done"), "outcome and value")
 
 
+TICKING = """
+import os, signal
+def tick(*_): os.write(1, b".")
+signal.signal(signal.SIGALRM, tick)
+{also}
+signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+set_result("done")
+"""
+
+ALSO = {
+    "alone": "",
+    "with a child": "while os.fork() == 0:\n    while True: tick()",
+    "with a thread": """
+def run():
+    while True: tick()
+import threading
+threading.Thread(target=run, daemon=True).start()""",
+}
+
+
+@promises
+async def frozen(stand: Stand) -> None:
+    """What a sandbox says that it froze stands still, with all its processes, until it is destroyed."""
+    for kind, also in ALSO.items():
+        async with stand.session() as session:
+            sandbox = session.sandbox
+            report = await session.execute(_run(TICKING.format(also=also)), LIMITS, _no_calls)
+            expect_equal((report.outcome, report.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
+            if not sandbox.freeze():
+                continue
+            await eventually(partial(_is_silent, sandbox), f"a frozen sandbox goes on, {kind}")
+            for _ in range(10):
+                await anyio.sleep(0.01)
+                expect(_is_silent(sandbox), f"a frozen sandbox goes on, {kind}")
+            await sandbox.destroy()
+            expect(not sandbox.is_alive(), f"a frozen sandbox outlives its end, {kind}")
+
+
 @promises
 async def destroyed_twice(stand: Stand) -> None:
     """`destroy` may be called twice, also at once, and leaves a sandbox that is dead."""
@@ -156,6 +197,10 @@ async def a_storm(stand: Stand) -> None:
         for index in range(6):
             tasks.start_soon(one, index)
     expect_equal(await stand.value("set_result(1)"), 1, "the next run")
+
+
+def _is_silent(sandbox: Sandbox) -> bool:
+    return not any(sandbox.read_output())
 
 
 def _run(source: str, *tools: str) -> Run:
