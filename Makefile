@@ -16,7 +16,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q $(TESTS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --json benchmarks/results.json

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from toolcell.audit.verify import saved_heads, verify
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))
 MOST_S = 0.06
-"""A child is killed at a random moment up to here after it has begun."""
+"""A child is killed at a random moment up to here after it has begun; every other one not before it had an effect."""
 
 
 @contextmanager
@@ -37,11 +38,20 @@ def killed(directories: list[Path]) -> None:
     """Let one child after another write into a directory of its own, and kill each at a random moment."""
     with writers("load", *map(str, directories)) as process:
         assert process.stdout is not None
-        for line in process.stdout:
+        for number, line in enumerate(process.stdout):
             pid = int(line.split()[0])
             assert pid > 1
+            deadline = time.monotonic() + 20
+            while number % 2 and not has_effect(directories[number]) and time.monotonic() < deadline:
+                threading.Event().wait(0.002)
             threading.Event().wait(random.uniform(0, MOST_S))
             os.kill(pid, signal.SIGKILL)
+
+
+def has_effect(directory: Path) -> bool:
+    """Its child has done something that leaves a trace."""
+    effects = directory / EFFECTS
+    return effects.exists() and effects.stat().st_size > 0
 
 
 def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_start(tmp_path: Path) -> None:
@@ -65,7 +75,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
         assert len(started) - len(happened) <= 3
         effects += len(happened)
 
-    assert effects > KILLS  # the children were at work when they were killed
+    assert effects >= KILLS // 2  # the children were at work when they were killed
 
 
 def saved_heads_of(directory: Path) -> list[Head]:

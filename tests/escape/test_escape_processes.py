@@ -237,9 +237,9 @@ def spin(seconds):
         pass
 def go_on(*_):
     attempt(lambda: {GOING_ON[kind]})
-    spin(0.0015)
+    spin(0.001)
 signal.signal(signal.SIGALRM, go_on)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.002)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)
 set_result(os.getpid())
 while not walled:
     signal.pause()

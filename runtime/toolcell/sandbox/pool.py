@@ -151,6 +151,12 @@ class Pool(Generic[T]):
         while self._frozen:
             self._spawn(self._end_busy, self._frozen.popleft()[1])
 
+    async def _clear_frozen(self) -> None:
+        """End what is frozen, all at once, and wait for it: its places are needed for what comes next."""
+        async with anyio.create_task_group() as ends:
+            while self._frozen:
+                ends.start_soon(self._end_busy, self._frozen.popleft()[1])
+
     async def _end_quietly(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
             await self._end(item)
@@ -181,6 +187,7 @@ class Pool(Generic[T]):
                     break
                 with anyio.move_on_after(min(left_s, FROZEN_S)):
                     await self._closing.wait()
+            await self._clear_frozen()
         finally:
             self._is_burst = False
             self._retire_frozen()

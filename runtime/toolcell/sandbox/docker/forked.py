@@ -44,6 +44,9 @@ KILL = b"k"
 FREEZE = b"f"
 """What a warden is told directly, where that is possible."""
 
+FROZEN_BYTES = 32 * MIB
+"""Most that a sandbox may have used and be kept, frozen, for the rest of a burst."""
+
 KILL_S = 5.0
 """How long the container may take to say that a killed sandbox is gone. A domain is killed in one system call."""
 
@@ -170,9 +173,12 @@ class ForkedSandbox:
             self._container.kill(self._place)
 
     def freeze(self) -> bool:
-        """Have every process of it stopped where it is; False where the way to its warden is a long one."""
-        direct = self._place.direct
-        return direct is not None and not self._is_killed and self.is_alive() and direct.pull(FREEZE)
+        """Have every process of it stopped where it is; False where the way to its warden is a long one, where it holds
+        much, or the last slot."""
+        direct, holds_much = self._place.direct, self._place.peak.memory_bytes > FROZEN_BYTES
+        if direct is None or holds_much or not self._container.free or self._is_killed or not self.is_alive():
+            return False
+        return direct.pull(FREEZE)
 
     async def ended(self) -> Exit:
         """Wait until its first process has ended, at most a few seconds, and say how."""

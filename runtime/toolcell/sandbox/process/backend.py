@@ -23,7 +23,7 @@ import anyio
 import psutil
 from anyio.abc import TaskGroup
 
-from toolcell.config import Limits, Policy
+from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
 from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
@@ -38,6 +38,9 @@ from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
 """How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
+
+FROZEN_BYTES = 32 * MIB
+"""Most that a sandbox may have used and be kept, frozen, for the rest of a burst: the next may need what it holds."""
 
 _slots = itertools.count(os.getpid())
 
@@ -177,6 +180,8 @@ class ProcessSandbox:
         been counted when the signal is on its way, or fails for it; so the count is of what can still run.
         """
         if self._cgroup is None or self._child.pidfd < 0 or self._child.end is not None:
+            return False
+        if self._sample.peak_memory_bytes > FROZEN_BYTES:
             return False
         self.stream.rest()
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import anyio
 
 from toolcell.errors import SandboxUnavailable
@@ -144,10 +142,7 @@ async def frozen(stand: Stand) -> None:
             expect_equal((report.outcome, report.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
             if not sandbox.freeze():
                 continue
-            await eventually(partial(_is_silent, sandbox), f"a frozen sandbox goes on, {kind}")
-            for _ in range(10):
-                await anyio.sleep(0.01)
-                expect(_is_silent(sandbox), f"a frozen sandbox goes on, {kind}")
+            await _until_silent(sandbox, f"a frozen sandbox goes on, {kind}")
             await sandbox.destroy()
             expect(not sandbox.is_alive(), f"a frozen sandbox outlives its end, {kind}")
 
@@ -199,8 +194,15 @@ async def a_storm(stand: Stand) -> None:
     expect_equal(await stand.value("set_result(1)"), 1, "the next run")
 
 
-def _is_silent(sandbox: Sandbox) -> bool:
-    return not any(sandbox.read_output())
+async def _until_silent(sandbox: Sandbox, problem: str) -> None:
+    """Wait until it has written nothing for a tenth of a second."""
+    silent = 0
+    with anyio.move_on_after(SOON_S):
+        while silent < 20:
+            silent = 0 if any(sandbox.read_output()) else silent + 1
+            await anyio.sleep(0.005)
+        return
+    raise Broken(f"{problem}, {SOON_S:g} s later")
 
 
 def _run(source: str, *tools: str) -> Run:
