@@ -20,12 +20,18 @@ LAYERS = (
     ("toolcell_bridge",),
     ("toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
     ("toolcell.audit", "toolcell.sandbox", "toolcell.tools"),
-    ("toolcell.verdict",),
+    ("toolcell.ending", "toolcell.verdict"),
+    ("toolcell.traffic",),
+    ("toolcell.calls", "toolcell.heard"),
+    ("toolcell.conversation",),
     ("toolcell.session",),
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents", "toolcell.cli", "toolcell.web", "toolcell.testing"),
 )
 """Lowest first; a module may import its own row and those above it in this table."""
+
+CONVERSING = ("ending", "verdict", "traffic", "calls", "heard", "conversation", "session")
+"""Modules of toolcell that a run goes through, whatever its tools, its log and its walls are."""
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -67,6 +73,14 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
         return
     wrong = sorted(name for name in imported(path, module) if (other := level(name)) is not None and other > own)
     assert not wrong, f"{module} imports {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize("name", CONVERSING)
+def test_a_conversation_knows_neither_registry_nor_audit_nor_any_one_backend(name: str) -> None:
+    module, path = f"toolcell.{name}", SOURCES["toolcell"] / f"{name}.py"
+    strange = ("toolcell.tools", "toolcell.audit", "toolcell.sandbox.process", "toolcell.sandbox.docker")
+
+    assert not [each for each in imported(path, module) if each.startswith(strange)]
 
 
 @pytest.mark.parametrize(("module", "path"), [pytest.param(m, p, id=m) for m, p in modules()])

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell.calls import Answer
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig
+from toolcell.conversation import Execution
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
-from toolcell.session import Answer, Execution, Session
+from toolcell.session import Session
 from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
 from toolcell.tools.plan import run_plan
 from toolcell.tools.result import ErrorCode, ToolResult

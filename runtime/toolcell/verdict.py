@@ -7,11 +7,13 @@ of them is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from toolcell.results import ErrorInfo, Outcome
+from toolcell.config import Limits
+from toolcell.results import ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Breach, Exit, Sample
+from toolcell_bridge.messages import Done
 
 BREACHES: Mapping[Outcome, tuple[str, str]] = {
     Outcome.TIMEOUT: ("Timeout", "execution timed out after {limit:g} s"),
@@ -21,6 +23,83 @@ BREACHES: Mapping[Outcome, tuple[str, str]] = {
     Outcome.OUTPUT_LIMIT: ("OutputLimit", "printed {used:.0f} bytes, limit {limit:.0f} bytes"),
     Outcome.CALL_LIMIT: ("CallLimit", "made {used:.0f} tool calls, limit {limit:.0f}"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything a verdict rests on, once nothing more can happen."""
+
+    limits: Limits
+    usage: Usage
+    sample: Sample
+    """The last of the sandbox; `usage` also counts what its main process had used when it ended."""
+    end: Exit
+    lint: str
+    """Profile the script was sent with."""
+    breached: Breach | None = None
+    violation: str | None = None
+    """How the guest broke the protocol."""
+    aborted: str | None = None
+    done: Done | None = None
+    """The guest's last word, if it had one."""
+    has_value: bool = False
+    refused: int = 0
+    """Calls past `tool_calls`; `usage` does not count them."""
+
+
+def verdict(facts: Facts) -> tuple[Outcome, ErrorInfo | None]:
+    """How the run ended. What the host saw comes before what the guest said."""
+    limits, usage, sample = facts.limits, facts.usage, facts.sample
+    if facts.aborted is not None:
+        return Outcome.CANCELLED, ErrorInfo("Cancelled", facts.aborted)
+    if facts.violation is not None:
+        message = f"the sandbox broke the bridge protocol and was killed: {facts.violation}"
+        return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
+    breach = facts.breached or _enforced_limit(facts)
+    if breach is not None:
+        return breach.outcome, breach_error(breach)
+    if facts.done is None:
+        return Outcome.KILLED, killed(facts.end)
+    if facts.done.ok:
+        return Outcome.OK, None
+    error = error_info(facts.done.error or {})
+    # Only a run that had a profile, and had done nothing yet, can have been refused by it.
+    if error.findings and facts.lint != "off" and not usage.calls and not facts.has_value:
+        return Outcome.DENIED, error
+    if facts.refused:
+        return Outcome.CALL_LIMIT, limited(error, "tool_calls", limits.tool_calls, usage.calls + facts.refused)
+    if sample.refused_processes or sample.peak_processes >= limits.processes > 1:
+        return Outcome.PROCESS_LIMIT, limited(error, "processes", limits.processes, usage.peak_processes)
+    if error.type == "MemoryError":
+        # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
+        return Outcome.MEMORY_LIMIT, limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+    return Outcome.ERROR, error
+
+
+def _enforced_limit(facts: Facts) -> Breach | None:
+    """A limit that the kernel enforced before the watch could see it."""
+    limits, usage, sample, done = facts.limits, facts.usage, facts.sample, facts.done
+    if sample.memory_kills and (done is None or not done.ok):
+        return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+    if sample.peak_memory_bytes > limits.memory_bytes:
+        # Without a cgroup nothing holds it below; it ended before the watch came round.
+        return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+    if done is None and usage.cpu_s >= limits.cpu_s:
+        return Breach(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, usage.cpu_s)
+    if done is None and sample.refused_processes:
+        return Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, usage.peak_processes)
+    return None
+
+
+def passed_limit(limits: Limits, sample: Sample) -> Breach | None:
+    """The limit that a running sandbox has passed by the last measurement."""
+    if sample.cpu_s > limits.cpu_s:
+        return Breach(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, sample.cpu_s)
+    if sample.memory_kills or sample.peak_memory_bytes > limits.memory_bytes:
+        return Breach(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, sample.peak_memory_bytes)
+    if sample.processes > limits.processes:
+        return Breach(Outcome.PROCESS_LIMIT, "processes", limits.processes, sample.processes)
+    return None
 
 
 def breach_error(breach: Breach) -> ErrorInfo:

@@ -1,0 +1,121 @@
+"""How a run ended, from the facts alone: what the host saw comes before what the guest said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, Outcome
+from toolcell.results import Usage
+from toolcell.sandbox.backend import Breach, Exit, Sample
+from toolcell.verdict import Facts, passed_limit, verdict
+from toolcell_bridge.messages import Done
+
+LIMITS = Limits(processes=4)
+QUIET = Facts(LIMITS, Usage(), Sample(), Exit(signal=9), "strict")
+BROKEN = Done(False, {"type": "MemoryError", "findings": [{"line": 1, "rule": "import"}]})
+
+Change = Callable[[Facts], Facts]
+
+
+def but(**changes: Any) -> Change:
+    return lambda facts: replace(facts, **changes)
+
+
+def seen(**changes: Any) -> Change:
+    return lambda facts: replace(facts, sample=replace(facts.sample, **changes))
+
+
+def used(**changes: Any) -> Change:
+    return lambda facts: replace(facts, usage=replace(facts.usage, **changes))
+
+
+HOST = [
+    (but(aborted="enough"), Outcome.CANCELLED),
+    (but(violation="garbage"), Outcome.PROTOCOL_ERROR),
+    (but(breached=Breach(Outcome.TIMEOUT, "wall_s", 1.0, 1.1)), Outcome.TIMEOUT),
+]
+DEAD = [
+    *HOST,
+    (seen(memory_kills=1), Outcome.MEMORY_LIMIT),
+    (used(cpu_s=LIMITS.cpu_s), Outcome.CPU_LIMIT),
+    (seen(refused_processes=1), Outcome.PROCESS_LIMIT),
+    (but(), Outcome.KILLED),
+]
+"""For a guest that died without a word: the first of these that is true is how it ended."""
+
+FAILED = [
+    *HOST,
+    (seen(memory_kills=1), Outcome.MEMORY_LIMIT),
+    (but(lint="strict"), Outcome.DENIED),
+    (but(refused=1), Outcome.CALL_LIMIT),
+    (seen(peak_processes=LIMITS.processes), Outcome.PROCESS_LIMIT),
+    (but(), Outcome.MEMORY_LIMIT),
+]
+"""For a guest that says its script failed, of a MemoryError and with findings."""
+
+
+def worst(facts: Facts, changes: list[tuple[Change, Outcome]]) -> Outcome:
+    """The outcome of `facts` when all of `changes` are true of them."""
+    for change, _ in changes:
+        facts = change(facts)
+    return verdict(facts)[0]
+
+
+@pytest.mark.parametrize("first", range(len(DEAD)))
+def test_of_a_dead_guest_the_first_thing_the_host_saw_counts(first: int) -> None:
+    assert worst(QUIET, DEAD[first:]) is DEAD[first][1]
+
+
+@pytest.mark.parametrize("first", range(len(FAILED)))
+def test_what_a_failed_script_says_counts_after_all_that_was_seen(first: int) -> None:
+    facts = replace(QUIET, lint="off", done=BROKEN)
+
+    assert worst(facts, FAILED[first:]) is FAILED[first][1]
+
+
+@pytest.mark.parametrize(("change", "outcome"), HOST)
+def test_a_guest_that_says_all_is_well_is_not_believed_against_the_host(change: Change, outcome: Outcome) -> None:
+    assert verdict(change(replace(QUIET, done=Done(True, None))))[0] is outcome
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (seen(memory_kills=1), Outcome.OK),
+        (seen(refused_processes=1), Outcome.OK),
+        (used(cpu_s=LIMITS.cpu_s), Outcome.OK),
+        (seen(peak_memory_bytes=LIMITS.memory_bytes + 1), Outcome.MEMORY_LIMIT),
+    ],
+)
+def test_a_script_that_lived_to_its_end_may_have_lost_children_on_the_way(change: Change, outcome: Outcome) -> None:
+    assert verdict(change(replace(QUIET, done=Done(True, None))))[0] is outcome
+
+
+@pytest.mark.parametrize("change", [used(calls=1), but(has_value=True), but(lint="off")])
+def test_only_a_script_that_had_done_nothing_can_have_been_denied(change: Change) -> None:
+    facts = replace(QUIET, done=BROKEN)
+
+    assert verdict(facts)[0] is Outcome.DENIED
+    assert verdict(change(facts))[0] is Outcome.MEMORY_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("sample", "limit"),
+    [
+        (Sample(cpu_s=LIMITS.cpu_s), None),
+        (Sample(cpu_s=LIMITS.cpu_s + 1, memory_kills=1), "cpu_s"),
+        (Sample(peak_memory_bytes=LIMITS.memory_bytes), None),
+        (Sample(peak_memory_bytes=LIMITS.memory_bytes + 1, processes=LIMITS.processes + 1), "memory_bytes"),
+        (Sample(memory_kills=1), "memory_bytes"),
+        (Sample(processes=LIMITS.processes), None),
+        (Sample(processes=LIMITS.processes + 1), "processes"),
+    ],
+)
+def test_a_running_sandbox_may_reach_its_limits_and_not_pass_them(sample: Sample, limit: str | None) -> None:
+    breach = passed_limit(LIMITS, sample)
+
+    assert (breach.limit if breach is not None else None) == limit
