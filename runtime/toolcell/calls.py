@@ -42,7 +42,7 @@ class Calls:
     def __init__(self, limits: Limits, dispatch: Dispatch, traffic: Traffic, ending: Ending, started: float) -> None:
         self._limits = limits
         self.refused = 0
-        """Calls past `tool_calls`, or of an absurd name. They leave no record."""
+        """Calls past `tool_calls`. They leave no record."""
         self._dispatch = dispatch
         self._traffic = traffic
         self._ending = ending
@@ -50,14 +50,16 @@ class Calls:
         self._records: dict[int, ToolCallRecord] = {}
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._queue: deque[CallTool] = deque()
+        self._taken_back: set[int] = set()
+        """Queued calls that the script does not want any more."""
         self._running = 0
         self._args_bytes = 0
-        self._refused_arguments = 0
+        self._turned_down = 0
 
     @property
     def has_loose_ends(self) -> bool:
         """True when a call, or the answer to a refused one, may still be under way."""
-        return bool(self._running or self.refused or self._refused_arguments)
+        return bool(self._running or self.refused or self._turned_down)
 
     def records(self) -> tuple[ToolCallRecord, ...]:
         """Every call that was looked at, as far as it came."""
@@ -65,11 +67,17 @@ class Calls:
 
     def admit(self, call: CallTool, tasks: TaskGroup) -> bool:
         """Note a call; True when it is to be made now, by the caller."""
-        if len(self._records) >= self._limits.tool_calls or len(call.name) > TOOL_NAME_CHARS:
+        if len(self._records) >= self._limits.tool_calls:
             self._refuse(call, tasks)
             return False
+        if len(call.name) > TOOL_NAME_CHARS:
+            text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
+            self._turn_down(call, "unknown_tool", text, tasks)
+            return False
         if not self._can_hold(call):
-            self._refuse_arguments(call, tasks)
+            limit = self._limits.call_args_bytes
+            text = f"the arguments of this run's calls take more than {limit} bytes together"
+            self._turn_down(call, "too_large", f"{text}; pass less, or a file's name", tasks)
             return False
         self._records[call.id] = ToolCallRecord(
             call.id, call.name, call.args, "pending", started_s=self._elapsed_s(), line=call.line
@@ -92,9 +100,11 @@ class Calls:
             self._running -= 1
 
     def cancel(self, call_id: int) -> None:
-        """Cut a call short if it is being made."""
+        """Cut a call short if it is being made; one that waits for its turn will not be made."""
         if (scope := self._scopes.get(call_id)) is not None:
             scope.cancel()
+        elif any(call.id == call_id for call in self._queue):
+            self._taken_back.add(call_id)
 
     def _refuse(self, call: CallTool, tasks: TaskGroup) -> None:
         self.refused += 1
@@ -103,8 +113,6 @@ class Calls:
             self._ending.breach(Breach(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self.refused))
             return
         text = f"this run may make {limit} tool calls, and has made them; batch the work or raise the limit tool_calls"
-        if len(call.name) > TOOL_NAME_CHARS:
-            text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
         tasks.start_soon(self._send_answer, call, ToolFail(call.id, "call_limit", text, False, None))
 
     def _can_hold(self, call: CallTool) -> bool:
@@ -116,22 +124,30 @@ class Calls:
             return True
         if not self._args_bytes:
             self._args_bytes = sum(_held_bytes(record.args) for record in self._records.values())
-        self._args_bytes += _held_bytes(call.args)
-        return self._args_bytes <= self._limits.call_args_bytes
+        held = self._args_bytes + _held_bytes(call.args)
+        if held > self._limits.call_args_bytes:
+            return False
+        self._args_bytes = held
+        return True
 
-    def _refuse_arguments(self, call: CallTool, tasks: TaskGroup) -> None:
-        limit = self._limits.call_args_bytes
-        text = f"the arguments of this run's calls take more than {limit} bytes together; pass less, or a file's name"
-        answer = ToolFail(call.id, "too_large", text, False, None)
-        record = ToolCallRecord(call.id, call.name, {}, "pending", started_s=self._elapsed_s(), line=call.line)
+    def _turn_down(self, call: CallTool, code: str, text: str, tasks: TaskGroup) -> None:
+        """Record a call that is not made, without what is too large in it."""
+        answer = ToolFail(call.id, code, text, False, None)
+        name = call.name[:TOOL_NAME_CHARS]
+        record = ToolCallRecord(call.id, name, {}, "pending", started_s=self._elapsed_s(), line=call.line)
         self._records[call.id] = _recorded(record, answer, 0.0)
-        self._refused_arguments += 1
+        self._turned_down += 1
         tasks.start_soon(self._send_answer, call, answer)
 
     async def _answer(self, call: CallTool) -> None:
         record = self._records[call.id]
         began = time.perf_counter()
         answer: Answer | None = None
+        if call.id in self._taken_back:
+            self._taken_back.discard(call.id)
+            self._records[call.id] = _recorded(record, _taken_back(call), 0.0)
+            await self._send_answer(call, _taken_back(call))
+            return
         with anyio.CancelScope() as scope:
             self._scopes[call.id] = scope
             try:
@@ -142,7 +158,7 @@ class Calls:
         self._scopes.pop(call.id, None)
         duration_s = time.perf_counter() - began
         if answer is None:
-            answer = ToolFail(call.id, "cancelled", "the call was cancelled by the script", False, None)
+            answer = _taken_back(call)
         self._records[call.id] = _recorded(record, answer, duration_s)
         await self._send_answer(call, answer)
 
@@ -158,6 +174,11 @@ class Calls:
 
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _taken_back(call: CallTool) -> ToolFail:
+    """The answer to a call that its script did not wait for."""
+    return ToolFail(call.id, "cancelled", "the call was cancelled by the script", False, None)
 
 
 def _held_bytes(args: Mapping[str, Any]) -> int:

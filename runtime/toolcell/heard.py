@@ -72,11 +72,10 @@ class Heard:
         self._frames += 1
         match message:
             case Log(stream, text):
-                self._log(STREAMS[stream], text)
+                self._keep(STREAMS[stream], text)
+                self._check_flood()
             case Result(value):
-                self._check_result(value)
-                self.value, self.has_value = value, True
-                self._files.forget()
+                self._take_result(value)
             case Done():
                 self._ending.done = message
             case FilePart():
@@ -94,12 +93,20 @@ class Heard:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
     def take_late(self, message: Message) -> None:
-        """Take a message that was under way when its sandbox died."""
+        """Take a message that was under way when its sandbox died.
+
+        Raises:
+            RemoteProtocolError: it says too much.
+        """
         match message:
             case Log(stream, text):
-                self._capture.feed(STREAMS[stream], text)
+                self._keep(STREAMS[stream], text)
             case Result(value):
-                self.value, self.has_value = value, True
+                self._take_result(value)
+            case FilePart():
+                self._files.take_part(message)
+            case FileProblem():
+                self._files.take_problem(message)
             case Done() if self._ending.breached is None:
                 self._ending.done = message
             case _:
@@ -114,17 +121,18 @@ class Heard:
                     self._on_log(stream, data.decode("utf-8", "replace"))
         self._check_flood()
 
-    def _check_result(self, value: Any) -> None:
+    def _take_result(self, value: Any) -> None:
         # Measured only when it could be too large: everything this run has sent is an upper bound.
         limit = self._limits.result_bytes
         if self._traffic.received_bytes > limit and (size := packed_size(value)) > limit:
             raise RemoteProtocolError(f"result too large ({size} > {limit} bytes)")
+        self.value, self.has_value = value, True
+        self._files.forget()
 
-    def _log(self, stream: Stream, text: str) -> None:
+    def _keep(self, stream: Stream, text: str) -> None:
         self._capture.feed(stream, text)
         if self._on_log is not None:
             self._on_log(stream, text)
-        self._check_flood()
 
     def _check_flood(self) -> None:
         total, limit = self._capture.total_bytes + FRAME_COST_BYTES * self._frames, self._limits.output_flood_bytes

@@ -157,9 +157,13 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
     others = guests()  # hosts of other tests among them: killed with their launchers, nobody would clean up after them
     with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
         assert runtime.execute_code("set_result(1)").value == 1
-        for process in guests():
-            if process not in others:
-                process.kill()
+        pool = runtime.runtime._pool
+        assert pool is not None
+        assert until(lambda: bool(pool._idle) and not pool._starting)  # one just forked would die a moment later
+        killed = [process for process in guests() if process not in others]
+        for process in killed:
+            process.kill()
+        psutil.wait_procs(killed, timeout=5)
         assert runtime.execute_code("set_result(2)").value == 2
 
 
@@ -168,9 +172,7 @@ def test_a_warm_sandbox_that_dies_is_not_handed_out(registry: ToolRegistry) -> N
         runtime.execute_code("1")
         pool = runtime.runtime._pool
         assert pool is not None
-        deadline = time.monotonic() + 5
-        while not pool._idle and time.monotonic() < deadline:
-            runtime.execute_code("1")
+        assert until(lambda: bool(pool._idle))
         for _, session in list(pool._idle):
             session.sandbox.kill()
             assert until(lambda sandbox=session.sandbox: not sandbox.is_alive())  # type: ignore[misc]

@@ -387,6 +387,47 @@ set_result(refused)"""
     assert sum(len(str(call.args)) for call in result.calls) < 4_000_000
 
 
+def test_one_call_that_is_too_large_is_no_reason_to_refuse_the_next(run: Run) -> None:
+    script = """
+call_tool("echo", q="x" * 60_000)
+try: call_tool("echo", q="x" * 400_000)
+except ToolError as error: set_result([error.code, call_tool("echo", q="small")])"""
+    result = run(script, limits=Limits(call_args_bytes=100_000))
+
+    assert result.value == ["too_large", "small"]
+    assert [(call.name, call.status) for call in result.calls] == [("echo", "ok"), ("echo", "error"), ("echo", "ok")]
+
+
+def test_a_name_that_is_no_name_is_a_failed_call_and_passes_no_limit(run: Run) -> None:
+    script = """
+try: call_tool("x" * 100_000)
+except ToolError as error: print(error.code)
+1 / 0"""
+    result = run(script)
+
+    assert (result.outcome, result.logs.stdout) == (Outcome.ERROR, "unknown_tool\n")
+    assert [(len(call.name), call.error_code) for call in result.calls] == [(256, "unknown_tool")]
+
+
+def test_a_call_that_is_taken_back_while_it_waits_for_its_turn_is_not_made(run: Run) -> None:
+    script = """
+import asyncio
+first = asyncio.create_task(call_tool_async("wait", seconds=0.3))
+second = asyncio.create_task(call_tool_async("add", a=1))
+third = asyncio.create_task(call_tool_async("add", a=2))
+await asyncio.sleep(0.05)
+second.cancel()
+set_result([await first, await third])"""
+    result = run(script, limits=Limits(concurrent_calls=1))
+
+    assert result.value == [0.3, 3]
+    assert [(call.args, call.status, call.error_code) for call in result.calls] == [
+        ({"seconds": 0.3}, "ok", None),
+        ({"a": 1}, "error", "cancelled"),
+        ({"a": 2}, "ok", None),
+    ]
+
+
 @pytest.mark.anyio
 async def test_calls_at_the_same_time_are_no_ones_children() -> None:
     registry = ToolRegistry()

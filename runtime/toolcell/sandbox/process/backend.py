@@ -282,7 +282,11 @@ class ProcessBackend:
         zygote = Zygote.spawn(
             view(self._packages, extras, self._python), preload, next(_slots), self._policy.hash_seed, where
         )
-        await zygote.wait_ready()
+        try:
+            await zygote.wait_ready()
+        except BaseException:  # cancelled, too
+            zygote.kill()
+            raise
         if zygote.problems:
             zygote.kill()
             problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())
