@@ -36,7 +36,7 @@ PLAIN = [
     "--security-opt=no-new-privileges", "--log-driver=none", "--memory=512m", "--memory-swap=512m", "--pids-limit=64",
     "--tmpfs=/sandbox:rw,noexec,nosuid,nodev,size=64m", "--entrypoint=python3", DEFAULT_IMAGE, "-I", "-c", "print(1)",
 ]  # fmt: skip
-IN_A_ROW = 6
+IN_A_ROW = 7
 ALONE = {"docker, single": 1, "docker run": 1}
 """Contestants whose successors take too long to start."""
 
