@@ -253,8 +253,8 @@ while not walled:
     inside = [unhurried.run(source, name=name, limits={"processes": 16}) for _ in range(2)]
     assert [each.outcome for each in inside] == ["ok", "ok"]
     before = stopped_work(unhurried, name)
-    if (kind, BACKEND) == ("itself", "process"):
-        assert len(before) > 0
+    if (kind, BACKEND) == ("itself", "process") and "cgroup" in inside[-1].result.isolation.layers:
+        assert len(before) > 0  # without a cgroup nobody counts what is inside, and it is ended at once
     time.sleep(0.3)
     assert stopped_work(unhurried, name) == before
 
