@@ -119,7 +119,7 @@ class Runtime:
             self._start_session,
             self._end_session,
             lambda session: session.is_usable,
-            lambda session: session.freeze(),
+            lambda session: session.sandbox.freeze(),
             warm=config.warm,
             cap=config.cap,
             idle_s=config.idle_s,
@@ -251,6 +251,7 @@ class Runtime:
             if begin is not None:
                 begin(None).failed(exc)
             raise
+        # Only when a sandbox is there are its walls known.
         witness = None if begin is None else self._witness(partial(begin, session))
         try:
             await session.sandbox.prepare(wanted)

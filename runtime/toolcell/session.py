@@ -36,10 +36,6 @@ class Session:
         """True while another run may be sent."""
         return self._connection.state is State.IDLE and self.sandbox.is_alive()
 
-    def freeze(self) -> bool:
-        """Stop it where it is until it is destroyed; False when it has to be destroyed now."""
-        return self.sandbox.freeze()
-
     async def greet(self) -> None:
         """Wait for the guest's Hello.
 

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from toolcell.config import Limits
+from toolcell.config import MIB, Limits
 from toolcell.results import Outcome
+
+FROZEN_BYTES = 32 * MIB
+"""Most that a sandbox may have used and still be frozen: what runs next may need what it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Pool(Generic[T]):
         start: Callable[[], Awaitable[T]],
         end: Callable[[T], Coroutine[Any, Any, None]],
         is_alive: Callable[[T], bool],
-        freeze: Callable[[T], bool] = lambda item: False,
+        freeze: Callable[[T], bool],
         *,
         warm: int,
         cap: int,
@@ -77,7 +77,6 @@ class Pool(Generic[T]):
         self._problem: SandboxUnavailable | None = None
         self._changed = anyio.Event()
         self._tasks: TaskGroup | None = None
-        self._closed = False
         self._closing = anyio.Event()
         self._frozen: deque[tuple[float, T]] = deque()
         self._quiet_from = 0.0
@@ -107,7 +106,7 @@ class Pool(Generic[T]):
         if self._busy + self._starting >= self._cap:
             self._retire_frozen()
         try:
-            while not self._closed:
+            while not self._closing.is_set():
                 self._fill()
                 await self._changed.wait()
                 item = self._take()
@@ -133,7 +132,7 @@ class Pool(Generic[T]):
         self._spawn(self._retire, item)
 
     async def _retire(self, item: T) -> None:
-        if self._waiting == 0 and not self._closed and self._freeze(item):
+        if self._waiting == 0 and not self._closing.is_set() and self._freeze(item):
             self._frozen.append((anyio.current_time(), item))
             self._fill_when_few()
         else:
@@ -180,7 +179,7 @@ class Pool(Generic[T]):
 
     async def _wait_for_quiet(self) -> None:
         try:
-            while not self._closed:
+            while not self._closing.is_set():
                 until = min(self._quiet_from, self._frozen[0][0] + FROZEN_S) if self._frozen else self._quiet_from
                 left_s = until - anyio.current_time()
                 if left_s <= 0:
@@ -195,7 +194,7 @@ class Pool(Generic[T]):
 
     def _fill(self) -> None:
         """Bring the pool towards its plan."""
-        if self._closed or self._tasks is None:
+        if self._closing.is_set() or self._tasks is None:
             return
         now = anyio.current_time()
         ages = [now - since for since, _ in self._idle]
@@ -221,7 +220,7 @@ class Pool(Generic[T]):
             self._starting -= 1
         if item is not None:
             self._failures = 0
-            if self._closed:
+            if self._closing.is_set():
                 await self._end_quietly(item)
                 return
             self._idle.append((anyio.current_time(), item))
@@ -235,7 +234,6 @@ class Pool(Generic[T]):
 
     async def close(self) -> None:
         """End every idle item. Busy ones are ended as they are released."""
-        self._closed = True
         self._closing.set()
         self._tell()
         self._retire_frozen()

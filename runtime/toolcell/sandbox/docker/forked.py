@@ -16,7 +16,7 @@ import anyio
 
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import ByteStream, Exit, Sample
+from toolcell.sandbox.backend import FROZEN_BYTES, ByteStream, Exit, Sample
 from toolcell.sandbox.docker.backend import accepted, rlimits_for, settings_frame
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.forked_container import ForkedContainer
@@ -43,9 +43,6 @@ capability, before anything else is in the container."""
 KILL = b"k"
 FREEZE = b"f"
 """What a warden is told directly, where that is possible."""
-
-FROZEN_BYTES = 32 * MIB
-"""Most that a sandbox may have used and be kept, frozen, for the rest of a burst."""
 
 KILL_S = 5.0
 """How long the container may take to say that a killed sandbox is gone. A domain is killed in one system call."""

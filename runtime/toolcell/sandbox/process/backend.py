@@ -23,9 +23,9 @@ import anyio
 import psutil
 from anyio.abc import TaskGroup
 
-from toolcell.config import MIB, Limits, Policy
+from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
 from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
 from toolcell.sandbox.process.tree import TreeWatch
 from toolcell.sandbox.process.view import view
@@ -38,9 +38,6 @@ from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
 """How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
-
-FROZEN_BYTES = 32 * MIB
-"""Most that a sandbox may have used and be kept, frozen, for the rest of a burst: the next may need what it holds."""
 
 _slots = itertools.count(os.getpid())
 
@@ -282,11 +279,7 @@ class ProcessBackend:
         zygote = Zygote.spawn(
             view(self._packages, extras, self._python), preload, next(_slots), self._policy.hash_seed, where
         )
-        try:
-            await zygote.wait_ready()
-        except BaseException:  # cancelled, too
-            zygote.kill()
-            raise
+        await zygote.wait_ready()
         if zygote.problems:
             zygote.kill()
             problems = "; ".join(f"{name}: {why}" for name, why in zygote.problems.items())

@@ -175,6 +175,8 @@ class Zygote:
 
         Raises:
             SandboxUnavailable: it reported an error or died; everything of it is gone.
+
+        Cancellation: everything of it is gone.
         """
         try:
             with anyio.fail_after(READY_S):
@@ -182,6 +184,9 @@ class Zygote:
         except TimeoutError:
             self.kill()
             raise SandboxUnavailable(f"the zygote was not ready after {READY_S:g} s") from None
+        except BaseException:
+            self.kill()
+            raise
         if not message.get("ready"):
             errors = message.get("error") or self._last_words()
             self.kill()
