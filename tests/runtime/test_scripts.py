@@ -61,7 +61,7 @@ def test_none_is_a_result_and_no_result_is_not(run: Run) -> None:
 def test_a_result_that_was_set_survives_whatever_comes_after(run: Run, end: str, outcome: Outcome) -> None:
     result = run(
         f"print('before')\nset_result({{'a': 1}})\n{end}",
-        limits=Limits(wall_s=0.7 if outcome is Outcome.TIMEOUT else 10),
+        limits=Limits(wall_s=1.5 if outcome is Outcome.TIMEOUT else 10),
     )
 
     assert result.outcome is outcome
