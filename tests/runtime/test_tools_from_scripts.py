@@ -412,7 +412,7 @@ except ToolError as error: print(error.code)
 def test_a_call_that_is_taken_back_while_it_waits_for_its_turn_is_not_made(run: Run) -> None:
     script = """
 import asyncio
-first = asyncio.create_task(call_tool_async("wait", seconds=0.3))
+first = asyncio.create_task(call_tool_async("wait", seconds=1.5))
 second = asyncio.create_task(call_tool_async("add", a=1))
 third = asyncio.create_task(call_tool_async("add", a=2))
 await asyncio.sleep(0.05)
@@ -420,9 +420,9 @@ second.cancel()
 set_result([await first, await third])"""
     result = run(script, limits=Limits(concurrent_calls=1))
 
-    assert result.value == [0.3, 3]
+    assert result.value == [1.5, 3]
     assert [(call.args, call.status, call.error_code) for call in result.calls] == [
-        ({"seconds": 0.3}, "ok", None),
+        ({"seconds": 1.5}, "ok", None),
         ({"a": 1}, "error", "cancelled"),
         ({"a": 2}, "ok", None),
     ]
