@@ -2,11 +2,12 @@
 
     python -m benchmarks.audit_cost [--rounds N] [--calls N] [--json]
 
-Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike. Of each
-contestant the quickest quarter of the rounds counts: noise only ever adds. `repeatable` is measured against itself:
-seeding and the clock are the guest's work and not the log's. `15 us of nothing` is the yardstick: an observer that only
-waits for as long as the budget allows. What it adds beyond 15 us is the machine's doing, which puts the script to sleep
-while it waits for an answer and has to wake it.
+Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike, and is
+held against its own baseline in the same round; the median of the rounds counts. A script times its calls itself, and
+its median call counts: the mean, printed beside it, also holds what the machine did meanwhile, the start of the next
+sandbox for one. `repeatable` is measured against itself: seeding and the clock are the guest's work and not the log's.
+`15 us of nothing` is the yardstick: an observer that only waits for as long as the budget allows. What it adds beyond
+15 us is the machine's doing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -41,14 +43,24 @@ CONTESTANTS: dict[str, tuple[Policy, AuditConfig | None]] = {
 }
 BASELINE = {name: "off, repeatable" if "repeatable" in name else "off" for name in CONTESTANTS}
 NOTHING = "set_result(1)"
+PAUSE_S = 0.03
 BUDGET_CALL_US, BUDGET_RUN_US = 15.0, 60.0
 
-Samples = dict[str, dict[str, list[float]]]
+Samples = dict[str, list[dict[str, float]]]
+"""Contestant -> one row of figures for each round, in microseconds."""
 
 
 def calling(times: int) -> str:
-    """A script that calls a small tool so many times."""
-    return f"for n in range({times}):\n    call_tool('search', query='single-use sandboxes', limit=n)\nset_result(n)"
+    """A script that calls a small tool so many times and says what its median and its mean call took, in seconds."""
+    return f"""
+import statistics
+from time import perf_counter
+taken = []
+for n in range({times}):
+    began = perf_counter()
+    call_tool('search', query='single-use sandboxes', limit=n)
+    taken.append(perf_counter() - began)
+set_result([statistics.median(taken), statistics.mean(taken)])"""
 
 
 def registry() -> ToolRegistry:
@@ -64,10 +76,9 @@ def registry() -> ToolRegistry:
 
 
 async def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
-    """Shape: contestant -> {"call_us", "run_us", "whole_call_us", "whole_run_us"}."""
+    """Shape: contestant -> {"call_us", "mean_call_us", "run_us", and of each "added_..."}."""
     limits = Limits(tool_calls=calls + 1)
-    scripts = {"run": NOTHING, "call": calling(calls)}
-    taken: Samples = {name: {sort: [] for sort in scripts} for name in CONTESTANTS}
+    taken: Samples = {name: [] for name in CONTESTANTS}
     async with AsyncExitStack() as stack:
         runtimes = {}
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=os.getcwd())))  # a disk, not a tmpfs
@@ -78,12 +89,18 @@ async def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
             runtime = Runtime(registry(), audit=log, limits=limits, policy=policy, pool=PoolConfig(warm=1))
             runtimes[name] = await stack.enter_async_context(runtime)
         for number in range(-3, rounds):
-            for sort, script in scripts.items():
-                for name in random.sample(list(CONTESTANTS), len(CONTESTANTS)):
-                    seconds = await timed(runtimes[name], script, Idler() if name == YARDSTICK else None)
-                    if number >= 0:  # the rounds before warm caches
-                        taken[name][sort].append(seconds)
-    return {name: added(taken, name, calls) for name in CONTESTANTS}
+            for name in random.sample(list(CONTESTANTS), len(CONTESTANTS)):
+                row = await one_round(runtimes[name], calls, Idler() if name == YARDSTICK else None)
+                if number >= 0:  # the rounds before warm caches
+                    taken[name].append(row)
+    return {name: summary(taken[name], taken[BASELINE[name]]) for name in CONTESTANTS}
+
+
+async def one_round(runtime: Runtime, calls: int, observer: Idler | None) -> dict[str, float]:
+    """A run that does nothing, and one that calls; each from a warm sandbox."""
+    run_s, _ = await timed(runtime, NOTHING, observer)
+    _, (median_s, mean_s) = await timed(runtime, calling(calls), observer)
+    return {"call_us": median_s * 1e6, "mean_call_us": mean_s * 1e6, "run_us": run_s * 1e6}
 
 
 class Idler:
@@ -98,51 +115,43 @@ class Idler:
     call_ended = call_started
 
 
-async def timed(runtime: Runtime, script: str, observer: Idler | None) -> float:
-    """Seconds from the call to the result, from a warm sandbox."""
+async def timed(runtime: Runtime, script: str, observer: Idler | None) -> tuple[float, Any]:
+    """Seconds from the call to the result, and the result."""
     context = RunContext(observer=observer) if observer is not None else None
-    await anyio.sleep(0.02)  # let the pool refill, which is no part of this
+    await anyio.sleep(PAUSE_S)  # let the pool refill, which is no part of this
     started = time.perf_counter()
     result = await runtime.execute_code(script, context=context)
     elapsed_s = time.perf_counter() - started
     assert result.ok, result.error
-    return elapsed_s
+    return elapsed_s, result.value
 
 
-def added(taken: Samples, name: str, calls: int) -> dict[str, float]:
-    """What a contestant takes beyond its baseline, in microseconds."""
-    base = BASELINE[name]
-    run_s = quick(taken[name]["run"]) - quick(taken[base]["run"])
-    whole_s = quick(taken[name]["call"]) - quick(taken[base]["call"])
-    return {
-        "call_us": round((whole_s - run_s) / calls * 1e6, 2),
-        "run_us": round(run_s * 1e6, 1),
-        "whole_call_us": round((quick(taken[name]["call"]) - quick(taken[name]["run"])) / calls * 1e6, 1),
-        "whole_run_us": round(quick(taken[name]["run"]) * 1e6, 1),
+def summary(rows: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, float]:
+    """Medians over the rounds, and the medians of what was added to the baseline of the same round."""
+    whole = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    added = {
+        f"added_{key}": statistics.median(row[key] - before[key] for row, before in zip(rows, base, strict=True))
+        for key in whole
     }
-
-
-def quick(samples: list[float]) -> float:
-    """Mean of the quickest quarter."""
-    return statistics.mean(sorted(samples)[: max(1, len(samples) // 4)])
+    return {key: round(value, 1) for key, value in (whole | added).items()}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What the audit log adds to a tool call and to a run.")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = anyio.run(measure, options.rounds, options.calls)
     if options.json:
         print(json.dumps(figures, indent=2))
         return
-    print(f"{'audit':<26}{'added per call':>16}{'added per run':>16}{'whole call':>12}{'whole run':>12}   (us)")
+    print(f"{'':<26}{'added to a call':>18}{'(mean)':>9}{'to a run':>10}{'whole call':>14}{'whole run':>11}   (us)")
     for name, figure in figures.items():
-        print(f"{name:<26}{figure['call_us']:>16}{figure['run_us']:>16}", end="")
-        print(f"{figure['whole_call_us']:>12}{figure['whole_run_us']:>12}")
-    print(f"{'budget, default policy':<26}{BUDGET_CALL_US:>16}{BUDGET_RUN_US:>16}")
+        print(f"{name:<26}{figure['added_call_us']:>18}{figure['added_mean_call_us']:>9}", end="")
+        print(f"{figure['added_run_us']:>10}{figure['call_us']:>14}{figure['run_us']:>11}")
+    print(f"{'budget, default policy':<26}{BUDGET_CALL_US:>18}{'':>9}{BUDGET_RUN_US:>10}")
 
 
 if __name__ == "__main__":

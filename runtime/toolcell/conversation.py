@@ -61,12 +61,14 @@ class Execution:
         on_log: Callable[[str, str], None] | None,
         on_progress: Callable[[object], None] | None,
         witness: Witness | None,
+        start_s: float = 0.0,
     ) -> None:
         self.sandbox = sandbox
         self.limits = limits
         self._connection = connection
         self._witness = witness
         self._started = time.perf_counter()
+        self._start_s = start_s
         self._ending = Ending(sandbox)
         self._traffic = Traffic(sandbox.stream, connection, self._ending, witness)
         self._calls = Calls(limits, dispatch, self._traffic, self._ending, self._started)
@@ -232,6 +234,7 @@ class Execution:
             calls=len(calls),
             sent_bytes=self._traffic.sent_bytes,
             received_bytes=self._traffic.received_bytes,
+            start_s=self._start_s,
         )
         outcome, error = verdict(self._facts(end, usage))
         return Report(
@@ -243,7 +246,7 @@ class Execution:
             self._heard.files(),
             calls,
             usage,
-            Isolation(self.sandbox.backend, dict(self.sandbox.layers)),
+            Isolation(self.sandbox.backend, dict(self.sandbox.layers), self._lint),
         )
 
     def _facts(self, end: Exit, usage: Usage) -> Facts:

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.run_record import RunRecord
     from toolcell.audit.witness import RunWitness
+    from toolcell.tools.table import Table
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -88,6 +88,7 @@ class Runtime:
         self._watched: set[Execution] = set()
         self._something_runs = anyio.Event()
         self._runs = itertools.count(1)
+        self._last_snapshot: tuple[Table, ToolRegistry] | None = None
 
     # Opening and closing.
 
@@ -229,19 +230,16 @@ class Runtime:
         if not isinstance(source, str):
             raise UsageError(f"source must be a str, not {type(source).__name__}")
         wanted = limits or self.limits
-        registry = (tools if tools is not None else self.registry).snapshot()
-        message = self._run_message(source, inputs, registry, wanted, lint)
-        if seed is not None or clock is not None:
-            message = replace(
-                message,
-                seed=seed if seed is not None else message.seed,
-                clock=clock if clock is not None else message.clock,
-            )
+        registry = self._snapshot_of(tools)
+        seed = seed if seed is not None else self.policy.seed
+        clock = clock if clock is not None else self.policy.clock
+        if self._recorder is not None:
+            seed, clock = self._recorder.beginnings(seed, clock)
+        message = self._run_message(source, inputs, registry, wanted, lint, seed, clock)
         put = [guest_file(each) for each in files]
         context = context or RunContext(run_id=uuid.uuid4().hex)
         begin: Callable[[Session | None], RunRecord] | None = None
         if self._recorder is not None:
-            message = self._recorder.message(message)
             begin = partial(self._begin_record, self._recorder, message, wanted, registry, context, put)
         waiting = time.perf_counter()
         is_warm = fits(wanted, self.limits, getattr(self._backend, "fixed", ()))
@@ -266,6 +264,7 @@ class Runtime:
                 on_log=on_log,
                 on_progress=on_progress,
                 witness=witness,
+                start_s=start_s,
             )
         except BaseException as exc:
             if witness is not None and witness.record is not None:
@@ -286,12 +285,21 @@ class Runtime:
             files=report.files,
             error=report.error,
             calls=report.calls,
-            usage=replace(report.usage, start_s=start_s),
-            isolation=replace(report.isolation, lint=message.lint),
+            usage=report.usage,
+            isolation=report.isolation,
         )
         if witness is not None and witness.record is not None:
             witness.record.end(result)
         return result
+
+    def _snapshot_of(self, tools: ToolRegistry | None) -> ToolRegistry:
+        """What a run works with: its own tools, or the runtime's as they are now."""
+        if tools is not None:
+            return tools.snapshot()
+        table = self.registry.table
+        if self._last_snapshot is None or self._last_snapshot[0] is not table:
+            self._last_snapshot = (table, self.registry.snapshot())
+        return self._last_snapshot[1]
 
     @staticmethod
     def _witness(begin: Callable[[], RunRecord]) -> RunWitness:
@@ -327,6 +335,8 @@ class Runtime:
         registry: ToolRegistry,
         limits: Limits,
         lint: LintProfile | None,
+        seed: int | None,
+        clock: float | None,
     ) -> Run:
         try:
             plain = to_plain(dict(inputs or {}), "inputs")
@@ -345,8 +355,8 @@ class Runtime:
             limits.result_bytes,
             limits.files,
             limits.files_bytes,
-            self.policy.seed,
-            self.policy.clock,
+            seed,
+            clock,
         )
 
     def _dispatcher(
@@ -389,7 +399,7 @@ class Runtime:
         Raises:
             UsageError: the plan cannot run as written; no step ran. A step that fails is a row, not an exception.
         """
-        registry = (tools if tools is not None else self.registry).snapshot()
+        registry = self._snapshot_of(tools)
         context = context or RunContext(run_id=uuid.uuid4().hex)
         observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
         with observed as run:

@@ -79,6 +79,7 @@ class Session:
         on_log: Callable[[str, str], None] | None = None,
         on_progress: Callable[[object], None] | None = None,
         witness: Witness | None = None,
+        start_s: float = 0.0,
     ) -> Report:
         """Send one script, answer its calls, and report how it ended.
 
@@ -89,7 +90,7 @@ class Session:
         Cancellation: the exception goes on; no further run can be sent, and whoever has the sandbox must destroy it.
         """
         self._runs += 1
-        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress, witness)
+        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress, witness, start_s)
         unwatch = watch(execution) if watch is not None else None
         try:
             return await execution.carry_out(run, files, cancel)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from audit.ledger import Ledger
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, ToolContent
-from toolcell.audit.redact import REDACTED, Redactor
+from toolcell.audit.redact import PATTERNS, REDACTED, Redactor
 from toolcell.errors import UsageError
 from toolcell.tools import RunContext, Secrets
 
@@ -143,6 +143,18 @@ def test_a_pattern_that_is_none_is_refused_at_once(tmp_path: Any) -> None:
     (tmp_path / "audit.toml").write_text('redact_patterns = ["("]')
     with pytest.raises(UsageError, match="no regular expression"):
         AuditConfig.from_toml(tmp_path / "audit.toml")
+
+
+PIECES = [*(rule.anchor for rule in PATTERNS), "passw", "secret", "token", "api", "zebra", "kr"]
+
+
+@given(st.lists(st.sampled_from(PIECES).flatmap(lambda piece: st.integers(0, len(piece)).map(lambda end: piece[:end]))))
+def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]) -> None:
+    redactor = Redactor(names=["token", "zebra", "kr"])
+    text = "".join(pieces).encode()
+    words = {rule.anchor for rule in PATTERNS} | set(redactor._words)
+
+    assert (redactor.scan(text) is not None) == any(word.encode() in text for word in words)
 
 
 def test_redacting_twice_changes_nothing() -> None:

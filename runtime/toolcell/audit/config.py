@@ -44,7 +44,7 @@ class AuditConfig(_Frozen):
     checkpoint_s: PositiveFloat = 1.0
     """A record is signed for at most so many seconds after it was written."""
 
-    checkpoint_records: PositiveInt = 1000
+    checkpoint_records: PositiveInt = 5000
     """Or after so many records."""
 
     segment_bytes: int = Field(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)

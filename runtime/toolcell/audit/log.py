@@ -95,6 +95,8 @@ class AuditLog:
         self._why_closed = "it is not open"
         self._sealer: threading.Thread | None = None
         self._needs_seal = threading.Event()
+        self._is_sealer_awake = True
+        """It looks for new records by itself once in `checkpoint_s`. To wake it takes the interpreter from a run."""
         self._is_closing = threading.Event()
         self._to_sync: list[int] = []
         self._failure: AuditError | None = None
@@ -119,9 +121,9 @@ class AuditLog:
         self._failure = None
         self.noted.clear()
         _open_logs.add(self)
+        self._is_sealer_awake = True
         self._sealer = threading.Thread(target=self._seal_now_and_then, name="toolcell-audit", daemon=True)
         self._sealer.start()
-        self._needs_seal.set()
         return self
 
     def _load_key(self) -> Signer:
@@ -206,8 +208,8 @@ class AuditLog:
             if chain is None or self._failure is not None:
                 chain = self._writable()
             seq = chain.append_packed(kind, run, packed, at_ns)
-            size, count = chain.size, chain.unsigned
-            if count == 1 or count >= self._unsigned_most or size > self._size_most or self._is_always_synced:
+            is_large = chain.unsigned >= self._unsigned_most or chain.size > self._size_most
+            if is_large or self._is_always_synced or not self._is_sealer_awake:
                 self._follow_up(chain)
         if self._sinks:
             self._tell(kind, run or seq, seq, at_ns, packed)
@@ -217,7 +219,8 @@ class AuditLog:
         """What only some records ask for."""
         if self._is_always_synced:
             chain.sync()
-        if chain.unsigned == 1 or chain.unsigned >= self._unsigned_most:
+        if chain.unsigned >= self._unsigned_most or not self._is_sealer_awake:
+            self._is_sealer_awake = True
             self._needs_seal.set()
         if chain.size > self._size_most:
             self._to_sync.append(chain.rotate())
@@ -282,16 +285,23 @@ class AuditLog:
 
     def _seal_now_and_then(self) -> None:
         """Sign soon after something was written; the thread's whole life."""
-        while not self._is_closing.is_set():
-            self._needs_seal.wait()
-            self._needs_seal.clear()
-            if (chain := self._chain) is None:
-                continue
+        while not self._is_closing.is_set() and (chain := self._chain) is not None:
             self._wait_a_while(chain)
+            if self._is_signed(chain):
+                if not self._is_closing.is_set():
+                    self._needs_seal.wait()
+                continue
             try:
                 self._seal()
             except AuditError as exc:  # what the disk has is not known, and never will be
                 self._failure = exc
+                return
+
+    def _is_signed(self, chain: Chain) -> bool:
+        """True when nothing came for a while; then the next record wakes the sealer."""
+        with self._lock:
+            self._is_sealer_awake = chain.unsigned > 0
+            return not self._is_sealer_awake
 
     def _wait_a_while(self, chain: Chain) -> None:
         deadline = time.monotonic() + self.config.checkpoint_s
@@ -313,7 +323,6 @@ class AuditLog:
         except AuditError as exc:  # a full disk, perhaps for a while; records of calls fail by themselves
             logger.warning("the audit log could not be signed: %s", exc)
             self._is_closing.wait(self.config.checkpoint_s)
-            self._needs_seal.set()
             return
         was_rotated = bool(self._to_sync)
         self._sync_old()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolcell.audit import content, records
@@ -36,8 +35,6 @@ MAX_FILES_BYTES = 1 << 20
 MAX_REMEMBERED = 4096
 MAX_COMMON = 64
 
-_random = random.SystemRandom()
-
 
 class Recorder:
     """Makes the records of one log's runs. One per runtime."""
@@ -55,14 +52,15 @@ class Recorder:
         """The policy with a hash seed, so that replays can order sets as this runtime does."""
         if not self.log.config.repeatable or policy.hash_seed is not None:
             return policy
-        return policy.model_copy(update={"hash_seed": _random.getrandbits(32)})
+        return policy.model_copy(update={"hash_seed": int.from_bytes(os.urandom(4), "big")})
 
-    def message(self, message: Run) -> Run:
-        """The run with a seed and a clock, so that a replay can repeat what it draws and reads."""
-        if not self.log.config.repeatable or (message.seed is not None and message.clock is not None):
-            return message
-        seed = message.seed if message.seed is not None else _random.getrandbits(48)
-        return replace(message, seed=seed, clock=message.clock or round(time.time(), 6))
+    def beginnings(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
+        """A run's seed and clock: those it is given, or else of its own, so that a replay can repeat what it draws."""
+        if not self.log.config.repeatable:
+            return seed, clock
+        if seed is None:
+            seed = int.from_bytes(os.urandom(6), "big")
+        return seed, round(time.time(), 6) if clock is None else clock
 
     # Runs
 
