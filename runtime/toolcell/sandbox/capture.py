@@ -64,6 +64,8 @@ class Capture:
 
     def logs(self) -> Logs:
         """What was kept, in order, with a marker where something is missing."""
+        if not self._order:
+            return Logs()
         entries = list(self._heads)
         truncated = False
         for stream, tail in self._tails.items():

@@ -78,6 +78,8 @@ class Pool(Generic[T]):
         self._changed = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._closing = anyio.Event()
+        self._returned: deque[T] = deque()
+        self._has_returned = anyio.Event()
         self._frozen: deque[tuple[float, T]] = deque()
         self._quiet_from = 0.0
         self._is_burst = False
@@ -88,6 +90,7 @@ class Pool(Generic[T]):
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to keep items warm, in `tasks`."""
         self._tasks = tasks
+        tasks.start_soon(self._see_to_returned)
         self._fill()
 
     async def acquire(self) -> T:
@@ -128,15 +131,27 @@ class Pool(Generic[T]):
         return None
 
     def release(self, item: T) -> None:
-        """Give back an item; it is ended, never reused. Returns at once."""
-        self._spawn(self._retire, item)
-
-    async def _retire(self, item: T) -> None:
-        if self._waiting == 0 and not self._closing.is_set() and self._freeze(item):
-            self._frozen.append((anyio.current_time(), item))
-            self._fill_when_few()
+        """Give back an item; it is ended, never reused. Returns at once: its run is waited for, and this is not."""
+        self._returned.append(item)
+        if self._closing.is_set():
+            self._retire_returned()
         else:
-            await self._end_busy(item)
+            self._has_returned.set()
+
+    async def _see_to_returned(self) -> None:
+        while not self._closing.is_set():
+            await self._has_returned.wait()
+            self._has_returned = anyio.Event()
+            self._retire_returned()
+
+    def _retire_returned(self) -> None:
+        while self._returned:
+            item = self._returned.popleft()
+            if self._waiting == 0 and not self._closing.is_set() and self._freeze(item):
+                self._frozen.append((anyio.current_time(), item))
+                self._fill_when_few()
+            else:
+                self._spawn(self._end_busy, item)
 
     async def _end_busy(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
@@ -236,6 +251,8 @@ class Pool(Generic[T]):
         """End every idle item. Busy ones are ended as they are released."""
         self._closing.set()
         self._tell()
+        self._has_returned.set()
+        self._retire_returned()
         self._retire_frozen()
         while self._idle:
             await self._end_quietly(self._idle.popleft()[1])
