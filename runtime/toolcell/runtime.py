@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.run_record import RunRecord
     from toolcell.audit.witness import RunWitness
-    from toolcell.tools.table import Table
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -88,7 +87,6 @@ class Runtime:
         self._watched: set[Execution] = set()
         self._something_runs = anyio.Event()
         self._runs = itertools.count(1)
-        self._last_snapshot: tuple[Table, ToolRegistry] | None = None
 
     # Opening and closing.
 
@@ -230,7 +228,7 @@ class Runtime:
         if not isinstance(source, str):
             raise UsageError(f"source must be a str, not {type(source).__name__}")
         wanted = limits or self.limits
-        registry = self._snapshot_of(tools)
+        registry = (tools if tools is not None else self.registry).snapshot()
         seed = seed if seed is not None else self.policy.seed
         clock = clock if clock is not None else self.policy.clock
         if self._recorder is not None:
@@ -291,15 +289,6 @@ class Runtime:
         if witness is not None and witness.record is not None:
             witness.record.end(result)
         return result
-
-    def _snapshot_of(self, tools: ToolRegistry | None) -> ToolRegistry:
-        """What a run works with: its own tools, or the runtime's as they are now."""
-        if tools is not None:
-            return tools.snapshot()
-        table = self.registry.table
-        if self._last_snapshot is None or self._last_snapshot[0] is not table:
-            self._last_snapshot = (table, self.registry.snapshot())
-        return self._last_snapshot[1]
 
     @staticmethod
     def _witness(begin: Callable[[], RunRecord]) -> RunWitness:
@@ -399,7 +388,7 @@ class Runtime:
         Raises:
             UsageError: the plan cannot run as written; no step ran. A step that fails is a row, not an exception.
         """
-        registry = self._snapshot_of(tools)
+        registry = (tools if tools is not None else self.registry).snapshot()
         context = context or RunContext(run_id=uuid.uuid4().hex)
         observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
         with observed as run:

@@ -221,14 +221,15 @@ def test_a_checkpoint_covers_everything_before_it(ledger: Ledger) -> None:
     assert report.chains[0].sealed_seq == head.seq
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not condition():
+            await anyio.sleep(0.005)
+
+
 def test_records_are_signed_soon_without_being_asked_also_after_a_quiet_time(ledger: Ledger) -> None:
     def signed() -> list[str]:
         return [fields["reason"] for fields in ledger.fields(records.CHECKPOINT)]
-
-    async def until(condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(5):
-            while not condition():
-                await anyio.sleep(0.005)
 
     with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder:
         for _ in range(3):
@@ -325,15 +326,16 @@ def test_a_disk_that_is_full_when_a_segment_ends_costs_no_record(
     assert ledger.verify().ok
 
 
+@pytest.mark.parametrize("problem", [AuditError("not just now"), ConnectionError("the key service is away")])
 def test_what_could_not_be_signed_at_once_is_signed_later(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
     failed = threading.Event()
     sign = ledger.key.sign
 
     def refuse(data: bytes) -> bytes:
         failed.set()
-        raise AuditError("the key is not there just now")
+        raise problem
 
     with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder:
         monkeypatch.setattr(ledger.key, "sign", refuse)
@@ -341,6 +343,7 @@ def test_what_could_not_be_signed_at_once_is_signed_later(
         assert failed.wait(5)
         monkeypatch.setattr(ledger.key, "sign", sign)
         ledger.run(recorder)
+        anyio.run(until, lambda: not recorder.log._is_sealer_awake)  # the thread that signs is still there
 
     assert "could not be signed" in caplog.text
     assert ledger.verify().ok
@@ -369,6 +372,7 @@ def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: 
 
     with pytest.raises(AuditError, match="did not reach the disk"):
         anyio.run(until_refused)
+    anyio.run(until, lambda: not log._is_sealer_awake)  # what was taken until then is signed all the same
     log.close()
 
 
@@ -499,6 +503,15 @@ def test_retention_goes_on_from_its_own_stub(ledger: Ledger) -> None:
         assert ledger.verify().ok
 
     assert len(ledger.fields(records.RETIRED)) >= 1
+
+
+def test_the_record_of_a_removal_is_signed_soon_too(ledger: Ledger) -> None:
+    ledger.fill(12, settings=SMALL)
+    with ledger.log(settings={**SMALL, "keep_bytes": 0, "checkpoint_s": 0.01}) as log:
+        anyio.run(until, lambda: not log._is_sealer_awake)
+        assert log.prune() > 0
+        assert log._is_sealer_awake
+        anyio.run(until, lambda: not log._is_sealer_awake)
 
 
 def test_segments_that_retention_left_behind_when_it_was_killed_are_removed_next_time(ledger: Ledger) -> None:

@@ -199,3 +199,20 @@ async def test_a_pool_that_was_closed_has_nothing_to_give() -> None:
         await pool.close()
         with pytest.raises(SandboxUnavailable, match="closed"):
             await pool.acquire()
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_cancelled(freezes: bool) -> None:
+    """A cancellation from further up reaches the pool's own tasks before it reaches `close`."""
+    works = Works(freezes=freezes)
+    with anyio.fail_after(20), anyio.CancelScope() as everything:
+        async with opened(works) as pool:
+            items = {await pool.acquire(), await pool.acquire()}
+            everything.cancel()
+            try:
+                await anyio.sleep(LONG_S)
+            finally:
+                for item in items:
+                    pool.release(item)
+                with anyio.CancelScope(shield=True):
+                    await until(lambda: items <= {*works.ended})

@@ -41,7 +41,7 @@ class AuditConfig(_Frozen):
     """When records must have reached the disk. All of them survive a killed process; `checkpoint` loses what came after
     the last checkpoint when the machine loses power, `always` nothing, `never` leaves it to the kernel."""
 
-    checkpoint_s: PositiveFloat = 1.0
+    checkpoint_s: float = Field(default=1.0, gt=0, le=365 * 86400)
     """A record is signed for at most so many seconds after it was written."""
 
     checkpoint_records: PositiveInt = 5000

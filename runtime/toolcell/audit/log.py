@@ -295,7 +295,6 @@ class AuditLog:
                 self._seal()
             except AuditError as exc:  # what the disk has is not known, and never will be
                 self._failure = exc
-                return
 
     def _is_signed(self, chain: Chain) -> bool:
         """True when nothing came for a while; then the next record wakes the sealer."""
@@ -320,13 +319,13 @@ class AuditLog:
                 chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
                 head = self._head(chain)
                 newest = chain.duplicate()
-        except AuditError as exc:  # a full disk, perhaps for a while; records of calls fail by themselves
+        except Exception as exc:  # a full disk, a key that is kept elsewhere: for a while, perhaps
             logger.warning("the audit log could not be signed: %s", exc)
             self._is_closing.wait(self.config.checkpoint_s)
             return
         was_rotated = bool(self._to_sync)
-        self._sync_old()
         try:
+            self._sync_old()
             if self.config.fsync != "never":
                 chains.sync(newest)
         finally:
@@ -350,7 +349,10 @@ class AuditLog:
         chain = self._writable()
         assert self._signer is not None
         try:
-            return retention.prune(chain, self.config, self._signer, self._lock)
+            if count := retention.prune(chain, self.config, self._signer, self._lock):
+                with self._lock:
+                    self._follow_up(chain)
+            return count
         except (OSError, ValueError, IndexError, AuditError) as exc:
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0

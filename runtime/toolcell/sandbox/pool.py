@@ -80,6 +80,8 @@ class Pool(Generic[T]):
         self._closing = anyio.Event()
         self._returned: deque[T] = deque()
         self._has_returned = anyio.Event()
+        self._is_attended = False
+        """A task waits for what is given back. It ends before its pool when it is cancelled from further up."""
         self._frozen: deque[tuple[float, T]] = deque()
         self._quiet_from = 0.0
         self._is_burst = False
@@ -133,15 +135,20 @@ class Pool(Generic[T]):
     def release(self, item: T) -> None:
         """Give back an item; it is ended, never reused. Returns at once: its run is waited for, and this is not."""
         self._returned.append(item)
-        if self._closing.is_set():
-            self._retire_returned()
-        else:
+        if self._is_attended:
             self._has_returned.set()
+        else:
+            self._retire_returned()
 
     async def _see_to_returned(self) -> None:
-        while not self._closing.is_set():
-            await self._has_returned.wait()
-            self._has_returned = anyio.Event()
+        self._is_attended = True
+        try:
+            while not self._closing.is_set():
+                await self._has_returned.wait()
+                self._has_returned = anyio.Event()
+                self._retire_returned()
+        finally:
+            self._is_attended = False
             self._retire_returned()
 
     def _retire_returned(self) -> None:

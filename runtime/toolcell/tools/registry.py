@@ -35,16 +35,19 @@ class ToolRegistry(RegistryView):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: Settings | None = None, **changes: Any) -> None:
-        self.policy = CallPolicy()
-        """Rules about who may call what; they count from the next call on, in snapshots too."""
         base = settings or Settings()
-        table = Table(policies=(self.policy,), settings=replace(base, **changes) if changes else base)
-        events = EventBus()
-        super().__init__(table, events, RunContext(run_id="direct", events=events, is_shared=True))
-        self._lock = threading.RLock()
-        self._frozen = False
+        policy, events = CallPolicy(), EventBus()
+        table = Table(policies=(policy,), settings=replace(base, **changes) if changes else base)
+        self._begin(policy, table, events, RunContext(run_id="direct", events=events, is_shared=True))
         for tool in tools:
             self.add(tool)
+
+    def _begin(self, policy: CallPolicy, table: Table, events: EventBus, shared_run: RunContext) -> None:
+        super().__init__(table, events, shared_run)
+        self.policy = policy
+        """Rules about who may call what; they count from the next call on, in snapshots too."""
+        self._lock = threading.RLock()
+        self._frozen = False
 
     # Registering
 
@@ -268,10 +271,9 @@ class ToolRegistry(RegistryView):
         return merged
 
     def _derived(self, entries: Mapping[str, Entry]) -> ToolRegistry:
-        derived = ToolRegistry(settings=self._table.settings)
-        derived._table = replace(self._table, entries=dict(entries), policies=(*self._table.policies, derived.policy))
-        derived.events = self.events
-        derived._shared_run = self._shared_run
+        derived, policy = ToolRegistry.__new__(ToolRegistry), CallPolicy()
+        table = replace(self._table, entries=dict(entries), policies=(*self._table.policies, policy))
+        derived._begin(policy, table, self.events, self._shared_run)
         return derived
 
     def list(self) -> list[str]:
