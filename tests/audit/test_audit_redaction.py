@@ -157,6 +157,21 @@ def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]
     assert (redactor.scan(text) is not None) == any(word.encode() in text for word in words)
 
 
+WORDS = ["Password", "passwd", "passphrase", "SECRET", "api_key", "apikey", "access-key", "private key", "token", "author",
+         "sk-", "Bearer ", "basic ", "://", "eyJ", "ghp_", "_live_", "AKIA"]  # fmt: skip
+JOINTS = [" ", "", "'", '"', ":", "=", ": ", " = ", "\u00a0", "\u2003=", "\n", ".", "/", "@", "-", "_"]
+VALUES = ["hunter2hunter2hunter2", "x" * 40, "A1B2C3D4E5F6G7H8I9J0", "12345678", "id"]
+
+
+@given(st.lists(st.sampled_from([*WORDS, *JOINTS, *JOINTS, *VALUES]), max_size=12).map("".join), st.booleans())
+def test_what_the_quick_scan_spares_held_nothing(text: str, as_key: bool) -> None:
+    redactor = Redactor(["hunter2"])
+    value = [{text: "a value"} if as_key else {"text": text}]
+    rules = redactor.scan(records.pack(value))
+
+    assert (value if rules is None else redactor.clean(value, rules)[0]) == redactor.clean_all(value)
+
+
 def test_redacting_twice_changes_nothing() -> None:
     value = {"password": "x", "text": 'token = "abcdefgh"', "url": "a://b:cccc@d"}
     once = cleaned(Redactor(), value)

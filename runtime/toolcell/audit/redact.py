@@ -90,6 +90,12 @@ _BARE: Final = re.compile(
 )
 """`password=...` in a log line or a message; what looks like code is left alone."""
 
+_ASSIGNED: Final = re.compile(
+    r"""(?x) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
+    ['"]? [\s\x80-\xff]* [:=]"""
+)
+"""How each of the two begins, in encoded and lower-cased data: most texts that hold such a word only speak of it."""
+
 # Texts come from guests. No pattern here may take quadratic time: each starts at a literal that its own repetition
 # cannot contain, or cannot fail once it has begun to repeat.
 
@@ -149,7 +155,7 @@ class Redactor:
                 return None
         low = packed.lower().decode("latin-1")
         rules = [rule for anchor, rule in self._rules if anchor in low]
-        if any(word in low for word in self._words):
+        if _ASSIGNED.search(low) is not None:
             rules.append(_Rule("", self._hide_literals))
         return rules
 
