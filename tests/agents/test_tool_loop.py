@@ -409,7 +409,7 @@ async def test_a_tool_never_outlasts_the_run() -> None:
         await anyio.sleep_forever()
         return ""
 
-    result = await loop(ScriptedModel([calls(("hang", {})), "never"]), tools=ToolRegistry([hang]), wall_s=0.3)
+    result = await loop(ScriptedModel([calls(("hang", {})), "never"]), tools=ToolRegistry([hang]), wall_s=1.0)
 
     assert result.stop_reason == "budget"
     assert result.messages[2]["content"] == "timed out: the run's time is used up"

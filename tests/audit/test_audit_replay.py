@@ -37,9 +37,11 @@ PIECES = (
     "seen.append([tool['name'] for tool in list_tools()])",
     "try:\n    call_tool('nothing_{number}')\nexcept ToolError as error:\n    seen.append(error.details)",
     "open('f{number}.txt', 'w').write({text!r})\nset_result(seen, files=['f{number}.txt'])",
-    "import asyncio\nasync def both():\n    tasks = [asyncio.ensure_future(call_tool_async('slow', delay_s=d, tag=d)) for d in (0.02, 0.001)]\n"
+    "import asyncio\nasync def both():\n"
+    "    tasks = [asyncio.ensure_future(call_tool_async(*call)) for call in (('held', {{}}), ('slow', {{'delay_s': 0, 'tag': 2}}))]\n"
     "    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)\n"
-    "    seen.append(sorted(task.result() for task in done))\n    await asyncio.gather(*tasks)\nawait both()",
+    "    seen.append(sorted(task.result() for task in done))\n"
+    "    await asyncio.gather(*tasks, call_tool_async('release'))\nawait both()",
 )
 
 
@@ -52,8 +54,21 @@ def make_script(dice: random.Random) -> str:
 
 
 def tools_for(ledger: Ledger) -> list[str]:
-    """Add a slow tool; returns the list its calls are noted in."""
+    """Add a slow tool, and one that waits for another; returns the list the slow one's calls are noted in."""
     called: list[str] = []
+    waiting: list[anyio.Event] = []
+
+    @ledger.registry.tool
+    async def held() -> int:
+        """Wait until another call says so."""
+        waiting.append(anyio.Event())
+        await waiting[-1].wait()
+        return 1
+
+    @ledger.registry.tool
+    async def release() -> None:
+        """Let the call that waits go on."""
+        waiting[-1].set()
 
     @ledger.registry.tool
     async def slow(delay_s: float, tag: float) -> float:
@@ -234,7 +249,7 @@ def test_answers_come_in_the_order_they_came(ledger: Ledger) -> None:
     script = PIECES[-1].format() + "\nset_result(seen)"
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
         result = runtime.execute_code(f"seen = []\n{script}")
-    assert result.value == [[0.001]], result.error
+    assert result.value == [[2]], result.error
     run = ledger.the_run()
     with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
         done = again(runtime, run)
@@ -263,7 +278,8 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
 )
 def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -> None:
     tools_for(ledger)
-    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=Limits(wall_s=1.0)) as runtime:
+    limits = Limits(wall_s=10 if "_exit" in source else 2.5)
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=limits) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
     with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:

@@ -106,7 +106,7 @@ def test_every_script_is_auditable_whatever_becomes_of_it(
 
 def test_a_call_under_way_when_its_run_ends_has_an_end_too(shared: tuple[Ledger, SyncRuntime]) -> None:
     ledger, runtime = shared
-    result = runtime.execute_code("call_tool('wait', seconds=60)", limits=Limits(wall_s=1.0))
+    result = runtime.execute_code("call_tool('wait', seconds=60)", limits=Limits(wall_s=2.5))
     (call,) = ledger.the_run(result.run_id).calls
 
     assert result.outcome is Outcome.TIMEOUT

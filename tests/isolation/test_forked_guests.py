@@ -326,9 +326,10 @@ def test_what_each_uses_is_measured_with_its_children(shared: Container, pair: A
     shared.tell(measure=True)
     shared.hear("measured")
     first.run(
-        "import os, time\n"
-        "for _ in range(2):\n    if os.fork() == 0:\n        os.setsid(); hold = bytearray(16 << 20); time.sleep(99)\n"
-        "time.sleep(0.3)\nset_result(1)"
+        "import os, time\nready, tell = os.pipe()\n"
+        "for _ in range(2):\n    if os.fork() == 0:\n"
+        "        os.setsid(); hold = bytearray(16 << 20); os.write(tell, b'x'); time.sleep(99)\n"
+        "os.read(ready, 1); os.read(ready, 1)\nset_result(1)"
     )
     second.run(ECHO)
     shared.tell(measure=True)

@@ -45,6 +45,12 @@ class Footprint:
     temporary: int
 
 
+def count_mounts() -> int:
+    """Without those that engines make for themselves, this machine's and one that another test starts."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return len([line for line in lines if "docker" not in line and "toolcell-daemon-" not in line])
+
+
 def count_cgroups() -> int:
     """Cgroups below this process's own folders; counted again when others changed the tree meanwhile."""
     while True:
@@ -64,7 +70,7 @@ def measure() -> Footprint:
         resident_mib=round(me.memory_info().rss / (1 << 20), 1),
         threads=threading.active_count(),
         processes=len(me.children(recursive=True)),
-        mounts=len([line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "docker" not in line]),
+        mounts=count_mounts(),
         cgroups=count_cgroups(),
         temporary=len(os.listdir(tempfile.gettempdir())),
     )

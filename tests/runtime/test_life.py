@@ -233,12 +233,12 @@ def cgroup_folders(pid: int) -> list[Path]:
     return walk(Path("/sys/fs/cgroup"), 4)
 
 
-def until(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+def until(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        os.sched_yield()
+        time.sleep(0.005)
     return True
 
 

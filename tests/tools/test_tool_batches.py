@@ -261,7 +261,9 @@ async def test_a_synchronous_tool_that_will_not_stop_is_left_behind_and_counted(
         return "late"
 
     registry = ToolRegistry([stubborn])
-    before = abandoned_threads()
+    with anyio.fail_after(PATIENCE_S):
+        while abandoned_threads():  # of tests before this one
+            await anyio.sleep(0.001)
 
     async def call() -> None:
         results.append(await registry.dispatch("stubborn", {}, context=run))
@@ -272,11 +274,11 @@ async def test_a_synchronous_tool_that_will_not_stop_is_left_behind_and_counted(
             await started.wait()
             run.cancel("enough")
         assert [result.text for result in results] == ["enough"]
-        assert abandoned_threads() == before + 1
+        assert abandoned_threads() == 1
     finally:
         release.set()
     with anyio.fail_after(PATIENCE_S):
-        while abandoned_threads() > before:
+        while abandoned_threads():
             await anyio.lowlevel.checkpoint()
 
 
@@ -302,12 +304,12 @@ async def test_timeouts_default_to_a_minute_and_waiting_for_a_place_does_not_cou
     async def deadline(ctx: ToolContext) -> float:
         """Tell how much time is left."""
         await anyio.lowlevel.checkpoint()
-        return round(ctx.deadline - anyio.current_time())
+        return ctx.deadline - anyio.current_time()
 
     registry = ToolRegistry([deadline])
     registry.add(deadline, replace=True)
 
-    assert (await registry.execute("deadline")).value == 60
+    assert 50 < (await registry.execute("deadline")).value <= 60
     assert ToolRegistry().settings.timeout_s == 60
 
 

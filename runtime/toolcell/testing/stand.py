@@ -32,7 +32,7 @@ LIMITS = Limits(wall_s=20, cpu_s=20, memory_bytes=192 * MIB, processes=32)
 
 PR_SET_CHILD_SUBREAPER = 36
 
-SOON_S = 10.0
+SOON_S = 30.0
 """Within this, what a backend ends must have ended."""
 
 

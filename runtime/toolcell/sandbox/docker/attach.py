@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OUTPUT_BYTES = 4 << 20
 """Raw output held for `take_output`. Beyond it nothing more is read, and the guest waits in its write()."""
 
-FENCE_S = 0.05
+FENCE_S = 0.5
 """How long the last word of a run is held back for the raw output that was written before it. Normally both come
 together; a script that broke its own standard error makes its run end this much later."""
 

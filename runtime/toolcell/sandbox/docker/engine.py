@@ -45,6 +45,8 @@ class Container:
         self.inspected: Mapping[str, Any] = {}
         self.meter = Meter(None, None)
         self.is_killed = False
+        self._was_alive = False
+        """When it was killed, as far as we knew. Who was dead by then died of something else."""
         self._is_destroyed = False
 
     async def look(self, blueprint: Blueprint) -> None:
@@ -62,7 +64,7 @@ class Container:
         """Have it killed, without waiting. Safe to call at any time."""
         if self.is_killed or self.fate.is_dead:
             return
-        self.is_killed = True
+        self.is_killed, self._was_alive = True, not self.stream.is_over
         self.stream.expect_end()
         self.meter.kill()
         self._engine.soon(self._engine.client.kill, self.name)
@@ -77,7 +79,7 @@ class Container:
             if not is_dead:
                 await self._ask()
             fate = self.fate
-            if fate.exit_code == SIGNALLED + SIGKILL and not self.is_killed:
+            if fate.exit_code == SIGNALLED + SIGKILL and not (self._was_alive or self._is_destroyed):
                 await fate.wait_for(lambda fate: bool(fate.memory_kills), MEMORY_NEWS_S)
         code = fate.exit_code
         if code is None:
@@ -182,6 +184,7 @@ class Engine:
             self.soon(self.remove, left)
         name = f"toolcell-{uuid.uuid4().hex[:16]}"
         stream: AttachedStream | None = None
+        fate: Fate | None = None
         ident = ""
         try:
             ident = await self.client.create(config, name)
@@ -196,6 +199,8 @@ class Engine:
                     stream.close()
                 # By name: the daemon may have made it although its answer did not come.
                 await self.remove(name)
+                if fate is not None:
+                    await fate.wait_for(lambda fate: fate.is_removed, END_S)
                 self._events.forget(ident)
             raise
         self._living.add(container)

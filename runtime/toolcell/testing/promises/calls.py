@@ -34,7 +34,7 @@ set_result([rows, sorted(tool["name"] for tool in list_tools())])
 @promises
 async def in_sequence(stand: Stand) -> None:
     """Hundreds of calls, one after the other, each get their own answer."""
-    limits = LIMITS.model_copy(update={"tool_calls": 300})
+    limits = LIMITS.model_copy(update={"tool_calls": 300, "wall_s": 60.0})
     value = await stand.value("set_result([call_tool('echo', q=i) for i in range(300)])", limits=limits)
     expect_equal(value, list(range(300)), "the answers")
 

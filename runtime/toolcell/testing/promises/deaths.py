@@ -45,7 +45,7 @@ async def by_a_crash(stand: Stand) -> None:
 @promises
 async def during_a_call(stand: Stand) -> None:
     """A guest that dies while the host works for it: the call is ended with it."""
-    source = "import os, threading\nthreading.Timer(0.2, os._exit, (4,)).start()\ncall_tool('stay')"
+    source = "import os, threading\nthreading.Timer(1.0, os._exit, (4,)).start()\ncall_tool('stay')"
     result = await stand.run(source)
     expect_outcome(result, Outcome.KILLED)
     expect_equal(len(result.calls), 1, "calls")
@@ -105,7 +105,7 @@ async def while_running(stand: Stand) -> None:
 @promises
 async def after_done(stand: Stand) -> None:
     """A sandbox that dies after its run changes nothing about the run."""
-    source = "import os, threading\nthreading.Timer(0.05, os._exit, (1,)).start()\nset_result('done')"
+    source = "import os, threading\nthreading.Timer(1.0, os._exit, (1,)).start()\nset_result('done')"
     async with stand.session() as session:
         report = await session.execute(_run(source), LIMITS, _no_calls)
         await eventually(lambda: not session.sandbox.is_alive(), "a sandbox that ended counts as alive")

@@ -80,7 +80,7 @@ async def closed_with_runs_under_way(stand: Stand) -> None:
     outcomes: list[Outcome] = []
     try:
         # `open` and `close` happen in one task, and what is entered between them is left between them.
-        with anyio.fail_after(3 * SOON_S):
+        with anyio.fail_after(2 * SOON_S):
             async with anyio.create_task_group() as tasks:
                 await backend.open()
                 try:
@@ -126,7 +126,7 @@ async def cancelled_while_open(stand: Stand) -> None:
     started = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(use)
-        with anyio.fail_after(6 * SOON_S):
+        with anyio.fail_after(2 * SOON_S):
             await started.wait()
         tasks.cancel_scope.cancel()
     await eventually(lambda: not set(children()) - before, "processes are left")
