@@ -169,8 +169,7 @@ def test_a_name_is_used_once_and_is_no_path(manager: CgroupManager) -> None:
     assert group.destroy()
 
 
-def test_what_a_dead_host_left_behind_is_killed_and_removed(manager: CgroupManager) -> None:
-    host = """
+DYING = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from toolcell_bridge.isolation.cgroups import discover
@@ -183,21 +182,32 @@ child.stdout.readline()
 print(child.pid, flush=True)
 sys.stdin.read()
 """
+
+
+def test_what_a_dead_host_left_behind_is_killed_and_removed(manager: CgroupManager) -> None:
+    assert any(left_behind(manager) for _ in range(3)), "nobody else on this machine is so quick three times"
+
+
+def left_behind(manager: CgroupManager) -> bool:
+    """Kill a host that has a cgroup; True when it was this manager that removed what it left."""
     home = str(Path(__file__).parents[2] / "bridge")
     with subprocess.Popen(
-        [sys.executable, "-I", "-c", host, home], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        [sys.executable, "-I", "-c", DYING, home], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     ) as dying:
         assert dying.stdout is not None
         orphan = int(dying.stdout.readline())
         folder = host_directory(dying.pid, 0)
         assert folder not in manager.reap_orphans(), "its host still runs"
+        assert any((base / folder).exists() for base in manager._bases())
         pinned = os.pidfd_open(orphan)
         dying.kill()
         dying.wait()
-        manager.reap_orphans()  # or another host of this machine was quicker
+        reaped = manager.reap_orphans()
         assert select.select([pinned], [], [], 10)[0] == [pinned], "readable once it has ended"
         os.close(pinned)
+        assert not any((base / folder).exists() for base in manager._bases())
         assert folder not in manager.reap_orphans()
+        return folder in reaped
 
 
 def test_only_the_directory_of_a_dead_host_of_this_pid_namespace_is_an_orphan() -> None:

@@ -214,5 +214,5 @@ async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_canc
             finally:
                 for item in items:
                     pool.release(item)
-                with anyio.CancelScope(shield=True):
+                with anyio.fail_after(5, shield=True):
                     await until(lambda: items <= {*works.ended})

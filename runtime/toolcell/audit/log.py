@@ -311,16 +311,19 @@ class AuditLog:
             self._needs_seal.clear()
 
     def _seal(self) -> None:
+        if (chain := self._chain) is None:
+            return
         try:
             with self._lock:
-                chain = self._chain
-                if chain is None or not chain.unsigned:
+                if not chain.unsigned:
                     return
                 chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
                 head = self._head(chain)
                 newest = chain.duplicate()
         except Exception as exc:  # a full disk, a key that is kept elsewhere: for a while, perhaps
             logger.warning("the audit log could not be signed: %s", exc)
+            with self._lock:
+                chain.unsigned = max(1, chain.unsigned)  # also where only what follows a signature failed
             self._is_closing.wait(self.config.checkpoint_s)
             return
         was_rotated = bool(self._to_sync)
@@ -353,6 +356,6 @@ class AuditLog:
                 with self._lock:
                     self._follow_up(chain)
             return count
-        except (OSError, ValueError, IndexError, AuditError) as exc:
+        except Exception as exc:  # what is on the disk may be damaged, and a key kept elsewhere may be away
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0

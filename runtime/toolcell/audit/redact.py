@@ -92,9 +92,11 @@ _BARE: Final = re.compile(
 
 _ASSIGNED: Final = re.compile(
     r"""(?x) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
-    ['"]? [\s\x80-\xff]* [:=]"""
+    ['"]? [\s\x80-\xff]* [:=]
+    | \xc4[\xb0\xb1] | \xc5\xbf | \xe2\x84\xaa"""
 )
-"""How each of the two begins, in encoded and lower-cased data: most texts that hold such a word only speak of it."""
+"""How each of the two begins, in encoded and lower-cased data: most texts that hold such a word only speak of it. Four
+letters that are none of ours are taken for i, s and k where upper and lower case are one."""
 
 # Texts come from guests. No pattern here may take quadratic time: each starts at a literal that its own repetition
 # cannot contain, or cannot fail once it has begun to repeat.

@@ -199,7 +199,7 @@ class Engine:
                     stream.close()
                 # By name: the daemon may have made it although its answer did not come.
                 await self.remove(name)
-                if fate is not None:
+                if fate is not None and name not in self._left:
                     await fate.wait_for(lambda fate: fate.is_removed, END_S)
                 self._events.forget(ident)
             raise

@@ -73,7 +73,9 @@ class Events:
 
     def follow(self, container: str) -> Fate:
         """Begin to note what becomes of a container; before it is started."""
-        return self._fates.setdefault(container, Fate())
+        fate = self._fates.setdefault(container, Fate())
+        fate.is_untold = not self.is_listening
+        return fate
 
     def forget(self, container: str) -> None:
         """It is gone and nobody asks any more."""
