@@ -49,7 +49,7 @@ async def wall(stand: Stand) -> None:
         "call_tool('stay')",
     ):
         source = f"set_result('early')\nprint('started')\n{source}"
-        result = await limited(stand, source, Outcome.TIMEOUT, "wall_s", wall_s=2.0)
+        result = await limited(stand, source, Outcome.TIMEOUT, "wall_s", wall_s=1.2)
         expect_equal((result.value, result.logs.text), ("early", "started\n"), "value and output before the end")
 
 
