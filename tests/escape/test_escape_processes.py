@@ -217,6 +217,7 @@ GOING_ON = {
 def unhurried() -> Iterator[Victim]:
     """A host in the middle of a burst of runs that does not end: what was used waits for its end."""
     patience = "import toolcell.sandbox.pool as pool\npool.QUIET_S = pool.FROZEN_S = 600.0\n"
+    patience += "import os\nos.environ['TOOLCELL_SETTLE_S'] = '3'\n"  # it never does: what was used is still there
     host = Victim(before=patience)
     yield host
     host.close()

@@ -32,7 +32,7 @@ IN_CONTAINERS = BACKEND != "process"
 WARM = 2 if BACKEND == "docker" else 1
 """Two containers, because one takes longer to start than most attacks take to fail."""
 LAUNCHER_AND_ZYGOTE = 2
-SETTLE_S = 30.0 if IN_CONTAINERS else 15.0
+SETTLE_S = float(os.environ.get("TOOLCELL_SETTLE_S") or (30.0 if IN_CONTAINERS else 15.0))
 LOOK_S = 0.02 if IN_CONTAINERS else 0.005
 CALM = 3
 """Looks in a row at which nothing may be out of place."""
