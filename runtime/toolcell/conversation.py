@@ -61,7 +61,7 @@ class Execution:
         on_log: Callable[[str, str], None] | None,
         on_progress: Callable[[object], None] | None,
         witness: Witness | None,
-        start_s: float = 0.0,
+        start_s: float,
     ) -> None:
         self.sandbox = sandbox
         self.limits = limits

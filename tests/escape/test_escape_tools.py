@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from escape.attack import ENDED_S, SECRET_PATTERN, Victim, outside
+from escape.attack import SECRET_PATTERN, Victim, outside
 from escape.prologues import BASICS, BRIDGE
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21")]
@@ -257,7 +257,7 @@ set_result(told)
     inside = victim.run(source, field=field, odds=ODD, limits={"wall_s": 10})
     assert inside.outcome == "ok"
     assert len(inside.value) == len(ODD)
-    assert inside.result.usage.wall_s < ENDED_S
+    assert inside.result.usage.wall_s < 5
     victim.assert_healthy()
 
 

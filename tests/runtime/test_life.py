@@ -41,7 +41,10 @@ def guests() -> list[psutil.Process]:
 
 
 @pytest.mark.anyio
-async def test_nothing_is_left_when_a_runtime_closes() -> None:
+async def test_nothing_is_left_when_a_runtime_closes(sync_runtime: SyncRuntime) -> None:
+    shared = sync_runtime.runtime._pool
+    assert shared is not None
+    await eventually(lambda: bool(shared._idle) and not (shared._busy or shared._starting))  # else it adds to our own
     before, descriptors = set(guests()), open_descriptors()
 
     async with Runtime() as runtime:

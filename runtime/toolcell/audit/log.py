@@ -292,7 +292,7 @@ class AuditLog:
                     self._needs_seal.wait()
                 continue
             try:
-                self._seal()
+                self._seal(chain)
             except AuditError as exc:  # what the disk has is not known, and never will be
                 self._failure = exc
 
@@ -310,9 +310,7 @@ class AuditLog:
                 return
             self._needs_seal.clear()
 
-    def _seal(self) -> None:
-        if (chain := self._chain) is None:
-            return
+    def _seal(self, chain: Chain) -> None:
         try:
             with self._lock:
                 if not chain.unsigned:
@@ -352,10 +350,11 @@ class AuditLog:
         chain = self._writable()
         assert self._signer is not None
         try:
-            if count := retention.prune(chain, self.config, self._signer, self._lock):
-                with self._lock:
-                    self._follow_up(chain)
-            return count
+            count = retention.prune(chain, self.config, self._signer, self._lock)
         except Exception as exc:  # what is on the disk may be damaged, and a key kept elsewhere may be away
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0
+        if count:
+            with self._lock:
+                self._follow_up(chain)
+        return count

@@ -259,7 +259,6 @@ class Pool(Generic[T]):
         self._closing.set()
         self._tell()
         self._has_returned.set()
-        self._retire_returned()
         self._retire_frozen()
         while self._idle:
             await self._end_quietly(self._idle.popleft()[1])
