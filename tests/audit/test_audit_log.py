@@ -350,6 +350,52 @@ def test_what_could_not_be_signed_at_once_is_signed_later(
     assert ledger.verify().chains[0].unsigned == 0
 
 
+def test_a_segment_that_is_full_while_its_key_is_away_goes_on_until_it_is_back(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(data: bytes) -> bytes:
+        raise ConnectionError("the key service is away")
+
+    with ledger.opened(settings={"segment_bytes": 16384, "checkpoint_s": 3600}) as recorder:
+        before = recorder.log._writable().number
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger.key, "sign", refuse)
+            for _ in range(50):
+                ledger.run(recorder)
+        assert recorder.log._writable().number == before
+        assert "not ended when it was full" in caplog.text
+        assert caplog.text.count("the key service is away") < 25  # it is not asked at every record
+        for _ in range(20):
+            ledger.run(recorder)
+        assert recorder.log._writable().number > before
+
+    assert ledger.verify().ok
+    assert ledger.verify().chains[0].unsigned == 0
+
+
+def test_a_key_that_is_away_when_its_log_is_closed_is_named(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> bytes:
+        raise ConnectionError("the key service is away")
+
+    log = ledger.log(settings={"checkpoint_s": 3600}).open()
+    ledger.run(Recorder(log))
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.key, "sign", refuse)
+        with pytest.raises(AuditError, match=f"the key {ledger.key.key_id} did not sign: ConnectionError"):
+            log.checkpoint()
+        with pytest.raises(AuditError, match="the key service is away"):
+            log.close()
+    ledger.fill(1)
+
+    assert ledger.verify().ok
+    assert ledger.verify().chains[0].unsigned == 0
+
+
+def test_what_cannot_sign_is_no_key(ledger: Ledger) -> None:
+    with pytest.raises(UsageError, match=r"key must be a file's path or sign by itself \(a Signer\), not int"):
+        ledger.log(key=7).open()
+
+
 def test_a_signature_after_which_something_failed_is_followed_by_another(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

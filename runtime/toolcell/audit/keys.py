@@ -52,6 +52,34 @@ class Signer(Verifier, Protocol):
         ...
 
 
+class SigningFailed(AuditError):
+    """The key could not be had. What it should have signed is written all the same, and may be signed later."""
+
+
+class CarefulSigner:
+    """A key that somebody else keeps: whatever goes wrong with it is a `SigningFailed` that names it."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self.key_id = signer.key_id
+        self.algorithm = signer.algorithm
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of `data`.
+
+        Raises:
+            SigningFailed: there is none.
+        """
+        try:
+            return bytes(memoryview(self._signer.sign(data)))
+        except Exception as exc:
+            raise SigningFailed(f"the key {self.key_id} did not sign: {type(exc).__name__}: {exc}") from exc
+
+    def is_valid(self, data: bytes, signature: bytes) -> bool:
+        """True when the holder of the key signed `data`."""
+        return self._signer.is_valid(data, signature)
+
+
 class HmacKey:
     """A shared secret: signs and verifies."""
 

@@ -22,7 +22,14 @@ from toolcell.audit import chain as chains
 from toolcell.audit import content, layout, records, retention
 from toolcell.audit.chain import Chain
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.keys import Signer, default_key_path, load_or_create_signer, load_signer
+from toolcell.audit.keys import (
+    CarefulSigner,
+    Signer,
+    SigningFailed,
+    default_key_path,
+    load_or_create_signer,
+    load_signer,
+)
 from toolcell.audit.redact import Redactor
 from toolcell.audit.seals import Head, default_heads_dir, save_head
 from toolcell.errors import AuditError, UsageError
@@ -129,7 +136,9 @@ class AuditLog:
     def _load_key(self) -> Signer:
         key = self._key
         if key is not None and not isinstance(key, str | os.PathLike):
-            return key
+            if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign")):
+                raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
+            return CarefulSigner(key)
         path = Path(key) if key is not None else default_key_path()
         if path.resolve().is_relative_to(self.directory.resolve()):
             raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
@@ -223,9 +232,19 @@ class AuditLog:
             self._is_sealer_awake = True
             self._needs_seal.set()
         if chain.size > self._size_most:
+            self._go_on(chain)
+
+    def _go_on(self, chain: Chain) -> None:
+        """Begin the next segment; with no key at hand, somewhat later: a segment ends with a signature."""
+        try:
             self._to_sync.append(chain.rotate())
-            self.noted.clear()
-            self._needs_seal.set()
+        except SigningFailed as exc:
+            self._size_most = chain.size + self.config.segment_bytes // 4
+            logger.warning("a segment of the audit log was not ended when it was full: %s", exc)
+            return
+        self._size_most = self.config.segment_bytes
+        self.noted.clear()
+        self._needs_seal.set()
 
     def _presentable(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
         """A content without secrets and no larger than it may be. Cutting comes last: no half of a secret stays."""
@@ -280,7 +299,7 @@ class AuditLog:
     def _save_head(self, chain: Chain) -> None:
         try:
             save_head(self.heads, self._head(chain))
-        except OSError as exc:
+        except (OSError, SigningFailed) as exc:
             logger.warning("the head of the audit log could not be kept in %s: %s", self.heads, exc)
 
     def _seal_now_and_then(self) -> None:
