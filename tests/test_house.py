@@ -25,6 +25,7 @@ LAYERS = (
     ("toolcell.calls", "toolcell.heard"),
     ("toolcell.conversation",),
     ("toolcell.session",),
+    ("toolcell.answers", "toolcell.request"),
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents", "toolcell.cli", "toolcell.web", "toolcell.testing"),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -21,7 +20,7 @@ from toolcell.config import Limits
 from toolcell.ending import Ending
 from toolcell.errors import AuditError, UsageError
 from toolcell.heard import Heard
-from toolcell.results import ErrorInfo, Isolation, Logs, Outcome, OutputFile, ToolCallRecord, Usage
+from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.sandbox.backend import Breach, Exit, GuestFile, Sample, Sandbox
 from toolcell.traffic import Traffic, Witness
 from toolcell.verdict import Facts, later, passed_limit, verdict
@@ -32,21 +31,6 @@ from toolcell_bridge.messages import CallTool, PutFile, Run
 CHUNK_BYTES = 1 << 20
 SLICE_S = 0.002
 """How long one conversation may go on without letting others have the event loop."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What one run left behind, before the runtime gives it a name."""
-
-    outcome: Outcome
-    error: ErrorInfo | None
-    value: Any
-    has_value: bool
-    logs: Logs
-    files: tuple[OutputFile, ...]
-    calls: tuple[ToolCallRecord, ...]
-    usage: Usage
-    isolation: Isolation
 
 
 class Execution:
@@ -62,6 +46,7 @@ class Execution:
         on_progress: Callable[[object], None] | None,
         witness: Witness | None,
         start_s: float,
+        run_id: str,
     ) -> None:
         self.sandbox = sandbox
         self.limits = limits
@@ -69,6 +54,7 @@ class Execution:
         self._witness = witness
         self._started = time.perf_counter()
         self._start_s = start_s
+        self._run_id = run_id
         self._ending = Ending(sandbox)
         self._traffic = Traffic(sandbox.stream, connection, self._ending, witness)
         self._calls = Calls(limits, dispatch, self._traffic, self._ending, self._started)
@@ -80,7 +66,9 @@ class Execution:
         self._own = anyio.CancelScope()
         self._lint = ""
 
-    async def carry_out(self, run: Run, files: Iterable[GuestFile], cancel: anyio.Event | None = None) -> Report:
+    async def carry_out(
+        self, run: Run, files: Iterable[GuestFile], cancel: anyio.Event | None = None
+    ) -> ExecutionResult:
         """Converse until Done, death, deadline or breach, then report."""
         self._lint = run.lint
         async with anyio.create_task_group() as tasks:
@@ -224,7 +212,7 @@ class Execution:
             if self._heard.printed_bytes == before:
                 return
 
-    def _report(self, end: Exit) -> Report:
+    def _report(self, end: Exit) -> ExecutionResult:
         sample, calls = self._sample, self._calls.records()
         usage = Usage(
             wall_s=self._elapsed_s(),
@@ -237,13 +225,14 @@ class Execution:
             start_s=self._start_s,
         )
         outcome, error = verdict(self._facts(end, usage))
-        return Report(
+        return ExecutionResult(
+            self._run_id,
             outcome,
-            error,
             self._heard.value,
             self._heard.has_value,
             self._heard.logs(),
             self._heard.files(),
+            error,
             calls,
             usage,
             Isolation(self.sandbox.backend, dict(self.sandbox.layers), self._lint),

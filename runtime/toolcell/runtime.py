@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from types import TracebackType
@@ -20,21 +20,18 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.calls import Answer
+from toolcell.answers import answering
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig
 from toolcell.conversation import Execution
-from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort, UsageError
+from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.request import FileInput, fits, guest_file, run_message
 from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
 from toolcell.session import Session
-from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.plan import run_plan
-from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell_bridge.errors import UnsendableValue
-from toolcell_bridge.guest.tools import LIST_TOOLS
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import CallTool, Run, ToolFail, ToolReturn
+from toolcell_bridge.messages import Run
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
@@ -44,11 +41,6 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
-
-FIXED = ("disk_bytes", "inodes", "frame_bytes")
-"""Limits that are part of a sandbox's making and cannot be changed from outside afterwards."""
-
-FileInput = str | os.PathLike[str] | tuple[str, bytes | str] | GuestFile
 
 
 class Runtime:
@@ -225,15 +217,14 @@ class Runtime:
         """
         if self._pool is None or self._stack is None:
             raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
-        if not isinstance(source, str):
-            raise UsageError(f"source must be a str, not {type(source).__name__}")
         wanted = limits or self.limits
         registry = (tools if tools is not None else self.registry).snapshot()
         seed = seed if seed is not None else self.policy.seed
         clock = clock if clock is not None else self.policy.clock
         if self._recorder is not None:
             seed, clock = self._recorder.beginnings(seed, clock)
-        message = self._run_message(source, inputs, registry, wanted, lint, seed, clock)
+        names, profile = registry.names(Origin.CODE), lint or self.policy.lint
+        message = run_message(next(self._runs), source, inputs, names, wanted, profile, seed, clock)
         put = [guest_file(each) for each in files]
         context = context or RunContext(run_id=uuid.uuid4().hex)
         begin: Callable[[Session | None], RunRecord] | None = None
@@ -252,10 +243,10 @@ class Runtime:
         try:
             await session.sandbox.prepare(wanted)
             start_s = time.perf_counter() - waiting
-            report = await session.execute(
+            result = await session.execute(
                 message,
                 wanted,
-                self._dispatcher(registry, context, witness),
+                answering(registry, context, witness),
                 files=put,
                 watch=self._begin_watch,
                 cancel=cancel,
@@ -263,6 +254,7 @@ class Runtime:
                 on_progress=on_progress,
                 witness=witness,
                 start_s=start_s,
+                run_id=context.run_id,
             )
         except BaseException as exc:
             if witness is not None and witness.record is not None:
@@ -274,18 +266,6 @@ class Runtime:
             else:
                 with anyio.CancelScope(shield=True):
                     await self._end_session(session)
-        result = ExecutionResult(
-            run_id=context.run_id,
-            outcome=report.outcome,
-            value=report.value,
-            has_value=report.has_value,
-            logs=report.logs,
-            files=report.files,
-            error=report.error,
-            calls=report.calls,
-            usage=report.usage,
-            isolation=report.isolation,
-        )
         if witness is not None and witness.record is not None:
             witness.record.end(result)
         return result
@@ -316,60 +296,6 @@ class Runtime:
             sandbox=session.sandbox if session is not None else None,
             environment=self._about_environment,
         )
-
-    def _run_message(
-        self,
-        source: str,
-        inputs: Mapping[str, Any] | None,
-        registry: ToolRegistry,
-        limits: Limits,
-        lint: LintProfile | None,
-        seed: int | None,
-        clock: float | None,
-    ) -> Run:
-        try:
-            plain = to_plain(dict(inputs or {}), "inputs")
-            source.encode("utf-8")
-        except (UnsendableValue, ValueError, TypeError) as exc:
-            raise UsageError(str(exc)) from exc
-        if len(source) > limits.frame_bytes - 4096:
-            raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
-        assert isinstance(plain, dict)
-        return Run(
-            next(self._runs),
-            source,
-            plain,
-            registry.names(Origin.CODE),
-            lint or self.policy.lint,
-            limits.result_bytes,
-            limits.files,
-            limits.files_bytes,
-            seed,
-            clock,
-        )
-
-    def _dispatcher(
-        self, registry: ToolRegistry, context: RunContext, witness: RunWitness | None
-    ) -> Callable[[CallTool], Awaitable[Answer]]:
-        async def dispatch(call: CallTool) -> Answer:
-            record = witness.record if witness is not None else None
-            if call.name == LIST_TOOLS:
-                return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
-            call_id = f"call_{call.id}"
-            if record is not None:
-                record.lines[call_id] = call.line
-            try:
-                observed = context if record is None else record.context
-                result = await registry.dispatch(
-                    call.name, call.args, call_id=call_id, origin=Origin.CODE, context=observed
-                )
-            except AuditError as exc:
-                if record is not None:
-                    record.problem = exc
-                raise ToolAbort("a tool call could not be recorded") from exc
-            return answer(call.id, result)
-
-        return dispatch
 
     # Running plans.
 
@@ -414,66 +340,3 @@ class Runtime:
             await anyio.sleep(WATCH_S)
             for execution in tuple(self._watched):
                 execution.check()
-
-
-def answer(call_id: int, result: ToolResult) -> Answer:
-    """A tool's result as the guest may see it: data or a bare message, never an exception's text or trace."""
-    try:
-        if result.error is not None and result.is_error:
-            failure = result.error
-            details = to_plain(dict(failure.details), "details")
-            text = result.text
-            if failure.code == ErrorCode.EXCEPTION:
-                # Not str(): what an unexpected exception says may hold anything of the host. A tool that wants its
-                # words read raises ToolError or returns ToolResult.fail().
-                text = f"the tool raised {type(result.exc).__name__}"
-                details = None
-            return ToolFail(call_id, str(failure.code), text, failure.retryable, details)
-        return ToolReturn(call_id, to_plain(result.guest_value(), "result"))
-    except (UnsendableValue, ValueError, TypeError) as exc:
-        return ToolFail(call_id, "no_result", f"the tool's result cannot be sent: {exc}", False, None)
-
-
-def listed(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool as `list_tools()` shows it."""
-    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-
-
-def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
-    """True when a sandbox made with `made_with` can be held to `wanted` from outside.
-
-    `fixed`: what its backend cannot change then, besides what nobody can.
-    """
-    if wanted is made_with:
-        return True
-    return all(getattr(wanted, name) == getattr(made_with, name) for name in (*FIXED, *fixed)) and all(
-        getattr(wanted, name) <= getattr(made_with, name)
-        for name in ("memory_bytes", "processes", "open_files", "cpu_s")
-    )
-
-
-def guest_file(given: FileInput) -> GuestFile:
-    """A file for the workspace from a path on the host, or from (name, content).
-
-    Raises:
-        UsageError: it cannot be read, or its name leaves the workspace.
-    """
-    if isinstance(given, GuestFile):
-        file = given
-    elif isinstance(given, tuple):
-        name, data = given
-        file = GuestFile(name, data.encode() if isinstance(data, str) else bytes(data))
-    else:
-        path = os.fspath(given)
-        try:
-            with open(path, "rb") as source:
-                file = GuestFile(os.path.basename(path), source.read())
-        except OSError as exc:
-            raise UsageError(f"input file {path!r} cannot be read: {exc.strerror}") from exc
-    parts = file.name.split("/")
-    if not file.name or file.name.startswith("/") or ".." in parts or "\0" in file.name or "\\" in file.name:
-        raise UsageError(f"input file name {file.name!r} must be a relative path inside the workspace")
-    return file
-
-
-__all__ = ["Runtime", "SandboxUnavailable", "ToolAbort", "answer", "fits", "guest_file"]

@@ -11,8 +11,9 @@ import anyio
 
 from toolcell.calls import Dispatch
 from toolcell.config import Limits
-from toolcell.conversation import Execution, Report
+from toolcell.conversation import Execution
 from toolcell.errors import SandboxUnavailable
+from toolcell.results import ExecutionResult
 from toolcell.sandbox.backend import GuestFile, Sandbox
 from toolcell.traffic import Witness
 from toolcell_bridge.connection import Connection, State
@@ -80,7 +81,8 @@ class Session:
         on_progress: Callable[[object], None] | None = None,
         witness: Witness | None = None,
         start_s: float = 0.0,
-    ) -> Report:
+        run_id: str = "",
+    ) -> ExecutionResult:
         """Send one script, answer its calls, and report how it ended.
 
         Raises:
@@ -90,7 +92,9 @@ class Session:
         Cancellation: the exception goes on; no further run can be sent, and whoever has the sandbox must destroy it.
         """
         self._runs += 1
-        execution = Execution(self.sandbox, self._connection, limits, dispatch, on_log, on_progress, witness, start_s)
+        execution = Execution(
+            self.sandbox, self._connection, limits, dispatch, on_log, on_progress, witness, start_s, run_id
+        )
         unwatch = watch(execution) if watch is not None else None
         try:
             return await execution.carry_out(run, files, cancel)
