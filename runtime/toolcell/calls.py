@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -62,8 +63,11 @@ class Calls:
         return bool(self._running or self.refused or self._turned_down)
 
     def records(self) -> tuple[ToolCallRecord, ...]:
-        """Every call that was looked at, as far as it came."""
-        return tuple(self._records.values())
+        """Every call that was looked at, as far as it came; one without an answer took until now."""
+        return tuple(
+            replace(record, duration_s=self._elapsed_s() - record.started_s) if record.status == "pending" else record
+            for record in self._records.values()
+        )
 
     def admit(self, call: CallTool, tasks: TaskGroup) -> bool:
         """Note a call; True when it is to be made now, by the caller."""

@@ -57,6 +57,8 @@ def verdict(facts: Facts) -> tuple[Outcome, ErrorInfo | None]:
         return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
     breach = facts.breached or _enforced_limit(facts)
     if breach is not None:
+        if breach.outcome is Outcome.MEMORY_LIMIT:  # it may have grown between the look that found it and its end
+            breach = replace(breach, used=max(breach.used, usage.peak_memory_bytes))
         return breach.outcome, breach_error(breach)
     if facts.done is None:
         return Outcome.KILLED, killed(facts.end)
@@ -111,7 +113,7 @@ def breach_error(breach: Breach) -> ErrorInfo:
 
 def limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
     """The script's own error, with the limit that caused it; MemoryError has no words of its own."""
-    message = error.message or f"out of memory: limit {value:.0f} bytes"
+    message = error.message or f"out of memory: an allocation was refused, limit {value:.0f} bytes"
     return replace(error, message=message, limit=limit, limit_value=value, used=used)
 
 

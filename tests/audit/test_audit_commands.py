@@ -41,7 +41,7 @@ SCRIPT = "hits = call_tool('search', query='boxes')\ntry:\n    call_tool('fail',
 def filled(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A run of several calls by somebody and a run of none, signed with the default key."""
     monkeypatch.chdir(tmp_path)
-    signer = keys.load_or_create_signer()
+    signer = keys.own_signer()
     assert isinstance(signer, keys.HmacKey)
     ledger.key = signer
     with ledger.opened() as recorder:

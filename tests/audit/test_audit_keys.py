@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -11,22 +12,33 @@ import pytest
 from audit.ledger import Ledger
 from toolcell.audit import keys
 from toolcell.audit.keys import Ed25519Signer, HmacKey
+from toolcell.audit.log import AuditLog
 from toolcell.errors import AuditError, UsageError
 
 
 def test_the_default_key_is_made_once_and_for_its_owner_alone() -> None:
-    first = keys.load_or_create_signer()
+    first = keys.own_signer()
     path = keys.default_key_path()
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert keys.load_or_create_signer().key_id == first.key_id
+    assert keys.own_signer().key_id == first.key_id
 
 
 def test_an_environment_variable_names_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = HmacKey.generate()
+    keys.save_private(tmp_path / "mine.key", mine.to_text())
     monkeypatch.setenv("TOOLCELL_AUDIT_KEY", str(tmp_path / "mine.key"))
-    keys.load_or_create_signer()
 
-    assert (tmp_path / "mine.key").exists()
+    assert keys.own_signer().key_id == mine.key_id
+
+
+def test_a_key_that_is_named_and_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "typo" / "sign.pem"
+    monkeypatch.setenv("TOOLCELL_AUDIT_KEY", str(missing))
+
+    with pytest.raises(AuditError, match=re.escape(f"$TOOLCELL_AUDIT_KEY names {missing}, which is not there")):
+        AuditLog(tmp_path / "runs").open()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:

@@ -109,6 +109,10 @@ def test_well_known_credentials_are_hidden_wherever_they_stand(credential: str) 
 TEXTS = {
     'password = "correct horse"': f'password = "{REDACTED}"',
     "{'api_key': 'abcdefgh'}": f"{{'api_key': '{REDACTED}'}}",
+    "headers = {'Authorization': 'abcdef0123456789'}": f"headers = {{'Authorization': '{REDACTED}'}}",
+    "cookies='session=abcdef0123456789'": f"cookies='{REDACTED}'",
+    'credential: "abc def"': f'credential: "{REDACTED}"',
+    "secrets = 'abcdef'; token = 'abcde'": f"secrets = '{REDACTED}'; token = 'abcde'",
     "login password=horse1battery failed": f"login password={REDACTED} failed",
     "Authorization: Bearer abcdefghijklmnop": f"Authorization: Bearer {REDACTED}",
     "postgres://user:s3cr3tpass@db/x": f"postgres://user:{REDACTED}@db/x",
@@ -158,7 +162,8 @@ def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]
 
 
 WORDS = ["Password", "passwd", "passphrase", "SECRET", "api_key", "apikey", "access-key", "private-key", "token",
-         "to\u212aen", "\u017fecret", "ap\u0131_key", "author", "rapid", "access"]  # fmt: skip
+         "to\u212aen", "\u017fecret", "ap\u0131_key", "author", "rapid", "access", "Cookies",
+         "authorization", "credential"]  # fmt: skip
 SPACES = ["", " ", "\t", "\n", "\u00a0", "\u2003", "\x85", "x"]
 VALUES = ["hunter2hunter2hunter2", "x" * 40, "A1B2C3D4E5F6G7H8I9J0", "12345678", "id"]
 QUOTES = ["", "", "'", '"', "b'", '\\"']

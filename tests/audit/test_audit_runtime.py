@@ -112,6 +112,9 @@ def test_a_call_under_way_when_its_run_ends_has_an_end_too(shared: tuple[Ledger,
     assert result.outcome is Outcome.TIMEOUT
     assert call.status == "cancelled"
     assert call.end_more["unanswered"] is True
+    # It took as long as it was waited for, not the no time at all in which it was answered.
+    assert call.duration_s > 0
+    assert 0 < result.calls[0].duration_s <= result.usage.wall_s
 
 
 def test_a_call_a_script_takes_back_is_recorded_as_such(shared: tuple[Ledger, SyncRuntime]) -> None:

@@ -207,6 +207,13 @@ def test_a_limit_is_named_with_its_value_what_was_used_and_its_flag(fake: type[F
     assert "limit wall_s is 2 s, 2.01 s was used (--wall-s changes it)" in err
 
 
+def test_less_than_a_limit_was_in_use_before_what_would_have_passed_it(fake: type[FakeRuntime], folder: Path) -> None:
+    error = ErrorInfo("MemoryError", "", limit="memory_bytes", limit_value=128 << 20, used=14 << 20)
+    fake.result = ExecutionResult("r1", Outcome.MEMORY_LIMIT, error=error)
+    _, _, err = invoke("run", "script.py")
+    assert "limit memory_bytes is 128 MiB, 14 MiB was in use before that (--memory-bytes changes it)" in err
+
+
 HOSTILE = "\x1b[2J\x1b]52;c;AAAA\x07\u202e\u2028\x9b31m[red]"
 
 

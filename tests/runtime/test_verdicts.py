@@ -119,3 +119,22 @@ def test_a_running_sandbox_may_reach_its_limits_and_not_pass_them(sample: Sample
     breach = passed_limit(LIMITS, sample)
 
     assert (breach.limit if breach is not None else None) == limit
+
+
+def test_a_refused_allocation_is_called_one() -> None:
+    refused = Done(False, {"type": "MemoryError"})
+    _, error = verdict(replace(QUIET, lint="off", done=refused, usage=Usage(peak_memory_bytes=7)))
+
+    assert error is not None
+    assert (error.limit, error.limit_value, error.used) == ("memory_bytes", LIMITS.memory_bytes, 7)
+    assert "an allocation was refused" in error.message
+
+
+def test_what_grew_after_its_limit_was_seen_to_be_passed_is_told_as_large_as_it_got() -> None:
+    breach = passed_limit(LIMITS, Sample(peak_memory_bytes=LIMITS.memory_bytes + 1))
+    most = LIMITS.memory_bytes + 1000
+    _, error = verdict(replace(QUIET, breached=breach, usage=Usage(peak_memory_bytes=most)))
+
+    assert error is not None
+    assert error.used == most
+    assert str(most) in error.message

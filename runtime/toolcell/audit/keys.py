@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 HMAC, ED25519 = "hmac-sha256", "ed25519"
 _HMAC_PREFIX: Final = "toolcell-hmac-sha256:"
+KEY_VARIABLE: Final = "TOOLCELL_AUDIT_KEY"
+"""Names the key to sign with, when it is not the one that is made at need."""
+
 _HMAC_BYTES: Final = 32
 _ID_CHARS: Final = 16
 
@@ -184,7 +187,7 @@ def _ed25519() -> Any:
 
 def default_key_path() -> Path:
     """$TOOLCELL_AUDIT_KEY, or audit.key in toolcell's configuration directory."""
-    if named := os.environ.get("TOOLCELL_AUDIT_KEY"):
+    if named := os.environ.get(KEY_VARIABLE):
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "toolcell" / "audit.key"
@@ -214,15 +217,19 @@ def load_verifier(path: str | os.PathLike[str]) -> Verifier:
     return Ed25519Verifier(_pem(text, path, is_public=True)) if "PUBLIC KEY" in text else load_signer(path)
 
 
-def load_or_create_signer(path: str | os.PathLike[str] | None = None) -> Signer:
-    """The key in a file; a fresh HMAC key when there is no file yet.
+def own_signer() -> Signer:
+    """The key at `default_key_path`; a fresh HMAC key when there is none yet, and nothing named another.
 
     Raises:
-        AuditError: the file cannot be read or made.
+        AuditError: the file cannot be read or made, or $TOOLCELL_AUDIT_KEY names one that is not there.
     """
-    place = default_key_path() if path is None else Path(path)
-    with suppress(FileExistsError):
-        if not place.exists():
+    place = default_key_path()
+    if not place.exists():
+        if os.environ.get(KEY_VARIABLE):
+            raise AuditError(
+                f"${KEY_VARIABLE} names {place}, which is not there; `toolcell audit keygen {place}` makes it"
+            )
+        with suppress(FileExistsError):
             save_private(place, HmacKey.generate().to_text())
     return load_signer(place)
 

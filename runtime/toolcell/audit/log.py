@@ -27,8 +27,8 @@ from toolcell.audit.keys import (
     Signer,
     SigningFailed,
     default_key_path,
-    load_or_create_signer,
     load_signer,
+    own_signer,
 )
 from toolcell.audit.redact import Redactor
 from toolcell.audit.seals import Head, default_heads_dir, save_head
@@ -142,7 +142,7 @@ class AuditLog:
         path = Path(key) if key is not None else default_key_path()
         if path.resolve().is_relative_to(self.directory.resolve()):
             raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
-        return load_or_create_signer(path) if key is None else load_signer(path)
+        return own_signer() if key is None else load_signer(path)
 
     def _disown(self) -> None:
         """In a forked child: the chain is the parent's, and its lock may be held by a thread that is not here."""

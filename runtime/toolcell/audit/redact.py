@@ -79,7 +79,8 @@ _WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "pri
 """Each of `SENSITIVE_NAMES` holds one of these, however it is spelled."""
 
 _LITERAL: Final = re.compile(
-    r"""(?ix) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
+    r"""(?ix) (?: passw(?:or)?ds? | passphrase | secrets? | token | api[_-]?key | access[_-]?key | private[_-]?key
+        | authorization | credentials? | cookies? )
     ['"]? \s* [:=] \s* [bru]{0,2} (?P<quote>['"]) (?!\[redacted\]) ([^'"\n]{6,}) (?=(?P=quote))"""
 )
 """`password = "..."` in source code or JSON inside a text."""
@@ -91,7 +92,8 @@ _BARE: Final = re.compile(
 """`password=...` in a log line or a message; what looks like code is left alone."""
 
 _ASSIGNED: Final = re.compile(
-    r"""(?x) (?: passw(?:or)?d | passphrase | secret | token | api[_-]?key | access[_-]?key | private[_-]?key )
+    r"""(?x) (?: passw(?:or)?ds? | passphrase | secrets? | token | api[_-]?key | access[_-]?key | private[_-]?key
+        | authorization | credentials? | cookies? )
     ['"]? [\s\x80-\xff]* [:=]
     | \xc4[\xb0\xb1] | \xc5\xbf | \xe2\x84\xaa"""
 )

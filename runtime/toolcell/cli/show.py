@@ -73,6 +73,8 @@ def limit_detail(error: ErrorInfo) -> str:
         return ""
     value = "" if error.limit_value is None else f" is {_amount(error.limit, error.limit_value)}"
     used = "" if error.used is None else f", {_amount(error.limit, error.used)} was used"
+    if error.used is not None and error.limit_value is not None and error.used < error.limit_value:
+        used = f", {_amount(error.limit, error.used)} was in use before that"  # an allocation that was refused
     return f"limit {error.limit}{value}{used} (--{error.limit.replace('_', '-')} changes it)"
 
 

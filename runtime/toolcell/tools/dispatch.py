@@ -140,7 +140,9 @@ async def abandon(call: Call, exc: BaseException) -> None:
     if call.result is None:  # else the tool was done, and only what comes after it was cut off
         is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
         ended = cancelled(ABORTED) if is_cancelled or not call.is_executed else raised(call.name, exc)
-        call.result = seal(ended, call, 0.0)
+        if call.is_executed:
+            call.duration_s = time.perf_counter() - call.started_s
+        call.result = seal(ended, call, call.duration_s)
     _finish(call, call.result)
     if call.is_started and call.run.observer is not None:
         with anyio.move_on_after(RECORD_S, shield=True):
