@@ -9,15 +9,19 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from toolcell.errors import UsageError
+from toolcell.text import one_line
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+MAX_SHOWN_CHARS = 80
+"""Of a wrong value, in the message that refuses it."""
 
 Layer = Literal[
     "user", "pid", "mount", "net", "ipc", "uts", "cgroup_ns",
@@ -44,8 +48,38 @@ class _Frozen(BaseModel):
         """
         try:
             return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
+        except ValidationError as exc:
+            raise UsageError(f"cannot load {cls.__name__} from {path}: {_problems(exc)}") from exc
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             raise UsageError(f"cannot load {cls.__name__} from {path}: {exc}") from exc
+
+
+def _problems(exc: ValidationError) -> str:
+    """Each wrong value on the same line: its key, what it is, what it should be."""
+    return "; ".join(
+        f"{'.'.join(map(str, each['loc']))} = {_shown(each['input'])}: {each['msg']}" for each in exc.errors()
+    )
+
+
+def _shown(value: object) -> str:
+    return one_line(repr(value), MAX_SHOWN_CHARS)
+
+
+Settings = TypeVar("Settings", bound=_Frozen)
+
+
+def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Settings:
+    """The settings given as the argument `name`, or the defaults.
+
+    Raises:
+        UsageError: they are something else, such as a dict.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        wanted, got = kind.__name__, type(given).__name__
+        raise UsageError(f"{name}= takes {wanted}, not {got} {_shown(given)}; write {name}={wanted}(...)")
+    return given
 
 
 class Limits(_Frozen):

@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.answers import answering
-from toolcell.config import Limits, LintProfile, Policy, PoolConfig
+from toolcell.config import Limits, LintProfile, Policy, PoolConfig, settings_of
 from toolcell.conversation import Execution
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.request import FileInput, fits, guest_file, run_message
@@ -62,9 +62,9 @@ class Runtime:
     ) -> None:
         """`allow_unisolated`: take a backend that raises no walls. For tests of your own code, never for a model's."""
         self.registry = registry if registry is not None else ToolRegistry()
-        self.limits = limits or Limits()
-        self.policy = policy or Policy()
-        self.pool_config = pool or PoolConfig()
+        self.limits = settings_of(Limits, limits, "limits")
+        self.policy = settings_of(Policy, policy, "policy")
+        self.pool_config = settings_of(PoolConfig, pool, "pool")
         self._python = python
         self._packages, self._preload = tuple(packages), tuple(preload)
         self._backend_choice = backend

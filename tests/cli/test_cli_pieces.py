@@ -88,6 +88,17 @@ def test_a_limit_out_of_range_names_flag_value_and_bound(tmp_path: Path) -> None
         limit_flags.make_limits(tmp_path / "bad.toml", {})
 
 
+def test_a_wrong_value_in_a_limits_file_is_one_line_naming_file_field_value_and_bound(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("wall_s = -3\nnonsense = 'x'\n")
+    with pytest.raises(UsageError) as caught:
+        limit_flags.make_limits(file, {})
+    assert str(caught.value) == (
+        f"cannot load Limits from {file}: wall_s = -3: Input should be greater than 0; "
+        "nonsense = 'x': Extra inputs are not permitted"
+    )
+
+
 def test_inputs_are_json_under_names_a_script_can_use() -> None:
     assert sources.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
 
@@ -147,6 +158,17 @@ def test_an_error_of_ours_becomes_its_message_and_its_status(
     with pytest.raises(typer.Exit):
         output.reporting(fail)()
     assert capsys.readouterr().err == f"{error.code.replace('_', ' ')}: x\n"
+
+
+def test_an_interrupt_in_a_group_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        inner = BaseExceptionGroup("unhandled errors in a TaskGroup", [UsageError("x"), KeyboardInterrupt()])
+        raise BaseExceptionGroup("unhandled errors in a TaskGroup", [inner])
+
+    with pytest.raises(typer.Exit) as caught:
+        output.reporting(fail)()
+    assert caught.value.exit_code == exits.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
-from toolcell import Outcome, Policy, PoolConfig, SandboxUnavailable, SyncRuntime, UsageError
+from toolcell import Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime, UsageError
 from toolcell.config import Limits
 
 from .conftest import Run
@@ -153,6 +156,21 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
 def test_an_unknown_backend_is_the_callers_error() -> None:
     with pytest.raises(UsageError, match="nonsense"), SyncRuntime(backend="nonsense"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"limits": {"wall_s": 3}}, "limits= takes Limits, not dict {'wall_s': 3}; write limits=Limits(...)"),
+        ({"limits": {}}, "limits= takes Limits, not dict {}; write limits=Limits(...)"),
+        ({"policy": "strict"}, "policy= takes Policy, not str 'strict'; write policy=Policy(...)"),
+        ({"pool": 4}, "pool= takes PoolConfig, not int 4; write pool=PoolConfig(...)"),
+        ({"pool": Limits}, "pool= takes PoolConfig, not ModelMetaclass <class 'toolcell.config.Limits'>; write "),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_before_anything_opens(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        Runtime(**options)
 
 
 def test_limits_load_from_toml(tmp_path) -> None:  # type: ignore[no-untyped-def]

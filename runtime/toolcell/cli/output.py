@@ -62,9 +62,10 @@ def reporting(command: Command) -> Command:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(exits.FAILED) from None
         except KeyboardInterrupt:
-            stderr().print("interrupted")
-            raise typer.Exit(exits.INTERRUPTED) from None
+            raise _interrupted() from None
         except (ToolcellError, BaseExceptionGroup) as exc:
+            if isinstance(exc, BaseExceptionGroup) and exc.subgroup(KeyboardInterrupt) is not None:
+                raise _interrupted() from None
             error = first_of_ours(exc)
             if error is None:
                 raise
@@ -72,6 +73,11 @@ def reporting(command: Command) -> Command:
             raise typer.Exit(exits.status_of(error)) from exc
 
     return wrapped  # type: ignore[return-value]
+
+
+def _interrupted() -> typer.Exit:
+    stderr().print("interrupted")
+    return typer.Exit(exits.INTERRUPTED)
 
 
 def first_of_ours(exc: BaseException) -> ToolcellError | None:
