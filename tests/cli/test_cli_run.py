@@ -264,6 +264,9 @@ def test_returned_files_are_saved_where_asked(fake: type[FakeRuntime], folder: P
         (["script.py", "--require", "moat"], "no such layer"),
         (["script.py", "--hash-seed", "-4"], "--hash-seed -4: Input should be greater"),
         (["script.py", "--file", "nothing"], "No such file"),
+        (["script.py", "--audit", ""], "--audit '': the path is empty; name a directory"),
+        (["script.py", "--wall-s", "abc"], "Invalid value for '--wall-s': 'abc': "),
+        (["script.py", "--seed", "1.5"], "Invalid value for '--seed': '1.5': "),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said_before_anything_runs(
@@ -282,6 +285,27 @@ def test_a_missing_sandbox_is_not_blamed_on_the_script(fake: type[FakeRuntime], 
     fake.error = ExceptionGroup("unhandled errors in a TaskGroup", [SandboxUnavailable("no user namespaces")])
     status, _, err = invoke("run", "script.py")
     assert (status, err) == (exits.UNAVAILABLE, "sandbox unavailable: no user namespaces\n")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("source", ["vague_tools.py", "vague_tools"])
+def test_a_description_too_short_is_one_line_that_names_the_users_file(
+    source: str, fake: type[FakeRuntime], folder: Path
+) -> None:
+    (folder / "vague_tools.py").write_text("def vague(y: int) -> int:\n    'short'\n    return y\n")
+    for command in (["run", "script.py", "--tools", source], ["tools", source]):
+        status, _, err = invoke(*command)
+        assert status == exits.OK
+        assert err.startswith(f"warning: {source}: tool 'vague': description 'short' is shorter than 15 characters; ")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("last", ["", "1 / 0\n"])
+def test_other_warnings_of_a_tools_file_come_as_ever(last: str, folder: Path) -> None:
+    (folder / "old_tools.py").write_text(f"{TOOLS}\nimport warnings\nwarnings.warn('old')\n{last}")
+    with pytest.warns(UserWarning, match="^old$") as caught:
+        invoke("tools", "old_tools.py")
+    assert [Path(each.filename).name for each in caught] == ["old_tools.py"]
 
 
 def test_a_registry_is_found_in_a_file_a_module_and_by_name(fake: type[FakeRuntime], folder: Path) -> None:
@@ -346,6 +370,54 @@ def test_a_real_failure_is_shown_with_the_models_own_line(folder: Path) -> None:
     assert "error  ZeroDivisionError\ndivision by zero\n" in err
     assert "> 3 |     return 1 / x\n" in err
     assert "1  echo(q=1)  ok" in err
+
+
+RAISING = '''
+def in_stock(x: int) -> int:
+    """Say how many of these are in stock."""
+    raise ValueError(f"bad x {x}\\n{chr(27)}[2J")
+
+
+def planned() -> int:
+    """Fail as a tool does whose words are meant to be read."""
+    from toolcell.tools import ToolError
+    raise ToolError("said by the tool")
+
+
+def abort() -> int:
+    """End the whole run, with words of its own."""
+    from toolcell import ToolAbort
+    raise ToolAbort("no more")
+'''
+
+
+@pytest.mark.isolation
+def test_what_a_raising_tool_said_is_for_the_operator_once_and_never_for_the_script(folder: Path) -> None:
+    (folder / "raising_tools.py").write_text(RAISING)
+    (folder / "s.py").write_text(
+        "heard = []\n"
+        "for name, args in [('in_stock', {'x': 1}), ('in_stock', {'x': 1}), ('in_stock', {'x': 2}), ('planned', {})]:\n"
+        "    try:\n        call_tool(name, args)\n"
+        "    except ToolError as error:\n        heard.append(str(error))\n"
+        "set_result(heard)\n"
+    )
+    told = "tool in_stock raised ValueError: bad x 1\\n\\x1b[2J\ntool in_stock raised ValueError: bad x 2\\n\\x1b[2J\n"
+    status, out, err = invoke("run", "s.py", "--tools", "raising_tools.py")
+    assert (status, err) == (exits.OK, told)
+    assert "bad x" not in out
+    assert json.loads(out)[0] == "Tool 'in_stock' failed: the tool raised ValueError"
+    _, out, err = invoke("run", "s.py", "--tools", "raising_tools.py", "--json")
+    assert err == told
+    assert "bad x" not in out
+
+
+@pytest.mark.isolation
+def test_a_tool_that_ends_the_run_is_not_said_to_have_raised(folder: Path) -> None:
+    (folder / "raising_tools.py").write_text(RAISING)
+    status, _, err = invoke("run", "-", "--tools", "raising_tools.py", input="call_tool('abort')")
+    assert status == exits.INTERRUPTED
+    assert "raised" not in err
+    assert err.count("no more") == 1
 
 
 @pytest.mark.isolation

@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from typer.core import TyperCommand
 
 from toolcell.cli import exits, show, sources
 from toolcell.cli.execution import Watch, run_watched
@@ -22,7 +24,21 @@ EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, mea
 
 def register(app: typer.Typer, name: str) -> None:
     """Add the command."""
-    app.command(name, epilog=EPILOG)(reporting(with_limit_flags(run)))
+    app.command(name, cls=NamingCommand, epilog=EPILOG)(reporting(with_limit_flags(run)))
+
+
+class NamingCommand(TyperCommand):
+    """A command that names a value it cannot read: `--wall-s abc`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; typer leaves the value out of pydantic's complaints about it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as exc:
+            value = repr(exc.__cause__.errors()[0]["input"]) if isinstance(exc.__cause__, ValidationError) else ""
+            if value not in exc.message:
+                exc.message = f"{value}: {exc.message}"
+            raise
 
 
 def run(
@@ -66,7 +82,7 @@ def run(
     clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None,
     hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None,
     audit: Annotated[
-        Path | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
+        str | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
@@ -90,7 +106,7 @@ def run(
         "preload": split(preload),
         "pool": PoolConfig(warm=0),
         "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
-        "audit": audit,
+        "audit": audit_folder(audit),
     }
     if image is not None or runtime is not None:
         options["backend"] = docker_backend(options, image, runtime)
@@ -120,6 +136,10 @@ def docker_backend(options: dict[str, Any], image: str | None, runtime: str | No
 def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
     """Open a runtime for one script and run it."""
     from toolcell.runtime import Runtime
+    from toolcell.tools import RunContext
+
+    console, context = stderr(), RunContext()
+    context.events.subscribe(show.raised_teller(console))
 
     async def work(watch: Watch) -> ExecutionResult:
         async with Runtime(registry, **options) as runtime:
@@ -127,12 +147,13 @@ def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict
             return await runtime.execute_code(
                 source,
                 **arguments,
+                context=context,
                 cancel=watch.cancel,
                 on_log=lambda stream, text: watch.say(text),
                 on_progress=lambda value: watch.say(str(value)),
             )
 
-    return run_watched(work, stderr())
+    return run_watched(work, console)
 
 
 _SEPARATOR = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
@@ -144,14 +165,23 @@ def split(given: list[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for text in given or () for part in _SEPARATOR.split(text) if part.strip())
 
 
+def audit_folder(path: str | None) -> Path | None:
+    """The directory of the audit log.
+
+    Raises:
+        UsageError: it has no name; as a path that would be the current directory.
+    """
+    if path is not None and not path.strip():
+        raise UsageError(f"--audit {path!r}: the path is empty; name a directory, such as runs/")
+    return None if path is None else Path(path)
+
+
 def make_policy(require: str | None, **settings: Any) -> Policy:
     """Make the policy that the flags describe.
 
     Raises:
         UsageError: a layer does not exist or a value is out of range.
     """
-    from pydantic import ValidationError
-
     if require is not None:
         from toolcell.cli.doctor import required_layers
 

@@ -9,15 +9,22 @@ import json
 import keyword
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from toolcell.cli.output import safe, stderr
 from toolcell.errors import UsageError
+from toolcell.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry
+
+MAX_WARNING_CHARS = 500
+"""Of what is wrong with a tool's description, which may quote it."""
 
 
 def read_script(name: str) -> str:
@@ -81,8 +88,29 @@ def load_registry(sources: Sequence[str]) -> ToolRegistry:
         UsageError: a source cannot be loaded or offers no tool.
         RegistrationError: a tool's definition is wrong.
     """
-    first, *others = [_registry_of(source) for source in sources]
+    loaded = []
+    for source in sources:
+        with _plain_warnings(source):
+            loaded.append(_registry_of(source))
+    first, *others = loaded
     return first.merged(*others) if others else first
+
+
+@contextmanager
+def _plain_warnings(source: str) -> Iterator[None]:
+    """Say what is wrong with a tool's description in a line that names its file; other warnings come as ever."""
+    from toolcell.tools import ToolDescriptionWarning
+
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    finally:
+        for each in caught:
+            if issubclass(each.category, ToolDescriptionWarning):
+                stderr().print(safe(one_line(f"warning: {source}: {each.message}", MAX_WARNING_CHARS), "yellow"))
+            else:
+                warnings.showwarning(each.message, each.category, each.filename, each.lineno, line=each.line)
 
 
 def _registry_of(source: str) -> ToolRegistry:
