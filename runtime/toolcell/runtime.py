@@ -217,7 +217,7 @@ class Runtime:
         """
         if self._pool is None or self._stack is None:
             raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
-        wanted = limits or self.limits
+        wanted = self.limits if limits is None else settings_of(Limits, limits, "limits")
         registry = (tools if tools is not None else self.registry).snapshot()
         seed = seed if seed is not None else self.policy.seed
         clock = clock if clock is not None else self.policy.clock

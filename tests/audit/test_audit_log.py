@@ -17,7 +17,7 @@ from audit.ledger import RUN_KINDS, Ledger
 from toolcell.audit import chain as chains
 from toolcell.audit import frames, layout, records, retention
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.log import Event
+from toolcell.audit.log import AuditLog, Event
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.retention import Kept, expired
 from toolcell.errors import AuditError, UsageError
@@ -389,6 +389,11 @@ def test_a_key_that_is_away_when_its_log_is_closed_is_named(ledger: Ledger, monk
 
     assert ledger.verify().ok
     assert ledger.verify().chains[0].unsigned == 0
+
+
+def test_a_log_without_a_name_is_not_the_current_directory() -> None:
+    with pytest.raises(UsageError, match="needs a name"):
+        AuditLog("")
 
 
 def test_what_cannot_sign_is_no_key(ledger: Ledger) -> None:

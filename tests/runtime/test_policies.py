@@ -173,6 +173,14 @@ def test_settings_of_the_wrong_kind_are_refused_before_anything_opens(options: d
         Runtime(**options)
 
 
+def test_limits_of_one_run_of_the_wrong_kind_are_refused_by_name() -> None:
+    with (
+        SyncRuntime(pool=PoolConfig(warm=0)) as runtime,
+        pytest.raises(UsageError, match="limits= takes Limits, not dict"),
+    ):
+        runtime.execute_code("1", limits={"wall_s": 3})  # type: ignore[arg-type]
+
+
 def test_limits_load_from_toml(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "limits.toml").write_text("wall_s = 2.5\nmemory_bytes = 67108864\n")
 

@@ -84,6 +84,10 @@ class AuditLog:
         sinks: Iterable[Sink] = (),
         heads: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not os.fspath(directory):
+            raise UsageError(
+                "an audit log's directory needs a name, such as 'runs/'; '' would be the current directory"
+            )
         self.directory = Path(directory)
         self.config = config or AuditConfig()
         self.heads = Path(heads) if heads is not None else default_heads_dir()
