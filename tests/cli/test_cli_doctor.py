@@ -1,6 +1,7 @@
 """`toolcell doctor`: one line per layer, the remedy where one is missing, and an exit status a script can use."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 
 from toolcell.cli import build, doctor, doctor_docker, exits
 from toolcell_bridge.isolation import Probe, probes
+
+EXAMINE = doctor_docker.examine
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -73,6 +76,33 @@ def test_json_says_the_same_as_data(machine: dict[str, bool]) -> None:
     assert set(told["machine"]) == {"kernel", "python", "user"}
     assert told["docker"]["daemon"] is None
     assert {layer["name"]: layer["live"] for layer in told["layers"]} == machine
+
+
+def test_an_engine_that_cannot_be_reached_comes_with_one_remedy(
+    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor_docker, "examine", EXAMINE)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nope.sock")
+    _, text, _ = invoke()
+    assert text.count("install Docker") == 1
+    assert "there is no container engine at" in text
+    assert "to get it: install Docker" in text
+
+
+def test_who_may_not_use_the_socket_is_not_told_to_install_an_engine(
+    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def knock(address: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "theirs.sock").touch()
+    monkeypatch.setattr(doctor_docker, "examine", EXAMINE)
+    monkeypatch.setattr("toolcell.sandbox.docker.client._knock", knock)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/theirs.sock")
+    _, text, _ = invoke()
+    assert text.count("join the group of its socket") == 1
+    assert "to get it:" not in text
+    assert "install Docker" not in text
 
 
 def test_every_layer_has_its_purpose() -> None:

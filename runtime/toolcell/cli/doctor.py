@@ -108,7 +108,8 @@ def _show(layers: list[dict[str, Any]], machine: dict[str, str], docker: dict[st
     for heading, text in doctor_docker.lines(docker):
         console.print(Text(f"{heading:<14}", "bold"), safe(text))
     for lack in docker["missing"]:
-        console.print(safe(f"{'':<14}{lack['what']}; to get it: {lack['fix']}", "yellow"))
+        remedy = f"; to get it: {lack['fix']}" if lack["fix"] else ""
+        console.print(safe(f"{'':<14}{lack['what']}{remedy}", "yellow"))
     console.print()
     if missing:
         console.print(Text(f"missing and required: {', '.join(missing)}; no script will run", "bold red"))

@@ -38,8 +38,9 @@ def examine() -> dict[str, Any]:
 
 
 def no_engine(where: str, why: str) -> dict[str, Any]:
-    """What is said where nothing answers."""
-    return {"host": where, "daemon": None, "missing": [{"what": why, "fix": GET_ENGINE}]}
+    """What is said where nothing answers. `why` ends with the remedy, which need not be to get an engine."""
+    what = why.removesuffix(f": {GET_ENGINE}")
+    return {"host": where, "daemon": None, "missing": [{"what": what, "fix": GET_ENGINE if what != why else ""}]}
 
 
 def describe(where: str, info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> dict[str, Any]:

@@ -7,8 +7,10 @@ Podman's socket and remote daemons answer the same calls. Knows nothing of sandb
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -30,7 +32,9 @@ CALL_S = 60.0
 CALLS_AT_ONCE = 16
 """Worker threads talking to one daemon. It serialises most of its work, so more only wait."""
 
-START_IT = 'start it ("systemctl start docker"), or set DOCKER_HOST to a daemon or to Podman\'s socket'
+SET_IT = "set DOCKER_HOST to a daemon or to Podman's socket"
+START_IT = f'start it ("systemctl start docker"), or {SET_IT}'
+ADDRESSES = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class Client:
     @classmethod
     def connect_now(cls, docker_host: str | None = None) -> Client:
         """As `connect`, blocking."""
-        api, info = explained(_connect, docker_host)
-        return cls(api, info, _address(docker_host))
+        address = _address(docker_host)
+        api, info = explained_at(address, _connect, docker_host)
+        return cls(api, info, address)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Make one blocking call in a worker thread.
@@ -97,7 +102,7 @@ class Client:
             SandboxUnavailable: the daemon refused or is gone; `NotThere`, `Conflict` where that is the reason.
         """
         work = functools.partial(function, *args, **kwargs)
-        return await anyio.to_thread.run_sync(explained, self._knocking, work, limiter=self._limiter)
+        return await anyio.to_thread.run_sync(explained_at, self._address, self._knocking, work, limiter=self._limiter)
 
     def _knocking(self, work: Callable[[], R]) -> R:
         _knock(self._address)
@@ -161,6 +166,7 @@ def connect_api(docker_host: str | None) -> APIClient:
     import docker.utils
 
     address = _address(docker_host)
+    _check(address)
     _knock(address)
     environment = dict(os.environ) | ({"DOCKER_HOST": address} if docker_host is not None else {})
     known = docker.utils.kwargs_from_env(environment=environment)
@@ -169,6 +175,30 @@ def connect_api(docker_host: str | None) -> APIClient:
 
 def _address(docker_host: str | None) -> str:
     return docker_host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def _check(address: str) -> None:
+    """See that an address is one, and that what it needs beside the SDK is here.
+
+    Raises:
+        SandboxUnavailable: it names no daemon, or one over ssh without paramiko; says what to do.
+    """
+    import docker.errors
+    import docker.utils
+
+    try:
+        docker.utils.parse_host(address)
+    except (docker.errors.DockerException, ValueError) as exc:
+        raise SandboxUnavailable(
+            f"{address!r} is no address of a Docker daemon ({exc}); DOCKER_HOST may be {ADDRESSES}"
+        ) from exc
+    if address.startswith("ssh://"):
+        try:
+            importlib.import_module("paramiko")
+        except ImportError as exc:
+            raise SandboxUnavailable(
+                f"{address} needs the \"paramiko\" package ({exc}): pip install 'docker[ssh]'"
+            ) from exc
 
 
 def _knock(address: str) -> None:
@@ -220,6 +250,11 @@ def _update(api: Any, container: str, resources: dict[str, int]) -> None:
 
 def explained(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call the SDK; its exceptions come out as ours, with what to do about them."""
+    return explained_at("", function, *args, **kwargs)
+
+
+def explained_at(address: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """As `explained`, naming the daemon's address where nobody answers."""
     try:
         import docker.errors
         import requests.exceptions
@@ -233,19 +268,38 @@ def explained(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         raise (Conflict if exc.status_code in (304, 409) else SandboxUnavailable)(_said(exc)) from exc
     except requests.exceptions.Timeout as exc:
         raise SandboxUnavailable(f"the Docker daemon did not answer within {CALL_S:g} s; is it overloaded?") from exc
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as exc:
-        raise SandboxUnavailable(_unreachable(exc)) from exc
+    except _no_answer() as exc:
+        raise SandboxUnavailable(_unreachable(exc, address)) from exc
+
+
+def _no_answer() -> tuple[type[Exception], ...]:
+    """What the SDK raises where no daemon answers; of paramiko it lets through what is no OSError."""
+    import docker.errors
+    import requests.exceptions
+
+    paramiko = sys.modules.get("paramiko")
+    over_ssh = () if paramiko is None else (paramiko.SSHException,)
+    return (docker.errors.DockerException, requests.exceptions.RequestException, OSError, *over_ssh)
 
 
 def _said(error: Any) -> str:
     return f"the Docker daemon says: {error.explanation or error}"
 
 
-def _unreachable(error: BaseException) -> str:
+def _unreachable(error: BaseException, address: str) -> str:
+    from docker.errors import APIError
+
     causes = list(_causes(error))
+    at = f" at {address}" if address else ""
+    if address.startswith("ssh://"):
+        return f"no Docker daemon answers{at} ({error}): see that `ssh {address} docker version` works and asks nothing"
     if any(isinstance(each, PermissionError) for each in causes) or "Permission denied" in str(error):
-        return "this user may not talk to the Docker daemon: join the group of its socket, or run rootless Docker"
-    return f"no Docker daemon answers ({error}): {START_IT}"
+        return f"this user may not talk to the Docker daemon{at}: join the group of its socket, or run rootless Docker"
+    if other := next((each for each in causes if isinstance(each, APIError)), None):
+        return f"what answers{at} is no Docker daemon (HTTP {other.status_code}): {SET_IT}, DOCKER_TLS_VERIFY=1 for TLS"
+    if not any(isinstance(each, OSError) for each in causes):  # nobody was asked: certificates are missing, perhaps
+        return f"cannot ask a Docker daemon{at} ({error}): see DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
+    return f"no Docker daemon answers{at} ({error}): {START_IT}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
