@@ -73,9 +73,14 @@ def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker
     assert docker_image.tag in {each.tag for each in images.list_images(docker_client)}
 
 
-def test_a_missing_image_is_named_with_the_command_that_builds_it(docker_client: Client) -> None:
-    with pytest.raises(SandboxUnavailable, match=r"no image toolcell/nothing:0; build it: toolcell images build"):
-        images.ensure_image(docker_client, "toolcell/nothing:0")
+def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) -> None:
+    """Our command builds our own images only; another name is to be pulled or built, or left out."""
+    with pytest.raises(SandboxUnavailable, match=r"no image nope:1; docker pull or docker build it") as caught:
+        images.ensure_image(docker_client, "nope:1")
+    assert "toolcell images check nope:1" in str(caught.value)
+    assert f"leave the image out for {images.DEFAULT_IMAGE}, which `toolcell images build` makes" in str(caught.value)
+    assert images.how_to_get(images.DEFAULT_IMAGE) == f"build it: {images.HOW_TO_BUILD}"
+    assert images.how_to_get(images.DATA_IMAGE) == "build it: toolcell images build --data"
 
 
 def test_another_versions_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:

@@ -93,10 +93,20 @@ def require_image(client: Client, image: str | None = None) -> ImageRef:
     name = image or DEFAULT_IMAGE
     found = find_image(client, name)
     if found is None:
-        raise SandboxUnavailable(f"the engine has no image {name}; build it: {HOW_TO_BUILD}")
+        raise SandboxUnavailable(f"the engine has no image {name}; {how_to_get(name)}")
     if problem := unusable(found):
         raise SandboxUnavailable(problem)
     return found
+
+
+def how_to_get(name: str) -> str:
+    """What to do about a missing image: our command builds our own two, all others are the caller's."""
+    if name in (DEFAULT_IMAGE, DATA_IMAGE):
+        return f"build it: {HOW_TO_BUILD if name == DEFAULT_IMAGE else 'toolcell images build --data'}"
+    return (
+        f"docker pull or docker build it and see that it fits: toolcell images check {name}; "
+        f"or leave the image out for {DEFAULT_IMAGE}, which `toolcell images build` makes"
+    )
 
 
 def unusable(found: ImageRef) -> str | None:
