@@ -119,6 +119,17 @@ def test_everything_on_the_command_line_reaches_the_runtime(fake: type[FakeRunti
     assert sorted(seen["registry"].list()) == ["echo", "search"]
 
 
+def test_the_mode_of_containers_is_chosen_beside_their_image_and_runtime(
+    fake: type[FakeRuntime], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("toolcell.sandbox.docker.backend.DockerBackend", lambda image, **given: made.append(given))
+
+    for flags in (["--mode", "forked"], ["--mode", "single"], ["--image", "mine"]):
+        assert invoke("run", "script.py", "--backend", "docker", *flags)[0] == exits.OK
+    assert [given["mode"] for given in made] == ["forked", "single", "single"]
+
+
 def test_a_script_may_come_from_stdin(fake: type[FakeRuntime], folder: Path) -> None:
     invoke("run", "-", input="set_result('é')")
     assert fake.seen["source"] == "set_result('é')"
@@ -267,6 +278,8 @@ def test_returned_files_are_saved_where_asked(fake: type[FakeRuntime], folder: P
         (["script.py", "--audit", ""], "--audit '': the path is empty; name a directory"),
         (["script.py", "--wall-s", "abc"], "Invalid value for '--wall-s': 'abc': "),
         (["script.py", "--seed", "1.5"], "Invalid value for '--seed': '1.5': "),
+        (["script.py", "--mode", "forked"], "--image, --runtime and --mode are about containers; add --backend docker"),
+        (["script.py", "--backend", "docker", "--mode", "forked", "--runtime", "runsc"], 'use mode="single"'),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said_before_anything_runs(

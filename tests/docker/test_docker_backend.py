@@ -307,6 +307,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
         DockerBackend(cpus=0)
 
 
+def test_many_sandboxes_in_one_gvisor_container_are_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r'mode="forked" .* runtime=\'runsc\'.* Landlock.* use mode="single"'):
+        DockerBackend(mode="forked", runtime="runsc")
+
+
 @pytest.mark.anyio
 async def test_the_interpreter_is_the_images() -> None:
     with pytest.raises(UsageError, match="interpreter"):

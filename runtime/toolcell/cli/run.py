@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -72,6 +72,10 @@ def run(
         str | None,
         typer.Option("--runtime", metavar="NAME", help="What runs the container, with --backend docker: runsc."),
     ] = None,
+    mode: Annotated[
+        Literal["single", "forked"] | None,
+        typer.Option("--mode", help="A container for each sandbox, or one for many; with --backend docker."),
+    ] = None,
     lint: Annotated[
         LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")
     ] = "off",
@@ -108,8 +112,8 @@ def run(
         "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
         "audit": audit_folder(audit),
     }
-    if image is not None or runtime is not None:
-        options["backend"] = docker_backend(options, image, runtime)
+    if image is not None or runtime is not None or mode is not None:
+        options["backend"] = docker_backend(options, image, runtime, mode)
     result = execute(source, registry, options, arguments)
     saved = save_files(result.files, output_dir) if output_dir else []
     if as_json:
@@ -119,18 +123,20 @@ def run(
     raise typer.Exit(exits.BY_OUTCOME[result.outcome])
 
 
-def docker_backend(options: dict[str, Any], image: str | None, runtime: str | None) -> Any:
+def docker_backend(
+    options: dict[str, Any], image: str | None, runtime: str | None, mode: Literal["single", "forked"] | None
+) -> Any:
     """The Docker backend that the flags describe.
 
     Raises:
-        UsageError: they were given for another one.
+        UsageError: they were given for another one, or exclude each other.
     """
     if options["backend"] != "docker":
-        raise UsageError("--image and --runtime are about containers; add --backend docker")
+        raise UsageError("--image, --runtime and --mode are about containers; add --backend docker")
     from toolcell.sandbox.docker import DockerBackend
 
     given = {name: options[name] for name in ("packages", "preload", "policy")}
-    return DockerBackend(image, runtime=runtime, **given)
+    return DockerBackend(image, runtime=runtime, mode=mode or "single", **given)
 
 
 def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:

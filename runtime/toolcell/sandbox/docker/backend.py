@@ -25,6 +25,7 @@ from toolcell.sandbox.docker.hardening import (
     OWN_PROCESSES,
     Blueprint,
     container_config,
+    is_gvisor,
     required_layers,
     resources,
     walls_of,
@@ -215,10 +216,15 @@ class DockerBackend:
         gVisor. `cpus`: processors that one container may keep busy.
 
         Raises:
-            UsageError: there is no such mode, or no processor.
+            UsageError: there is no such mode, not under this runtime, or no processor.
         """
         if mode not in ("single", "forked"):
             raise UsageError(f'mode must be "single" or "forked", not {mode!r}')
+        if mode == "forked" and is_gvisor(runtime):
+            raise UsageError(
+                f'mode="forked" does not go with runtime={runtime!r}: it keeps sandboxes apart with Landlock, which '
+                f'gVisor has not; use mode="single" under gVisor, or leave the runtime out'
+            )
         if cpus < 0.01:
             raise UsageError(f"cpus must be at least 0.01, not {cpus}")
         self._image, self._runtime, self._mode = image, runtime, mode
@@ -237,13 +243,13 @@ class DockerBackend:
         if self._mode == "forked":
             return frozenset()
         # Ceilings of its processes are not the daemon's to change; under gVisor nothing is.
-        is_gvisor = self._runtime is not None and "runsc" in self._runtime
-        return frozenset({"open_files", *(("memory_bytes", "processes", "cpu_s") if is_gvisor else ())})
+        unchangeable = ("memory_bytes", "processes", "cpu_s") if is_gvisor(self._runtime) else ()
+        return frozenset({"open_files", *unchangeable})
 
     @property
     def lacks(self) -> Mapping[str, str]:
         """Promises of the contract (`toolcell.testing`) that this runtime cannot keep, and why."""
-        if self._runtime is None or "runsc" not in self._runtime:
+        if not is_gvisor(self._runtime):
             return {}
         return {
             "limits.inodes": "gVisor does not count the files of a tmpfs",

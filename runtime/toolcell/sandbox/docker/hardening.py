@@ -91,14 +91,19 @@ class Blueprint:
     @property
     def is_gvisor(self) -> bool:
         """The container has a kernel of its own."""
-        return self.runtime is not None and "runsc" in self.runtime
+        return is_gvisor(self.runtime)
+
+
+def is_gvisor(runtime: str | None) -> bool:
+    """A runtime by that name is gVisor's."""
+    return runtime is not None and "runsc" in runtime
 
 
 def required_layers(policy: Policy, runtime: str | None) -> frozenset[str]:
     """The layers without which nothing runs: the caller's choice where he made one."""
     if "require" in policy.model_fields_set:
         return frozenset(policy.require)
-    return CONTAINER_LAYERS - (NOT_UNDER_GVISOR if runtime is not None and "runsc" in runtime else frozenset())
+    return CONTAINER_LAYERS - (NOT_UNDER_GVISOR if is_gvisor(runtime) else frozenset())
 
 
 @cache
