@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell.cli import build, doctor, doctor_docker, exits
+from toolcell.errors import SandboxUnavailable
 from toolcell_bridge.isolation import Probe, probes
 
 EXAMINE = doctor_docker.examine
@@ -113,3 +114,20 @@ def test_every_layer_has_its_purpose() -> None:
 def test_the_real_machine_is_described_layer_by_layer() -> None:
     _, text, _ = invoke("--json")
     assert [layer["name"] for layer in json.loads(text)["layers"]] == list(probes.NAMES)
+
+
+def test_a_socket_in_a_folder_that_is_closed_is_for_the_client_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolcell.cli import engine
+    from toolcell.sandbox.docker.client import Client
+
+    def closed(path: Path, **options: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def refuse(docker_host: str | None = None) -> Client:
+        raise SandboxUnavailable("this user may not")
+
+    monkeypatch.setenv("DOCKER_HOST", "unix:///closed/docker.sock")
+    monkeypatch.setattr(Path, "exists", closed)
+    monkeypatch.setattr(Client, "connect_now", refuse)
+    with pytest.raises(SandboxUnavailable, match="this user may not"), engine.engine():
+        pass

@@ -33,7 +33,7 @@ def engine() -> Iterator[Client]:
         SandboxUnavailable: there is none, or it does not answer.
     """
     where = host()
-    if where.startswith("unix://") and not Path(where.removeprefix("unix://")).exists():
+    if where.startswith("unix://") and _is_missing(Path(where.removeprefix("unix://"))):
         raise SandboxUnavailable(f"there is no container engine at {where}: {GET_ENGINE}")
     from toolcell.sandbox.docker.client import Client
 
@@ -42,3 +42,10 @@ def engine() -> Iterator[Client]:
         yield client
     finally:
         client.api.close()
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except PermissionError:  # who may not look into its folder is told so by the client
+        return False
