@@ -300,6 +300,53 @@ def test_a_run_whose_host_was_killed_replays_as_far_as_it_got(recorded: Ledger, 
     assert "the record ends here: call 3 was under way" in done.stopped
 
 
+def test_a_run_without_an_end_says_that_there_is_none_to_compare(recorded: Ledger, runtime: SyncRuntime) -> None:
+    run = with_fields(pinned(recorded), end={}, ended_ns=None)
+    done = again(runtime, run)
+
+    assert done.ok
+    assert done.answered == done.recorded == 4
+    assert done.stopped.startswith("no end is recorded to compare")
+    assert again(runtime, pinned(recorded)).stopped == ""
+
+
+def test_a_call_after_the_last_one_recorded_of_a_killed_run_ends_the_replay(
+    recorded: Ledger, runtime: SyncRuntime
+) -> None:
+    run = pinned(recorded)
+    done = again(runtime, with_fields(run, calls=run.calls[:2], end={}, ended_ns=None))
+
+    assert done.ok, done.divergence
+    assert done.answered == 2
+    assert "the record ends here: call 3 was not made" in done.stopped
+
+
+def test_a_killed_run_whose_recorded_calls_are_not_made_differs(recorded: Ledger, runtime: SyncRuntime) -> None:
+    run = with_fields(pinned(recorded), end={}, ended_ns=None)
+    found = again(runtime, run, source="x = 1").divergence
+
+    assert found is not None
+    assert (found.kind, found.index) == ("missing_call", 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "got"),
+    [
+        ("x = 1\ny = nope\n", {"type": "NameError", "message": "name 'nope' is not defined", "line": 2}),
+        ("x = 1\ny = (\n", {"type": "SyntaxError", "message": "'(' was never closed", "line": 2}),
+    ],
+)
+def test_a_script_that_fails_before_a_call_is_reported_with_its_own_error(
+    recorded: Ledger, runtime: SyncRuntime, source: str, got: dict[str, Any]
+) -> None:
+    found = again(runtime, pinned(recorded), source=source + PINNED).divergence
+
+    assert found is not None
+    assert (found.kind, found.index, found.line, found.got) == ("missing_call", 1, 2, got)
+    assert f"it fails with {got['type']}: {got['message']} (line 2)" in found.message
+    assert found.source_line == PINNED.split("\n")[1]
+
+
 @pytest.mark.parametrize(("keep", "why"), [("digest", "digest"), ("omit", "omit")])
 def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: Any, why: str) -> None:
     settings = {"tools": {"search": ToolContent(results=keep)}}

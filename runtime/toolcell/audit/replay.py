@@ -16,7 +16,7 @@ import anyio
 
 from toolcell.audit import content
 from toolcell.audit.comparing import GUESTS_OWN, Divergence, cleaned, compare, difference_of_call
-from toolcell.audit.runs import UNFINISHED, RecordedCall, RecordedRun
+from toolcell.audit.runs import RecordedCall, RecordedRun
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ExecutionResult
@@ -28,6 +28,13 @@ STALL_S: Final = 2.0
 
 MOST_GAP_S: Final = 0.05
 """At most so long after another answer comes one that the script was waiting for at the same time."""
+
+MISSING_CALL: Final = "missing_call"
+"""The divergence whose line is one of the recorded script: the other one has no such call."""
+
+NO_END: Final = (
+    "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
+)
 
 _CALL_ID = re.compile(r"call_(\d+)")
 
@@ -52,7 +59,7 @@ class Replay:
     recorded: int
     """Calls the script made when it was recorded."""
     stopped: str = ""
-    """Why it was ended before the script's own end, and the record not compared further."""
+    """Why the record was not compared further: it was ended before the script's own end, or no end is recorded."""
     notes: tuple[str, ...] = ()
     result: ExecutionResult | None = field(default=None, compare=False)
 
@@ -127,13 +134,14 @@ async def replay(
     )
     found = tools.divergence
     if found is None and not tools.stopped:
-        found = _missing_call(run, tools) or compare(run, result)
+        found = _missing_call(run, tools, result) or compare(run, result)
         if found is not None and found.index is None and len(answers or {}) == 1:
             found = dataclasses.replace(found, index=next(iter(answers or {})))  # it cannot come from another call
     notes += tuple(f"the answer of call {index} was replaced" for index in sorted(answers or {}))
     if found is not None:
-        found = _placed(found, result, tools, script)
-    return Replay(run.id, found, tools.answered, len(tools.expected), tools.stopped, notes, result)
+        found = _placed(found, result, tools, (run.source or "") if found.kind == MISSING_CALL else script)
+    stopped = tools.stopped or ("" if run.end or found is not None else NO_END)
+    return Replay(run.id, found, tools.answered, len(tools.expected), stopped, notes, result)
 
 
 class AnsweringTools:
@@ -185,6 +193,8 @@ class AnsweringTools:
         call = self.expected.get(ident)
         if self._until is not None and index >= self._until:
             self._stop(f"stopped at call {index}, as asked")
+        if call is None and not self._has_end:
+            self._stop(f"the record ends here: call {index} was not made before its host was killed")
         if call is None:
             got = {"tool": name, "args": args}
             self._diverge("extra_call", f"the script makes a call that it did not make before: {name}", index, got=got)
@@ -221,7 +231,7 @@ class AnsweringTools:
             with anyio.move_on_after(STALL_S + (call.ended_ns or 0) / 1e9 - call.started_ns / 1e9) as waiting:
                 await turn.wait()
             if waiting.cancelled_caught and ahead not in self.made:
-                self._diverge("missing_call", f"it does not call {self.expected[ahead].tool}", self.index[ahead])
+                self._diverge(MISSING_CALL, f"it does not call {self.expected[ahead].tool}", self.index[ahead])
         since, self._last = self._last, call
         if since is not None and call.started_seq < since.ended_seq:  # both were waited for at the same time
             await anyio.sleep(min(MOST_GAP_S, max(0.0, ((call.ended_ns or 0) - (since.ended_ns or 0)) / 1e9)))
@@ -318,14 +328,18 @@ def _files(run: RecordedRun, given: Iterable[tuple[str, bytes]]) -> list[tuple[s
     return list(files.items())
 
 
-def _missing_call(run: RecordedRun, tools: AnsweringTools) -> Divergence | None:
-    if run.outcome == UNFINISHED or run.outcome not in GUESTS_OWN:
+def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:
+    """A call it did not make though it could have; `got` is what it failed with instead."""
+    if (run.outcome if run.end else str(result.outcome)) not in GUESTS_OWN:
         return None
+    error = result.error
+    why = f", it fails with {error.type}: {error.message} (line {error.line})" if error is not None else ""
+    got = {"type": error.type, "message": error.message, "line": error.line} if error is not None else None
     for ident, call in tools.expected.items():
         if ident not in tools.made:
             expected = {"tool": call.tool, "args": call.args}
-            message = f"it does not call {call.tool}"
-            return Divergence("missing_call", message, tools.index[ident], call.line, "", expected)
+            message = f"it does not call {call.tool}{why}"
+            return Divergence(MISSING_CALL, message, tools.index[ident], call.line, "", expected, got)
     return None
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from toolcell.audit.comparing import Divergence
 from toolcell.audit.index import Filter, Index
-from toolcell.audit.replay import Replay, runtime_options
+from toolcell.audit.replay import MISSING_CALL, Replay, runtime_options, script_calls
 from toolcell.audit.replay import replay as replay_run
 from toolcell.audit.runs import RecordedCall, RecordedRun, jsonable
 from toolcell.cli import exits, sources
@@ -33,8 +33,10 @@ def replay(
     ],
     *,
     check: Annotated[bool, typer.Option("--check", help="One line per run, for CI.")] = False,
-    start: Annotated[int | None, typer.Option("--from", metavar="N", help="Show every call from the Nth on.")] = None,
-    until: Annotated[int | None, typer.Option("--until", metavar="N", help="Stop at the Nth call.")] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", metavar="N", min=1, help="Show every call from the Nth on.")
+    ] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="N", min=1, help="Stop at the Nth call.")] = None,
     source: Annotated[
         Path | None, typer.Option("--source", metavar="FILE", help="Run this script in place of the recorded one.")
     ] = None,
@@ -52,6 +54,7 @@ def replay(
     Seed, clock, hash seed, inputs and files are those of the recorded run.
     """
     runs = load(target)
+    check_steps(runs, start, until)
     given: dict[str, Any] = {
         "source": sources.read_script(str(source)) if source is not None else None,
         "inputs": sources.parse_inputs(inputs) if inputs else None,
@@ -82,6 +85,21 @@ def load(target: list[str]) -> list[RecordedRun]:
         if not runs:
             raise UsageError(f"there are no scripts in {directory}")
         return runs
+
+
+def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | None) -> None:
+    """See that the calls to show from and to stop at are there, and in order.
+
+    Raises:
+        UsageError: they are not.
+    """
+    if start is None:
+        return
+    most = max(len(script_calls(run)) for run in runs)
+    if start > max(1, most):
+        raise UsageError(f"--from {start}: want 1 to {max(1, most)}; calls of the script on record: {most}")
+    if until is not None and until < start:
+        raise UsageError(f"--from {start} --until {until}: want --until to be at least {start}")
 
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
@@ -132,9 +150,9 @@ class Steps:
 
 def show(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
     """Say how a replay went."""
-    calls = f"{done.answered} of {done.recorded} calls"
     if done.ok:
-        word = done.stopped or f"the same result, {calls} answered from the record"
+        calls = f"{done.answered} of {done.recorded} calls answered from the record"
+        word = f"{done.stopped or 'the same result'}, {calls}"
         console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {word}")))
     else:
         assert done.divergence is not None
@@ -144,22 +162,35 @@ def show(done: Replay, run: RecordedRun, source: str | None, console: Console, i
     for note in done.notes:
         console.print(safe(f"note: {note}", "yellow"))
     if done.divergence is not None:
-        _show_divergence(done.divergence, run.source if source is None else source, console)
+        _show_divergence(done.divergence, run.source, run.source if source is None else source, console)
 
 
 def where(found: Divergence) -> str:
     """A divergence in one line."""
     at = f"call {found.index}" if found.index is not None else found.kind
-    line = f", line {found.line}" if found.line is not None else ""
+    of_record = " as recorded" if found.kind == MISSING_CALL else ""
+    line = f", line {found.line}{of_record}" if found.line is not None else ""
     return f"{at}{line}: {found.message}"
 
 
-def _show_divergence(found: Divergence, source: str | None, console: Console) -> None:
-    if found.line and source:
-        console.print()
-        for text in excerpt(source, found.line):
-            console.print(text)
+def _show_divergence(found: Divergence, recorded: str | None, source: str | None, console: Console) -> None:
+    """Quote the scripts that lines are of, and both values."""
+    if found.kind == MISSING_CALL:
+        _quote("as recorded", recorded, found.line, console)
+        _quote("now", source, (found.got or {}).get("line"), console)
+    else:
+        _quote("", source, found.line, console)
     console.print()
     for name, value, style in (("expected", found.expected, "green"), ("got", found.got, "red")):
         console.print(Text(f"{name:<9}", style), end="")
         write_text(console, one_line(json.dumps(jsonable(value), ensure_ascii=False), 500))
+
+
+def _quote(title: str, source: str | None, line: int | None, console: Console) -> None:
+    if not line or not source:
+        return
+    console.print()
+    if title:
+        console.print(Text(title, "dim"))
+    for text in excerpt(source, line):
+        console.print(text)
