@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -195,6 +196,20 @@ def test_an_end_without_a_signature_fails_only_when_asked(filled: Ledger) -> Non
     assert invoke("verify", filled.directory, "--head", empty, "--strict")[0] == exits.BROKEN
 
 
+def test_a_strict_check_says_that_it_failed_and_why(filled: Ledger, tmp_path: Path) -> None:
+    (path,) = filled.segments()
+    os.truncate(path, path.stat().st_size - 20)
+    (tmp_path / "none.json").write_text("[]")
+    words = ("verify", filled.directory, "--head", tmp_path / "none.json", "--strict")
+    _, out, _ = invoke(*words)
+
+    assert out.splitlines()[0].split()[0] == "not_closed"
+    assert "is not closed (its writer was killed" in out
+    assert not any(line.startswith("ok") for line in out.splitlines())
+    assert json.loads(invoke(*words, "--json")[1])["ok"] is False
+    assert json.loads(invoke(*words[:-1], "--json")[1])["ok"] is True
+
+
 @pytest.mark.conforms("T5")
 def test_a_receipt_is_written_and_verified(filled: Ledger, tmp_path: Path) -> None:
     assert invoke("export", filled.directory, "aaaa", "-o", tmp_path / "r.json")[0] == exits.OK
@@ -221,6 +236,37 @@ def test_a_receipt_is_verified_elsewhere_with_the_public_key(tmp_path: Path, mon
     assert invoke("verify", ledger.directory, "--key", tmp_path / "sign.pem.pub")[0] == exits.OK
 
 
+def test_want_of_a_key_is_said_once_and_is_no_sign_of_a_change(filled: Ledger, tmp_path: Path) -> None:
+    keys.save_private(other := tmp_path / "other.key", keys.HmacKey.generate().to_text())
+    invoke("export", filled.directory, "aaaa", "-o", tmp_path / "r.json")
+    needed = f"key {filled.key.key_id} (hmac-sha256), which was not given; pass it with --key"
+    status, out, _ = invoke("verify", tmp_path / "r.json", "--key", other)
+    assert status == exits.USAGE
+    assert out == f"it could not be checked: it is signed with {needed}\n"
+    status, out, _ = invoke("verify", filled.directory, "--key", other)
+
+    assert status == exits.USAGE
+    assert out.count(needed) == 1
+    assert out.splitlines()[-1].startswith("not checked")
+
+
+def test_an_export_says_who_can_verify_it(filled: Ledger, tmp_path: Path) -> None:
+    for place in (tmp_path / "r.json", Path("-")):
+        _, _, err = invoke("export", filled.directory, "aaaa", "-o", place)
+        assert "only those who have that key can verify it" in err
+        assert "toolcell audit keygen sign.pem" in err
+
+
+def test_an_export_that_anyone_can_verify_needs_no_note(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    invoke("keygen", tmp_path / "sign.pem")
+    ledger = Ledger(tmp_path / "log")
+    ledger.fill(1, key=tmp_path / "sign.pem")
+    _, _, err = invoke("export", ledger.directory, "last", "-o", tmp_path / "r.json")
+
+    assert "note" not in err
+
+
 def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
     assert invoke("keygen", tmp_path / "a.key", "--hmac")[0] == exits.OK
     status, _, err = invoke("keygen", tmp_path / "a.key", "--hmac")
@@ -244,12 +290,75 @@ def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str
     assert err.strip()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "nodir/"], "no audit log in nodir"),
+        (["list", "nodir/"], "no audit log in nodir"),
+        (["verify", "LOG", "--key", "nope"], "cannot read the key nope"),
+        (["verify", "LOG", "--head", "nope.json"], "cannot read heads from nope.json"),
+        (["verify", "LOG", "--head", "junk.json"], "junk.json holds no heads"),
+        (["verify", "junk.json"], "junk.json is no receipt"),
+        (["verify", "LOG", "--write-head", "nodir2/x.json"], "cannot write nodir2/x.json"),
+        (["export", "LOG", "last", "-o", "nodir2/x.json"], "cannot write nodir2/x.json"),
+        (["verify"], "no audit log in runs; name the log's directory (to `verify`, or a receipt)"),
+        (["show", "last"], "no audit log in runs; name the log's directory"),
+        (["show", "LOG"], "RUN is missing"),
+        (["show", "nodir/"], "RUN is missing"),
+        (["show", "junk.json"], "`toolcell audit verify junk.json` checks a receipt"),
+        (["show", "junk.json", "last"], "junk.json is a file, and a log is a directory"),
+        (["list", "LOG", "--outcome", "bogus"], "--outcome 'bogus': want one of ok, error, timeout"),
+        (["list", "LOG", "-n", "-3"], "--limit"),
+        (["replay", "LOG", "aaaa", "--from", "99"], "--from 99: want 1 to 3"),
+        (["replay", "LOG", "aaaa", "--from", "0"], "--from"),
+        (["replay", "LOG", "aaaa", "--from", "3", "--until", "2"], "want --until to be at least 3"),
+    ],
+)
+def test_what_was_merely_named_wrong_exits_with_2(filled: Ledger, words: list[str], said: str) -> None:
+    Path("junk.json").write_text("{}")
+    status, out, err = invoke(*(str(filled.directory) if word == "LOG" else word for word in words))
+
+    assert status == exits.USAGE
+    assert said in err
+    assert out == ""
+
+
+def test_a_default_key_that_is_not_there_is_asked_for(filled: Ledger) -> None:
+    keys.default_key_path().unlink()
+    status, _, err = invoke("verify", filled.directory)
+
+    assert status == exits.USAGE
+    assert "--key FILE" in err
+
+
+def test_a_log_that_cannot_be_read_is_not_called_damaged_and_a_damaged_one_is(filled: Ledger) -> None:
+    place = filled.directory / layout.LOG_FILE
+    place.write_text("{")
+    status, _, err = invoke("list", filled.directory)
+    assert (status, "is damaged" in err) == (exits.BROKEN, True)
+    place.unlink()
+    place.mkdir()  # for root there is no file without permission to read
+    status, _, err = invoke("list", filled.directory)
+
+    assert (status, "is damaged" in err) == (exits.USAGE, False)
+    assert "Is a directory" in err
+
+
 @pytest.mark.parametrize("command", ["list", "show", "stats", "verify", "export", "replay", "keygen"])
 def test_every_command_explains_itself(command: str) -> None:
     status, out, _ = invoke(command, "--help")
 
     assert status == 0
     assert "Usage:" in out
+
+
+def test_the_guide_names_the_commands_that_take_no_json() -> None:
+    commands = typer.main.get_command(build(["audit"])).commands["audit"].commands  # type: ignore[attr-defined]
+    without = [name for name, each in commands.items() if "--json" not in {o for p in each.params for o in p.opts}]
+    guide = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+
+    assert sorted(without) == ["export", "keygen"]
+    assert "All but `keygen` and `export` take `--json`" in guide
 
 
 def test_asking_for_help_loads_nothing_of_the_log() -> None:
@@ -296,6 +405,31 @@ def test_a_difference_is_shown_with_its_line_and_both_values(replayable: Ledger,
     assert 'got      {"text": "no page"}' in out
     plain = json.loads(invoke("replay", replayable.directory, "aaaa", "--source", "changed.py", "--json")[1])
     assert plain["divergence"]["index"] == 2
+
+
+@pytest.mark.isolation
+def test_a_call_that_is_not_made_is_quoted_from_the_record_and_the_error_from_the_script(
+    replayable: Ledger, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("\nx = nope\n")
+    status, out, _ = invoke("replay", replayable.directory, "aaaa", "--source", "broken.py")
+
+    assert status == exits.FAILED
+    assert "call 1, line 1 as recorded: it does not call search" in out
+    assert "it fails with NameError: name 'nope' is not defined (line 2)" in out
+    assert "> 1 | hits = call_tool('search', query='boxes')" in out
+    assert "> 2 | x = nope" in out
+
+
+@pytest.mark.isolation
+def test_a_replay_of_a_run_without_an_end_does_not_claim_the_same_result(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.begin(recorder, "x = 1")
+    status, out, _ = invoke("replay", ledger.directory, "last")
+
+    assert status == exits.OK
+    assert "no end is recorded to compare" in out
+    assert "the same result" not in out
 
 
 @pytest.mark.isolation

@@ -181,6 +181,21 @@ def test_a_receipt_is_not_verified_by_another_key(made: dict[str, Any]) -> None:
     assert "which was not given" in verdict.problems[0]
 
 
+def test_a_receipt_whose_key_is_not_there_is_unchecked_and_says_once_which_key_it_needs(
+    ledger: Ledger, made: dict[str, Any]
+) -> None:
+    verdict = receipt.check(made, [keys.HmacKey.generate()])
+    changed = copy.deepcopy(made)
+    changed["run"]["sort"] = "another"
+
+    assert verdict.is_unchecked
+    (problem,) = verdict.problems
+    assert f"key {ledger.key.key_id} (hmac-sha256), which was not given; pass it with --key" in problem
+    assert verdict.to_dict()["checked"] is False
+    assert not receipt.check(changed, [keys.HmacKey.generate()]).is_unchecked
+    assert not receipt.check(changed, [ledger.key]).is_unchecked
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "something else"}', "\x00"])
 def test_what_is_no_receipt_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)

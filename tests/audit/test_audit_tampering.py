@@ -294,6 +294,36 @@ def test_a_head_that_was_changed_is_found(written: Written) -> None:
     assert [finding.kind for finding in report.findings] == [verify.BAD_HEAD]
 
 
+def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written: Written) -> None:
+    writer, other = written.ledger.key, HmacKey.generate()
+    head = head_of(written)
+    foreign = Head.sign(head.log, head.chain, head.seq, head.link, head.at_ns, other)
+    report = verify.verify(written.ledger.directory, [writer], heads=[foreign])
+
+    assert [finding.kind for finding in report.findings] == [checker.UNKNOWN_KEY]
+    assert f"key {other.key_id} (hmac-sha256), which was not given" in report.findings[0].message
+    assert not report.is_unchecked
+
+
+def test_a_key_that_was_not_given_is_asked_for_once_per_chain(written: Written) -> None:
+    report = verify.verify(written.ledger.directory, [HmacKey.generate()], heads=[head_of(written)])
+
+    assert [finding.kind for finding in report.findings] == [checker.UNKNOWN_KEY]
+    assert report.is_unchecked
+    assert report.to_dict()["checked"] is False
+
+
+def test_a_chain_that_was_not_closed_is_a_finding_when_that_is_asked_for(written: Written, tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    assert tampered(written, directory, written.data[:-10]).ok
+    report = verify.verify(directory, [written.ledger.key], heads=[], strict=True)
+
+    assert [finding.kind for finding in report.findings] == [verify.NOT_CLOSED]
+    assert "is not closed (its writer was killed, or its end was cut off)" in report.findings[0].message
+    assert "records at its end are not signed" in report.findings[0].message
+    assert verify.verify(written.ledger.directory, [written.ledger.key], heads=[], strict=True).ok
+
+
 def test_a_torn_end_is_a_note_and_not_an_alarm_unless_the_head_knows_better(written: Written, tmp_path: Path) -> None:
     torn = written.data[:-10]
     report = tampered(written, tmp_path / "a", torn)
@@ -376,6 +406,15 @@ def test_a_stub_that_retention_did_not_sign_is_found(segmented: Ledger) -> None:
         assert verify.BAD_STUB in {finding.kind for finding in segmented.verify(heads=[]).findings}
     stub.unlink()
     assert checker.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
+
+
+def test_a_stub_that_needs_a_key_that_was_not_given_is_not_called_forged(segmented: Ledger) -> None:
+    with segmented.log(settings={**SMALL, "keep_bytes": 8000}) as log:
+        log.prune()
+    report = segmented.verify(keys=[HmacKey.generate()], heads=[])
+
+    assert {finding.kind for finding in report.findings} == {checker.UNKNOWN_KEY}
+    assert report.is_unchecked
 
 
 def test_a_segment_removed_beyond_what_the_stub_says_is_found(segmented: Ledger) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from toolcell.audit import frames, records
 from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
-from toolcell.audit.keys import Verifier
+from toolcell.audit.keys import ED25519, HMAC, Verifier
 from toolcell.audit.records import Record
 from toolcell.audit.seals import Stub, checkpoint_statement
 
@@ -29,6 +29,8 @@ BAD_SIGNATURE = "bad_signature"
 UNKNOWN_KEY = "unknown_key"
 WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
+
+_BY_SIZE: Final = {32: HMAC, 64: ED25519}
 
 REMEMBERED: Final = 100_000
 """Links kept to tell a record that was repeated from one that was changed."""
@@ -77,6 +79,8 @@ class ChainCheck:
     """Seq to link, of the newest records."""
     watched: dict[int, bytes | None] = field(default_factory=dict)
     """Seq to link, of records that heads name; None until it is met."""
+    unknown: set[str] = field(default_factory=set)
+    """Keys that something is signed with and that were not given."""
     _rotated_in: int = 0
     _missing: dict[int, Finding] = field(default_factory=dict)
     _also: bytes = GENESIS
@@ -90,6 +94,7 @@ class ChainCheck:
             notes=list(self.notes),
             ends=dict(self.ends),
             watched=dict(self.watched),
+            unknown=set(self.unknown),
             _missing=dict(self._missing),
         )
 
@@ -209,8 +214,7 @@ class ChainCheck:
         self.last_reason, self._rotated_in = said["reason"], self.segment
         verifier = self.verifiers.get(said["key"])
         if verifier is None:
-            message = f"checkpoint {record.seq} is signed with key {said['key']}, which was not given"
-            self._find(UNKNOWN_KEY, message, piece, record.seq)
+            self.miss_key(f"checkpoint {record.seq}", said["key"], said["signature"], record.seq, piece.offset)
             return
         statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.before, said["reason"])
         if verifier.is_valid(statement, said["signature"]):
@@ -218,6 +222,12 @@ class ChainCheck:
         else:
             message = f"something in records {self.sealed_seq + 1} to {record.seq} is not what was signed"
             self._find(BAD_SIGNATURE, message, piece, record.seq)
+
+    def miss_key(self, what: str, key: str, signature: object, seq: int, offset: int | None = None) -> None:
+        """Something is signed with a key that was not given; said once for each key."""
+        if key not in self.unknown:
+            self.unknown.add(key)
+            self._find(UNKNOWN_KEY, f"{what} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
 
     def _advance(self, seq: int, piece: Frame) -> None:
         self.seq, self.link, self._also = seq, piece.link, piece.link
@@ -253,6 +263,17 @@ class ChainCheck:
             self.notes.append("there are no records")
         if self.last_reason == "rotated" and self._rotated_in == self.segment:
             self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
+
+
+def algorithm_of(signature: object) -> str:
+    """What a signature was made with, as far as its size tells; empty for keys of somebody's own making."""
+    return _BY_SIZE.get(len(signature), "") if isinstance(signature, bytes) else ""
+
+
+def key_wanted(key: str, signature: object) -> str:
+    """A key that is not there, and what to do."""
+    algorithm = algorithm_of(signature)
+    return f"key {key}{f' ({algorithm})' if algorithm else ''}, which was not given; pass it with --key"
 
 
 def _parse(body: bytes) -> Record | None:

@@ -19,13 +19,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.errors import AuditError
+from toolcell.errors import AuditError, UsageError
 
 FORMAT: Final = 1
 LOG_FILE, STUB_FILE, LOCK_FILE, INDEX_FILE = "log.json", "stub.json", "lock", "index.sqlite"
 
 _CHAIN = re.compile(r"[0-9a-f]{12}")
 _SEGMENT = re.compile(r"(\d{8})\.log")
+
+
+class BadInput(UsageError, AuditError):
+    """What was named is not there, cannot be read or written, or is something else: nothing was found changed."""
 
 
 def new_chain_name() -> str:
@@ -43,7 +47,7 @@ def chains(directory: Path) -> list[Path]:
     try:
         return sorted(entry for entry in directory.iterdir() if _CHAIN.fullmatch(entry.name) and entry.is_dir())
     except OSError as exc:
-        raise AuditError(f"cannot read the audit log {directory}: {exc.strerror}") from exc
+        raise BadInput(f"cannot read the audit log {directory}: {exc.strerror}") from exc
 
 
 def segments(chain: Path) -> dict[int, Path]:
@@ -56,14 +60,21 @@ def log_id(directory: Path) -> str:
     """The id a log was given when it was begun.
 
     Raises:
-        AuditError: there is no log there.
+        BadInput: there is no log there, or none that we may read.
+        AuditError: what says its id is damaged.
     """
     try:
         described = json.loads((directory / LOG_FILE).read_text(encoding="utf-8"))
         return str(described["log"])
     except FileNotFoundError as exc:
-        raise AuditError(f"there is no audit log in {directory}") from exc
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BadInput(f"there is no audit log in {directory}") from exc
+    except NotADirectoryError as exc:
+        why = "is a file, and a log is a directory; a receipt is read by `toolcell audit verify` alone"
+        raise BadInput(f"{directory} {why}") from exc
+    except OSError as exc:
+        why = f"{exc.strerror}; a log is read by the user who writes it"
+        raise BadInput(f"cannot read {directory / LOG_FILE}: {why}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
         raise AuditError(f"{directory / LOG_FILE} is damaged: {exc}") from exc
 
 

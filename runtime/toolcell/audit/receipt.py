@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import frames, layout, records
+from toolcell.audit.checker import algorithm_of, key_wanted
 from toolcell.audit.index import Index, RunLine
-from toolcell.audit.keys import Verifier, by_id
+from toolcell.audit.keys import HMAC, Verifier, by_id
 from toolcell.audit.reader import Located, Place, read_segment
 from toolcell.audit.runs import RecordedRun, assemble
 from toolcell.audit.seals import checkpoint_statement
@@ -35,11 +36,14 @@ class Verdict:
     key: str = ""
     signed_ns: int | None = None
     """When the checkpoint was signed that covers the run."""
+    is_unchecked: bool = False
+    """Nothing is wrong with it, but a key that it is signed with was not given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "ok": self.ok,
+            "checked": not self.is_unchecked,
             "run": self.run.id if self.run is not None else None,
             "problems": list(self.problems),
             "key": self.key,
@@ -51,7 +55,8 @@ def export(index: Index, line: RunLine) -> dict[str, Any]:
     """The receipt of a run, as plain data for JSON.
 
     Raises:
-        AuditError: no checkpoint covers the run: it is under way, or its log was never signed after it.
+        BadInput: no checkpoint covers the run: it is under way, or its log was never signed after it.
+        AuditError: its records are damaged.
     """
     own = index.records_of(line)
     if not own:
@@ -77,7 +82,7 @@ def _way(directory: Path, line: RunLine, shown: list[Located]) -> dict[str, Any]
         steps.append(_step(found, is_end or found.frame.link in links))
         if is_end:
             return {"before": shown[0].frame.before.hex(), "first_seq": shown[0].record.seq, "records": steps}
-    raise AuditError(f"no checkpoint covers run {line.id} yet; it takes a second, or its writer was killed")
+    raise layout.BadInput(f"no checkpoint covers run {line.id} yet; it takes a second, or its writer was killed")
 
 
 def _from(chain: Path, first: Located) -> Iterable[Located]:
@@ -98,45 +103,54 @@ def write(receipt: Mapping[str, Any], path: str | Path) -> None:
     """Write a receipt to a file.
 
     Raises:
-        AuditError: it cannot be written.
+        BadInput: it cannot be written.
     """
     try:
         Path(path).write_text(json.dumps(receipt, indent=1) + "\n", encoding="ascii")
     except OSError as exc:
-        raise AuditError(f"cannot write {path}: {exc.strerror}") from exc
+        raise layout.BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """A receipt from a file.
 
     Raises:
-        AuditError: it cannot be read, or is none.
+        BadInput: it cannot be read, or is none.
     """
     try:
         receipt = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise AuditError(f"cannot read a receipt from {path}: {exc}") from exc
+        raise layout.BadInput(f"cannot read a receipt from {path}: {exc}") from exc
     if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
-        raise AuditError(f"{path} is no receipt of a run")
+        raise layout.BadInput(f"{path} is no receipt of a run")
     return receipt
+
+
+def needs_shared_key(receipt: Mapping[str, Any]) -> bool:
+    """True when only those can check it who could have signed it: the key is an HMAC key."""
+    last = records.parse(base64.b64decode(receipt["ways"][-1]["records"][-1]["body"]))
+    return algorithm_of(last.fields["signature"]) == HMAC
 
 
 def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
     """Say whether a receipt holds what was recorded, by its records and the signature over them alone."""
     problems: list[str] = []
+    wanted: list[str] = []
     keys = by_id(verifiers)
     try:
         ways = [_walk(way, str(receipt["chain"])) for way in receipt["ways"]]
         for way in ways:
+            wanted += [each for each in _key_missing(way[-1], keys) if each not in wanted]
             problems += _check_signature(str(receipt["log"]), way[-1], keys)
         run = _run_in(ways)
         last = ways[-1][-1].record
         problems += _check_whole(run)
         if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
             problems.append("what it says in words is not what its records say")
-        return Verdict(not problems, run, tuple(problems), last.fields["key"], last.at_ns)
+        said = (*wanted, *problems)
+        return Verdict(not said, run, said, last.fields["key"], last.at_ns, is_unchecked=bool(wanted) and not problems)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-        return Verdict(False, None, (*problems, f"it is not whole: {type(exc).__name__} {exc}"))
+        return Verdict(False, None, (*wanted, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
 def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
@@ -190,6 +204,13 @@ def _check_whole(run: RecordedRun) -> list[str]:
     return [f"it does not show how call {call.number} ended" for call in run.calls if not call.is_finished][:1]
 
 
+def _key_missing(last: Located, keys: Mapping[str, Verifier]) -> list[str]:
+    said = last.record.fields
+    if last.record.kind != records.CHECKPOINT or said["key"] in keys:
+        return []
+    return [f"it could not be checked: it is signed with {key_wanted(said['key'], said['signature'])}"]
+
+
 def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> list[str]:
     record = last.record
     if record.kind != records.CHECKPOINT:
@@ -197,6 +218,6 @@ def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> l
     said = record.fields
     verifier = keys.get(said["key"])
     if verifier is None:
-        return [f"it is signed with key {said['key']}, which was not given"]
+        return []  # `_key_missing` says so, once
     statement = checkpoint_statement(log, last.place.chain, record.seq, record.at_ns, last.frame.before, said["reason"])
     return [] if verifier.is_valid(statement, said["signature"]) else ["its records are not what was signed"]

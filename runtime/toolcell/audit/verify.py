@@ -22,6 +22,7 @@ from toolcell.errors import AuditError
 BAD_HEAD = "bad_head"
 BAD_STUB = "bad_stub"
 CHAIN_MISSING = "chain_missing"
+NOT_CLOSED = "not_closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,20 @@ class Report:
         """True when nothing was found."""
         return not self.findings
 
+    @property
+    def is_unchecked(self) -> bool:
+        """True when no signature could be checked for want of a key, and nothing else was found."""
+        return (
+            bool(self.findings)
+            and {finding.kind for finding in self.findings} == {checker.UNKNOWN_KEY}
+            and not any(chain.sealed_seq for chain in self.chains)
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "ok": self.ok,
+            "checked": not self.is_unchecked,
             "log": self.log,
             "findings": [finding.to_dict() for finding in self.findings],
             "chains": [chain.to_dict() for chain in self.chains],
@@ -77,10 +88,17 @@ class Report:
         }
 
 
-def verify(directory: str | Path, verifiers: Iterable[Verifier], *, heads: Iterable[Head] | None = None) -> Report:
+def verify(
+    directory: str | Path,
+    verifiers: Iterable[Verifier],
+    *,
+    heads: Iterable[Head] | None = None,
+    strict: bool = False,
+) -> Report:
     """Check a whole log with the keys it may be signed with.
 
-    `heads` say how far its chains had got; without them, those its writer left on this machine are taken.
+    `heads` say how far its chains had got; without them, those its writer left on this machine are taken. When it is
+    `strict`, a chain that its writer did not close is a finding and no note.
 
     Raises:
         AuditError: there is no log there, or it cannot be read.
@@ -94,7 +112,7 @@ def verify(directory: str | Path, verifiers: Iterable[Verifier], *, heads: Itera
         own = [head for head in wanted if head.chain == path.name]
         check = check_chain(path, report.log, keys, report, own)
         _check_heads(check, own, keys)
-        _add(report, path, check)
+        _add(report, path, check, strict)
     for head in wanted:
         if head.log == report.log and head.chain not in {path.name for path in chains}:
             message = f"chain {head.chain} is not there; it had got to record {head.seq}"
@@ -137,11 +155,13 @@ def _check_stub(path: Path, check: ChainCheck) -> int | None:
     if stub is None:
         return None
     verifier = check.verifiers.get(stub.key)
-    if (stub.log, stub.chain) != (check.log, path.name) or verifier is None or not stub.is_signed_by(verifier):
-        why = f"the stub of what retention removed is not signed by a known key ({stub.key})"
-        check.findings.append(Finding(BAD_STUB, path.name, stub.last_segment, stub.seq, None, why))
     check.start_after(stub)
-    check.sealed_seq = stub.seq
+    if verifier is None:
+        check.miss_key("the stub of what retention removed", stub.key, stub.signature, stub.seq)
+    elif (stub.log, stub.chain) != (check.log, path.name) or not stub.is_signed_by(verifier):
+        why = f"the stub of what retention removed was not signed like this with key {stub.key}"
+        check.findings.append(Finding(BAD_STUB, path.name, stub.last_segment, stub.seq, None, why))
+    check.sealed_seq = 0 if verifier is None else stub.seq
     check.notes.append(f"segments up to {stub.last_segment} (records up to {stub.seq}) were removed by retention")
     return stub.last_segment
 
@@ -149,8 +169,10 @@ def _check_stub(path: Path, check: ChainCheck) -> int | None:
 def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Verifier]) -> None:
     for head in heads:
         verifier = keys.get(head.key)
-        if head.log != check.log or verifier is None or not head.is_signed_by(verifier):
-            message = f"the head at record {head.seq} is not signed for this chain by a known key ({head.key})"
+        if verifier is None:
+            check.miss_key(f"the head at record {head.seq}", head.key, head.signature, head.seq)
+        elif head.log != check.log or not head.is_signed_by(verifier):
+            message = f"the head at record {head.seq} was not signed like this for this log with key {head.key}"
             check.findings.append(Finding(BAD_HEAD, check.chain, None, head.seq, None, message))
         elif head.seq > check.seq:
             message = f"the chain ends at record {check.seq}, and had got to {head.seq}: its end was cut off"
@@ -160,7 +182,7 @@ def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Ve
             check.findings.append(Finding(checker.BROKEN_LINK, check.chain, None, head.seq, None, message))
 
 
-def _add(report: Report, path: Path, check: ChainCheck) -> None:
+def _add(report: Report, path: Path, check: ChainCheck, strict: bool) -> None:
     written = is_locked(path)
     chain = ChainReport(
         path.name,
@@ -178,8 +200,11 @@ def _add(report: Report, path: Path, check: ChainCheck) -> None:
     report.notes.extend(f"chain {path.name}: {note}" for note in check.notes)
     if not chain.is_closed and not check.findings:
         why = "it is being written" if written else "its writer was killed, or its end was cut off"
-        unsigned = f"{chain.unsigned} records at its end are not signed"
-        report.notes.append(f"chain {path.name} is not closed ({why}); {unsigned}")
+        message = f"chain {path.name} is not closed ({why}); {chain.unsigned} records at its end are not signed"
+        if strict:
+            report.findings.append(Finding(NOT_CLOSED, path.name, check.segment, check.seq, None, message))
+        else:
+            report.notes.append(message)
 
 
 # Heads
@@ -199,13 +224,12 @@ def load_heads(path: str | Path) -> list[Head]:
     """Heads from a file: one, or a list.
 
     Raises:
-        AuditError: the file cannot be read or holds something else.
+        BadInput: the file cannot be read or holds something else.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [Head.from_dict(each) for each in (found if isinstance(found, list) else [found])]
     except (OSError, ValueError) as exc:
-        raise AuditError(f"cannot read heads from {path}: {exc}") from exc
-    listed = found if isinstance(found, list) else [found]
-    if not all(isinstance(each, dict) for each in listed):
-        raise AuditError(f"{path} holds no heads")
-    return [Head.from_dict(each) for each in listed]
+        raise layout.BadInput(f"cannot read heads from {path}: {exc}") from exc
+    except AuditError as exc:
+        raise layout.BadInput(f"{path} holds no heads: {exc}") from exc

@@ -10,14 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from toolcell.audit import keys, receipt, verify
+from toolcell.audit import keys, layout, receipt, verify
 from toolcell.audit.index import Filter, Index
+from toolcell.audit.run_record import ABORTED
+from toolcell.audit.runs import UNFINISHED
 from toolcell.cli import audit_times, audit_view, exits
 from toolcell.cli.audit_replay import replay
 from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
 from toolcell.errors import AuditError, UsageError
+from toolcell.results import Outcome
 
 DEFAULT_DIR = "runs"
+OUTCOMES = (*map(str, Outcome), ABORTED, UNFINISHED)
+"""What `--outcome` may name."""
+
 SUMMARY = """What scripts did, provably.
 
 DIR is the directory a Runtime was given as `audit`; left out, it is $TOOLCELL_AUDIT, or ./runs. RUN is a run's id, the
@@ -60,7 +66,7 @@ def list_runs(
     sha256: Sha256 = None,
     session: SessionId = None,
     user: User = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many; 0 is all.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="The newest so many; 0 is all.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest last."""
@@ -119,33 +125,35 @@ def check(
     write_head: Annotated[
         Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads this machine knows, to keep.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="An end that is not signed is a failure, too.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="A chain that is not closed is a failure, too: in use, killed or cut off."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a log, or a receipt, is what was written; exits with 5 when it is not.
 
     Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
-    heads that this machine or --head knows.
+    heads that this machine or --head knows. Exits with 2 when there was nothing to check, or no key to check it with.
     """
     place = target or default_directory()
-    verifiers = [keys.load_verifier(path) for path in key or [keys.default_key_path()]]
+    verifiers = load_keys(key)
     if place.is_file():
         verdict = receipt.check(receipt.read(place), verifiers)
         if as_json:
             print_json(verdict.to_dict())
         else:
             audit_view.show_verdict(verdict, stdout())
-        raise typer.Exit(exits.OK if verdict.ok else exits.BROKEN)
+        raise typer.Exit(status_of(verdict))
     known = [each for path in head for each in verify.load_heads(path)] if head else None
-    report = verify.verify(place, verifiers, heads=known)
+    report = verify.verify(place, verifiers, heads=known, strict=strict)
     if write_head is not None:
         write_heads(report.log, write_head)
     if as_json:
         print_json(report.to_dict())
     else:
         audit_view.show_report(report, stdout())
-    is_sealed = all(chain.is_closed for chain in report.chains)
-    raise typer.Exit(exits.OK if report.ok and (is_sealed or not strict) else exits.BROKEN)
+    raise typer.Exit(status_of(report))
 
 
 def export(
@@ -155,17 +163,23 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RUN.receipt.json; - is stdout.")
     ] = None,
 ) -> None:
-    """Write a run to one file that proves itself on another machine, with the public key alone."""
+    """Write a run to one file that proves itself on another machine, to whoever has the key.
+
+    With the public key alone when the log is signed with Ed25519; by default it is not, and only its writer's HMAC key
+    will do.
+    """
     directory, wanted = split(target)
     with opened(directory) as index:
         line = index.find(wanted)
         made = receipt.export(index, line)
-    if output == Path("-"):
-        print_json(made)
-        return
     path = output or Path(f"{line.id}.receipt.json")
-    receipt.write(made, path)
-    stderr().print(safe(f"{path}: run {line.id}, {path.stat().st_size} bytes"))
+    if path == Path("-"):
+        print_json(made)
+    else:
+        receipt.write(made, path)
+        stderr().print(safe(f"{path}: run {line.id}, {path.stat().st_size} bytes"))
+    if receipt.needs_shared_key(made):
+        stderr().print(safe(SHARED_KEY, "yellow"))
 
 
 def keygen(
@@ -188,19 +202,60 @@ def keygen(
     stderr().print(safe(f"{file}: {signer.algorithm} key {signer.key_id}"))
 
 
+SHARED_KEY = """\
+note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
+      pip install 'toolcell[signing]'; toolcell audit keygen sign.pem; then record with AuditLog(key="sign.pem") or
+      TOOLCELL_AUDIT_KEY=sign.pem, and give away sign.pem.pub: toolcell audit verify RECEIPT --key sign.pem.pub"""
+
 NAMES = {"list_runs": "list", "check": "verify"}
 """Commands whose function has another name."""
 
 
 def default_directory() -> Path:
-    """$TOOLCELL_AUDIT, or ./runs."""
-    return Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_DIR)
+    """$TOOLCELL_AUDIT, or ./runs.
+
+    Raises:
+        UsageError: there is no log.
+    """
+    place = Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_DIR)
+    try:
+        layout.log_id(place)
+    except layout.BadInput as exc:
+        raise UsageError(f"{exc}; name the log's directory (to `verify`, or a receipt) or set $TOOLCELL_AUDIT") from exc
+    return place
+
+
+def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
+    """The keys to check signatures with: those named, or ours.
+
+    Raises:
+        UsageError: one cannot be read, or is none.
+    """
+    try:
+        return [keys.load_verifier(path) for path in files or [keys.default_key_path()]]
+    except AuditError as exc:
+        hint = "" if files else "; name the key to check signatures with: --key FILE"
+        raise UsageError(f"{exc}{hint}") from exc
+
+
+def status_of(checked: receipt.Verdict | verify.Report) -> int:
+    """The exit status of what a check came to: want of a key is no sign of a change."""
+    return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN
 
 
 def split(target: list[str]) -> tuple[Path, str]:
-    """Read `DIR RUN`, or `RUN` alone."""
+    """Read `DIR RUN`, or `RUN` alone.
+
+    Raises:
+        UsageError: it is neither, or what is there alone is no run but a log or a file.
+    """
     if len(target) > 2:
         raise UsageError(f"expected a log and a run, not {' '.join(target)}")
+    if len(target) == 1 and (target[0].endswith("/") or os.path.exists(os.path.join(target[0], layout.LOG_FILE))):
+        why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
+        raise UsageError(f"RUN is missing: {target[0]} is taken for the log, which comes before RUN; {why}")
+    if len(target) == 1 and target[0].endswith(".json") and os.path.isfile(target[0]):
+        raise UsageError(f"{target[0]} is a file and no RUN; `toolcell audit verify {target[0]}` checks a receipt")
     return (Path(target[0]) if len(target) == 2 else default_directory()), target[-1]
 
 
@@ -230,7 +285,7 @@ def write_heads(log: str, path: Path) -> None:
         heads = [head.to_dict() for head in verify.saved_heads(log)]
         path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
     except OSError as exc:
-        raise AuditError(f"cannot write {path}: {exc.strerror}") from exc
+        raise layout.BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def make_filter(
@@ -243,7 +298,13 @@ def make_filter(
     user: str | None,
     limit: int,
 ) -> Filter:
-    """The filter that the flags describe."""
+    """The filter that the flags describe.
+
+    Raises:
+        UsageError: a flag says nothing that could be meant.
+    """
+    if outcome is not None and outcome not in OUTCOMES:
+        raise UsageError(f"--outcome {outcome!r}: want one of {', '.join(OUTCOMES)}")
     return Filter(
         since_ns=audit_times.parse(since) if since else None,
         until_ns=audit_times.parse(until) if until else None,

@@ -298,7 +298,9 @@ def show_report(report: Report, console: Console) -> None:
     sums = {name: sum(getattr(chain, name) for chain in report.chains) for name in COUNTED}
     sums = {"chains": len(report.chains), **sums}
     counts = ", ".join(f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in sums.items())
-    verdict = ("ok", "bold green") if report.ok else (f"{len(report.findings)} findings", "bold red")
+    found = "1 finding" if len(report.findings) == 1 else f"{len(report.findings)} findings"
+    found = "not checked" if report.is_unchecked else found
+    verdict = ("ok", "bold green") if report.ok else (found, "bold red")
     console.print(Text.assemble(verdict, f"  {counts}"))
 
 
@@ -315,5 +317,5 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
                 safe(f"signed {signed} with key {verdict.key}"),
             )
         )  # fmt: skip
-    elif not verdict.ok:
+    elif not verdict.is_unchecked:
         console.print(Text("this receipt does not hold what was recorded", "bold red"))

@@ -40,7 +40,7 @@ BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (
     (UsageError, USAGE),
     (SandboxUnavailable, UNAVAILABLE),
     (PackageError, UNAVAILABLE),
-    (AuditError, BROKEN),
+    (AuditError, BROKEN),  # what was merely named wrong is a UsageError, too
     (ToolcellError, FAILED),
 )
 """The first class that fits decides."""
