@@ -347,6 +347,15 @@ def test_a_script_that_fails_before_a_call_is_reported_with_its_own_error(
     assert found.source_line == PINNED.split("\n")[1]
 
 
+def test_what_a_script_failed_with_fits_into_the_line_that_says_so(recorded: Ledger, runtime: SyncRuntime) -> None:
+    found = again(runtime, pinned(recorded), source="raise ValueError('two\\nlines ' * 1000)\n" + PINNED).divergence
+
+    assert found is not None
+    assert "it fails with ValueError: two\\nlines two" in found.message
+    assert "\n" not in found.message
+    assert len(found.message) < 400
+
+
 @pytest.mark.parametrize(("keep", "why"), [("digest", "digest"), ("omit", "omit")])
 def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: Any, why: str) -> None:
     settings = {"tools": {"search": ToolContent(results=keep)}}

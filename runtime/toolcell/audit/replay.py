@@ -19,7 +19,8 @@ from toolcell.audit.comparing import GUESTS_OWN, Divergence, cleaned, compare, d
 from toolcell.audit.runs import RecordedCall, RecordedRun
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.results import ExecutionResult
+from toolcell.results import ErrorInfo, ExecutionResult
+from toolcell.text import one_line
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 
@@ -328,12 +329,17 @@ def _files(run: RecordedRun, given: Iterable[tuple[str, bytes]]) -> list[tuple[s
     return list(files.items())
 
 
+def _in_a_line(error: ErrorInfo) -> str:
+    at = f" (line {error.line})" if error.line is not None else ""
+    return f"{error.type}: {one_line(error.message)}{at}"
+
+
 def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:
     """A call it did not make though it could have; `got` is what it failed with instead."""
     if (run.outcome if run.end else str(result.outcome)) not in GUESTS_OWN:
         return None
     error = result.error
-    why = f", it fails with {error.type}: {error.message} (line {error.line})" if error is not None else ""
+    why = f", it fails with {_in_a_line(error)}" if error is not None else ""
     got = {"type": error.type, "message": error.message, "line": error.line} if error is not None else None
     for ident, call in tools.expected.items():
         if ident not in tools.made:
