@@ -34,7 +34,7 @@ def answering(registry: ToolRegistry, context: RunContext, witness: RunWitness |
             observed = context if record is None else record.context
             result = await registry.dispatch(
                 call.name, call.args, call_id=call_id, origin=Origin.CODE, context=observed
-            )  # fmt: skip
+            )
         except AuditError as exc:
             if record is not None:
                 record.problem = exc

@@ -50,9 +50,7 @@ def run_message(
     if len(source) > limits.frame_bytes - ROOM_BYTES:
         raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
     assert isinstance(plain, dict)
-    return Run(
-        number, source, plain, tools, lint, limits.result_bytes, limits.files, limits.files_bytes, seed, clock
-    )  # fmt: skip
+    return Run(number, source, plain, tools, lint, limits.result_bytes, limits.files, limits.files_bytes, seed, clock)
 
 
 def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:

@@ -350,16 +350,18 @@ def test_what_could_not_be_signed_at_once_is_signed_later(
     assert ledger.verify().chains[0].unsigned == 0
 
 
+def away(data: bytes) -> bytes:
+    """Sign, where the key service cannot be reached."""
+    raise ConnectionError("the key service is away")
+
+
 def test_a_segment_that_is_full_while_its_key_is_away_goes_on_until_it_is_back(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(data: bytes) -> bytes:
-        raise ConnectionError("the key service is away")
-
     with ledger.opened(settings={"segment_bytes": 16384, "checkpoint_s": 3600}) as recorder:
         before = recorder.log._writable().number
         with monkeypatch.context() as patch:
-            patch.setattr(ledger.key, "sign", refuse)
+            patch.setattr(ledger.key, "sign", away)
             for _ in range(50):
                 ledger.run(recorder)
         assert recorder.log._writable().number == before
@@ -374,13 +376,10 @@ def test_a_segment_that_is_full_while_its_key_is_away_goes_on_until_it_is_back(
 
 
 def test_a_key_that_is_away_when_its_log_is_closed_is_named(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(data: bytes) -> bytes:
-        raise ConnectionError("the key service is away")
-
     log = ledger.log(settings={"checkpoint_s": 3600}).open()
     ledger.run(Recorder(log))
     with monkeypatch.context() as patch:
-        patch.setattr(ledger.key, "sign", refuse)
+        patch.setattr(ledger.key, "sign", away)
         with pytest.raises(AuditError, match=f"the key {ledger.key.key_id} did not sign: ConnectionError"):
             log.checkpoint()
         with pytest.raises(AuditError, match="the key service is away"):

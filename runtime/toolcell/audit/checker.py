@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from toolcell.audit import frames, records
 from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
-from toolcell.audit.keys import ED25519, HMAC, Verifier
+from toolcell.audit.keys import Verifier, key_wanted
 from toolcell.audit.records import Record
 from toolcell.audit.seals import Stub, checkpoint_statement
 
@@ -29,8 +29,6 @@ BAD_SIGNATURE = "bad_signature"
 UNKNOWN_KEY = "unknown_key"
 WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
-
-_BY_SIZE: Final = {32: HMAC, 64: ED25519}
 
 REMEMBERED: Final = 100_000
 """Links kept to tell a record that was repeated from one that was changed."""
@@ -263,17 +261,6 @@ class ChainCheck:
             self.notes.append("there are no records")
         if self.last_reason == "rotated" and self._rotated_in == self.segment:
             self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
-
-
-def algorithm_of(signature: object) -> str:
-    """What a signature was made with, as far as its size tells; empty for keys of somebody's own making."""
-    return _BY_SIZE.get(len(signature), "") if isinstance(signature, bytes) else ""
-
-
-def key_wanted(key: str, signature: object) -> str:
-    """A key that is not there, and what to do."""
-    algorithm = algorithm_of(signature)
-    return f"key {key}{f' ({algorithm})' if algorithm else ''}, which was not given; pass it with --key"
 
 
 def _parse(body: bytes) -> Record | None:

@@ -27,6 +27,7 @@ KEY_VARIABLE: Final = "TOOLCELL_AUDIT_KEY"
 
 _HMAC_BYTES: Final = 32
 _ID_CHARS: Final = 16
+_BY_SIZE: Final = {32: HMAC, 64: ED25519}
 
 
 class Verifier(Protocol):
@@ -261,6 +262,17 @@ def save_private(path: Path, text: str) -> None:
 def by_id(verifiers: Iterable[Verifier]) -> Mapping[str, Verifier]:
     """Verifiers by the id that records name them with."""
     return {verifier.key_id: verifier for verifier in verifiers}
+
+
+def algorithm_of(signature: object) -> str:
+    """What a signature was made with, as far as its size tells; empty for keys of somebody's own making."""
+    return _BY_SIZE.get(len(signature), "") if isinstance(signature, bytes) else ""
+
+
+def key_wanted(key: str, signature: object) -> str:
+    """A key that is not there, and what to do."""
+    algorithm = algorithm_of(signature)
+    return f"key {key}{f' ({algorithm})' if algorithm else ''}, which was not given; pass it with --key"
 
 
 def _read(path: Path, is_private: bool) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import frames, layout, records
-from toolcell.audit.checker import algorithm_of, key_wanted
 from toolcell.audit.index import Index, RunLine
-from toolcell.audit.keys import HMAC, Verifier, by_id
+from toolcell.audit.keys import HMAC, Verifier, algorithm_of, by_id, key_wanted
 from toolcell.audit.reader import Located, Place, read_segment
 from toolcell.audit.runs import RecordedRun, assemble
 from toolcell.audit.seals import checkpoint_statement
@@ -140,8 +139,10 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
     try:
         ways = [_walk(way, str(receipt["chain"])) for way in receipt["ways"]]
         for way in ways:
-            wanted += [each for each in _key_missing(way[-1], keys) if each not in wanted]
-            problems += _check_signature(str(receipt["log"]), way[-1], keys)
+            if not (lack := _lacking_key(way[-1], keys)):
+                problems += _check_signature(str(receipt["log"]), way[-1], keys)
+            elif lack not in wanted:
+                wanted.append(lack)
         run = _run_in(ways)
         last = ways[-1][-1].record
         problems += _check_whole(run)
@@ -204,11 +205,12 @@ def _check_whole(run: RecordedRun) -> list[str]:
     return [f"it does not show how call {call.number} ended" for call in run.calls if not call.is_finished][:1]
 
 
-def _key_missing(last: Located, keys: Mapping[str, Verifier]) -> list[str]:
+def _lacking_key(last: Located, keys: Mapping[str, Verifier]) -> str:
+    """Which key it takes to check a signature, where that was not given; empty where nothing is lacking."""
     said = last.record.fields
     if last.record.kind != records.CHECKPOINT or said["key"] in keys:
-        return []
-    return [f"it could not be checked: it is signed with {key_wanted(said['key'], said['signature'])}"]
+        return ""
+    return f"it could not be checked: it is signed with {key_wanted(said['key'], said['signature'])}"
 
 
 def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> list[str]:
@@ -216,8 +218,6 @@ def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> l
     if record.kind != records.CHECKPOINT:
         return ["it does not end with a checkpoint"]
     said = record.fields
-    verifier = keys.get(said["key"])
-    if verifier is None:
-        return []  # `_key_missing` says so, once
     statement = checkpoint_statement(log, last.place.chain, record.seq, record.at_ns, last.frame.before, said["reason"])
-    return [] if verifier.is_valid(statement, said["signature"]) else ["its records are not what was signed"]
+    is_valid = keys[said["key"]].is_valid(statement, said["signature"])
+    return [] if is_valid else ["its records are not what was signed"]

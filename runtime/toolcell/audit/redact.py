@@ -78,10 +78,15 @@ PATTERNS: Final[tuple[_Rule, ...]] = (
 _WORDS: Final = ("passw", "passphrase", "secret", "token", "api", "access", "private", "auth", "cred", "cookie")
 """Each of `SENSITIVE_NAMES` holds one of these, however it is spelled."""
 
-_LITERAL: Final = re.compile(
-    r"""(?ix) (?: passw(?:or)?ds? | passphrase | secrets? | token | api[_-]?key | access[_-]?key | private[_-]?key
+_ASSIGNABLE: Final = r"""
+    (?: passw(?:or)?ds? | passphrase | secrets? | token | api[_-]?key | access[_-]?key | private[_-]?key
         | authorization | credentials? | cookies? )
-    ['"]? \s* [:=] \s* [bru]{0,2} (?P<quote>['"]) (?!\[redacted\]) ([^'"\n]{6,}) (?=(?P=quote))"""
+"""
+"""Names that a secret is assigned to, as part of a verbose pattern."""
+
+_LITERAL: Final = re.compile(
+    rf"""(?ix) {_ASSIGNABLE}
+    ['"]? \s* [:=] \s* [bru]{{0,2}} (?P<quote>['"]) (?!\[redacted\]) ([^'"\n]{{6,}}) (?=(?P=quote))"""
 )
 """`password = "..."` in source code or JSON inside a text."""
 
@@ -92,8 +97,7 @@ _BARE: Final = re.compile(
 """`password=...` in a log line or a message; what looks like code is left alone."""
 
 _ASSIGNED: Final = re.compile(
-    r"""(?x) (?: passw(?:or)?ds? | passphrase | secrets? | token | api[_-]?key | access[_-]?key | private[_-]?key
-        | authorization | credentials? | cookies? )
+    rf"""(?x) {_ASSIGNABLE}
     ['"]? [\s\x80-\xff]* [:=]
     | \xc4[\xb0\xb1] | \xc5\xbf | \xe2\x84\xaa"""
 )

@@ -141,11 +141,12 @@ def docker_backend(
 
 def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
     """Open a runtime for one script and run it."""
+    from toolcell.cli.raised import raised_teller
     from toolcell.runtime import Runtime
     from toolcell.tools import RunContext
 
     console, context = stderr(), RunContext()
-    context.events.subscribe(show.raised_teller(console))
+    context.events.subscribe(raised_teller(console))
 
     async def work(watch: Watch) -> ExecutionResult:
         async with Runtime(registry, **options) as runtime:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from toolcell.cli.output import safe, write_text
-from toolcell.errors import ToolAbort
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
 from toolcell.text import for_terminal, one_line
-from toolcell.tools.events import TOOL_END, Event
-from toolcell.tools.result import ErrorCode
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""
-
-MAX_RAISED_CHARS = 500
-"""Of what a tool's exception said."""
 
 
 def show_result(result: ExecutionResult, source: str, out: Console, err: Console) -> None:
@@ -141,30 +134,6 @@ def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
         console.print(line)
         if call.status != "ok" and call.message:
             console.print(safe(f"      {one_line(call.message)}", "red"))
-
-
-def raised_teller(console: Console) -> Callable[[Event], None]:
-    """A listener that writes what unplanned exceptions of tools said, once each. A script is only told their class."""
-    told = {""}
-
-    def tell(event: Event) -> None:
-        line = raised_line(event)
-        if line not in told:
-            told.add(line)
-            console.print(safe(line, "red"))
-
-    return tell
-
-
-def raised_line(event: Event) -> str:
-    """Name the tool and its exception; empty when it did not end with one that nobody planned."""
-    result = event.result if event.type == TOOL_END else None
-    if result is None or result.error is None or result.error.code != ErrorCode.EXCEPTION:
-        return ""
-    if result.exc is None or isinstance(result.exc, ToolAbort):
-        return ""
-    said = "".join(traceback.format_exception_only(result.exc)).rstrip()
-    return one_line(f"tool {event.tool} raised {said}", MAX_RAISED_CHARS)
 
 
 def call_arguments(args: Mapping[str, Any]) -> str:
