@@ -27,7 +27,7 @@ from benchmarks.machine import describe_machine
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.images import DEFAULT_IMAGE
+from toolcell.sandbox.docker.images.reference import DEFAULT_IMAGE
 from toolcell.sandbox.process.backend import ProcessBackend
 
 SCRIPT = "set_result(call_tool('echo', {'q': 1}))"

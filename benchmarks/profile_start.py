@@ -18,10 +18,10 @@ from rich.table import Table
 
 from benchmarks.floor import floors
 from toolcell import Limits, Runtime, ToolRegistry
+from toolcell.run.session import Session
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.packages import resolve
-from toolcell.sandbox.process.view import interpreter
-from toolcell.session import Session
+from toolcell.sandbox.process.root_filesystem import interpreter
 from toolcell.tools import Origin, RunContext
 
 PAUSE_S = 0.02

@@ -10,9 +10,9 @@ from toolcell.tools import (
     Reject,
     ToolContext,
     ToolDefinition,
+    ToolOptions,
     ToolRegistry,
     ToolResult,
-    Traits,
     approval_hook,
 )
 
@@ -23,7 +23,10 @@ NOTHING = {"type": "object", "properties": {}}
 class Widgets:
     """A shelf of widgets. Two registries with two shelves never see each other's."""
 
-    traits: ClassVar = {"widget_list": Traits(read_only=True), "widget_delete": Traits(requires_approval=True)}
+    traits: ClassVar = {
+        "widget_list": ToolOptions(read_only=True),
+        "widget_delete": ToolOptions(requires_approval=True),
+    }
 
     def __init__(self, shelf: set[str]) -> None:
         self.shelf = shelf

@@ -18,7 +18,7 @@ import RestrictedPython
 import toolcell_bridge
 from toolcell import Limits, SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
-from toolcell.sandbox.process.tree import TreeWatch
+from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.stream import SocketStream
 from toolcell.testing import check_backend
 
@@ -38,7 +38,7 @@ class BubbleSandbox:
         self.id, self.limits, self.layers, self.tree = ident, limits, {}, None
         ours, theirs = socket.socketpair()
         self.stream = SocketStream(ours)
-        guest = f"{PYTHON} -P -s -B -m toolcell_bridge.plain {theirs.fileno()} {limits.frame_bytes}".split()
+        guest = f"{PYTHON} -P -s -B -m toolcell_bridge.entry.plain {theirs.fileno()} {limits.frame_bytes}".split()
         rlimits = f"NOFILE={limits.open_files} AS={limits.memory_bytes + (2 << 30)} CORE=0".split()
         with theirs:  # env={}: what bubblewrap itself is given can be read inside, in /proc/1/environ
             self.process = subprocess.Popen(

@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.answers import answering
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig, settings_of
-from toolcell.conversation import Execution
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.request import FileInput, fits, guest_file, run_message
 from toolcell.results import ExecutionResult
+from toolcell.run.request import FileInput, fits, guest_file, run_message
+from toolcell.run.run import Run
+from toolcell.run.session import Session
+from toolcell.run.tool_bridge import answering
 from toolcell.sandbox.backend import Backend, GuestFile
 from toolcell.sandbox.pool import Pool
-from toolcell.session import Session
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.plan import run_plan
-from toolcell_bridge.messages import Run
+from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
+    from toolcell.audit.run_observer import AuditRunObserver
     from toolcell.audit.run_record import RunRecord
-    from toolcell.audit.witness import RunWitness
 
 WATCH_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -76,7 +76,7 @@ class Runtime:
         self._pool: Pool[Session] | None = None
         self._stack: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
-        self._watched: set[Execution] = set()
+        self._watched: set[Run] = set()
         self._something_runs = anyio.Event()
         self._runs = itertools.count(1)
 
@@ -166,7 +166,7 @@ class Runtime:
         if not self._packages:
             return None
         from toolcell.sandbox.process import packages
-        from toolcell.sandbox.process.view import interpreter
+        from toolcell.sandbox.process.root_filesystem import interpreter
 
         resolved = await anyio.to_thread.run_sync(
             lambda: packages.resolve(self._packages, python=interpreter(self._python).executable)
@@ -271,15 +271,15 @@ class Runtime:
         return result
 
     @staticmethod
-    def _witness(begin: Callable[[], RunRecord]) -> RunWitness:
-        from toolcell.audit.witness import RunWitness  # only a runtime with a log pays for it
+    def _witness(begin: Callable[[], RunRecord]) -> AuditRunObserver:
+        from toolcell.audit.run_observer import AuditRunObserver  # only a runtime with a log pays for it
 
-        return RunWitness(begin)
+        return AuditRunObserver(begin)
 
     def _begin_record(
         self,
         recorder: Recorder,
-        message: Run,
+        message: RunScript,
         limits: Limits,
         registry: ToolRegistry,
         context: RunContext,
@@ -326,7 +326,7 @@ class Runtime:
 
     # Watching.
 
-    def _begin_watch(self, execution: Execution) -> Callable[[], None]:
+    def _begin_watch(self, execution: Run) -> Callable[[], None]:
         self._watched.add(execution)
         self._something_runs.set()
         return lambda: self._watched.discard(execution)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, user
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import ToolRegistry, ToolResult
 
 pytestmark = pytest.mark.anyio

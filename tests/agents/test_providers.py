@@ -20,8 +20,8 @@ from agents.api_server import (
     tool_use,
 )
 from toolcell.agents import RetryPolicy, ToolLoopConfig, run_tool_loop, system, user
-from toolcell.agents.anthropic import AnthropicProvider, to_anthropic
-from toolcell.agents.openai import OpenAIProvider, to_openai
+from toolcell.agents.providers.anthropic import AnthropicProvider, to_anthropic
+from toolcell.agents.providers.openai import OpenAIProvider, to_openai
 from toolcell.tools import Image, Text, ToolRegistry, ToolResult
 
 pytest.importorskip("openai")

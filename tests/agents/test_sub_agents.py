@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from toolcell.agents import Agent, Network, RetryPolicy
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.context import RunState
 from toolcell.tools.result import TokenUsage

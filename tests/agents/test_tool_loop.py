@@ -18,13 +18,13 @@ from toolcell.agents import (
     system,
     user,
 )
-from toolcell.agents.provider import assistant
-from toolcell.agents.retry import as_provider_error, ask
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.provider import assistant
+from toolcell.agents.providers.retry import as_provider_error, ask
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.transcript import compacted, repaired
 from toolcell.errors import UsageError
 from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.toolcalls import ToolCall
+from toolcell.tools.model_calls import ToolCall
 from tools.toolkit import PATIENCE_S, Meeting, recorded
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from toolcell.audit.runs import RecordedRun
 from toolcell.audit.verify import Report, verify
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import Origin, RunContext, ToolError
-from toolcell_bridge.messages import Run
+from toolcell_bridge.wire.messages import RunScript
 
 SCRIPT = "rows = call_tool('search', query='x')\nset_result(rows)"
 
@@ -81,7 +81,9 @@ class Ledger:
     def begin(self, recorder: Recorder, source: str = SCRIPT, **fields: Any) -> RunRecord:
         """Start a run as a runtime would."""
         context = fields.pop("context", None) or RunContext()
-        message = Run(next(self._count), source, fields.pop("inputs", {}), [*self.registry], "off", 1, 1, 1, 7, 1e9)
+        message = RunScript(
+            next(self._count), source, fields.pop("inputs", {}), [*self.registry], "off", 1, 1, 1, 7, 1e9
+        )
         options = {"limits": Limits(), "policy": Policy(hash_seed=1), **fields}
         return recorder.begin(message, registry=self.registry.snapshot(), context=context, **options)
 

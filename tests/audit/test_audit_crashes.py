@@ -18,7 +18,7 @@ from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
 from toolcell.audit import layout, records
 from toolcell.audit.reader import read_log
-from toolcell.audit.seals import Head
+from toolcell.audit.signatures import Head
 from toolcell.audit.verify import saved_heads, verify
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))

@@ -17,7 +17,7 @@ from audit.ledger import RUN_KINDS, Ledger
 from toolcell.audit import chain as chains
 from toolcell.audit import frames, layout, records, retention
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.log import AuditLog, Event
+from toolcell.audit.log import AuditEvent, AuditLog
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.retention import Kept, expired
 from toolcell.errors import AuditError, UsageError
@@ -631,7 +631,7 @@ def test_which_segments_have_to_go(settings: dict[str, Any], newest_bytes: int, 
 
 
 def test_a_sink_gets_what_was_written_as_it_was_written(ledger: Ledger) -> None:
-    events: list[Event] = []
+    events: list[AuditEvent] = []
     with ledger.opened(sinks=[events.append], secrets=["s3cr3t-thing"]) as recorder:
         ledger.run(recorder, calls=[("search", {"query": "s3cr3t-thing"})])
     told = [event for event in events if event.run and event.kind in RUN_KINDS]
@@ -642,7 +642,7 @@ def test_a_sink_gets_what_was_written_as_it_was_written(ledger: Ledger) -> None:
 
 
 def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    def sink(event: Event) -> None:
+    def sink(event: AuditEvent) -> None:
         raise RuntimeError("no")
 
     with ledger.opened(sinks=[sink]) as recorder:

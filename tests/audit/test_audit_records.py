@@ -140,9 +140,9 @@ def test_the_numbers_of_kinds_are_fixed() -> None:
 
 def test_no_guest_can_put_a_stand_in_into_a_record() -> None:
     """Stand-ins are extension types, and the bridge refuses those."""
-    from toolcell_bridge.codec import decode, encode
-    from toolcell_bridge.errors import RemoteProtocolError, UnsendableValue
-    from toolcell_bridge.messages import CallTool
+    from toolcell_bridge.wire.codec import decode, encode
+    from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue
+    from toolcell_bridge.wire.messages import CallTool
 
     with pytest.raises(UnsendableValue):
         encode(CallTool(1, "x", {"a": Unrecordable("t", "x")}, None))  # type: ignore[dict-item]

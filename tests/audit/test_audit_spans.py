@@ -65,7 +65,7 @@ def test_a_run_and_its_calls_are_spans_below_one_another(ledger: Ledger) -> None
         "toolcell.run.sort": "code",
         "toolcell.script.sha256": attributes(run)["toolcell.script.sha256"],
         "toolcell.outcome": "ok",
-        "toolcell.calls": 3,
+        "toolcell.run.calls": 3,
         "toolcell.cpu_s": 0.0,
         "toolcell.peak_memory_bytes": 0,
     }

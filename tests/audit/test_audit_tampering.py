@@ -19,7 +19,7 @@ from toolcell.audit.chain import Chain
 from toolcell.audit.checker import ChainCheck
 from toolcell.audit.frames import MAGIC, Frame
 from toolcell.audit.keys import HmacKey
-from toolcell.audit.seals import Head
+from toolcell.audit.signatures import Head
 
 RUNS = 50
 SMALL = {"segment_bytes": 4096}
@@ -253,7 +253,7 @@ def test_a_history_that_the_keys_holder_wrote_anew_is_found_by_a_head_kept_elsew
 
 def signed_again(written: Written, data: bytes) -> bytes:
     """What whoever has the key can do: write history anew, and sign it."""
-    from toolcell.audit.seals import checkpoint_statement
+    from toolcell.audit.signatures import checkpoint_statement
 
     log, chain, key = layout.log_id(written.ledger.directory), written.ledger.chain().name, written.ledger.key
     made, link = data[: len(MAGIC)], frames.GENESIS

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from toolcell.cli import build, doctor, doctor_docker, exits
 from toolcell.errors import SandboxUnavailable
-from toolcell_bridge.isolation import Probe, probes
+from toolcell.sandbox.process import probes
+from toolcell_bridge.isolation import Probe
 
 EXAMINE = doctor_docker.examine
 

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell.cli import build, doctor_docker, exits
-from toolcell.sandbox.docker import image_check, images
 from toolcell.sandbox.docker.client import Client, DaemonInfo
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images import check, reference
+from toolcell.sandbox.docker.images.reference import ImageRef
 
-CURRENT = {images.GUEST: images.VERSION, images.PYTHON: "3.13.1", images.ROLE: images.SANDBOX}
+CURRENT = {reference.GUEST: reference.VERSION, reference.PYTHON: "3.13.1", reference.ROLE: reference.SANDBOX}
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -36,7 +36,7 @@ class Engine:
         """Nothing is open."""
 
     def images(self, filters: dict[str, Any]) -> list[dict[str, Any]]:
-        if f"{images.ROLE}={images.SANDBOX}" not in filters["label"]:
+        if f"{reference.ROLE}={reference.SANDBOX}" not in filters["label"]:
             return []
         return list(self.known.values())
 
@@ -51,8 +51,10 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Holds one image of this installation and one of an older one."""
-    current = image(images.DEFAULT_IMAGE, **CURRENT, **{images.SOURCES: images.guest_sources()})
-    older = image("toolcell/python:0.0.1", **{**CURRENT, images.GUEST: "0.0.1", images.PACKAGES: '{"numpy": "2.4"}'})
+    current = image(reference.DEFAULT_IMAGE, **CURRENT, **{reference.SOURCES: reference.guest_sources()})
+    older = image(
+        "toolcell/python:0.0.1", **{**CURRENT, reference.GUEST: "0.0.1", reference.PACKAGES: '{"numpy": "2.4"}'}
+    )
     played = Engine(current, older)
     monkeypatch.setattr(Client, "connect_now", lambda: SimpleNamespace(api=played))
     monkeypatch.setenv("DOCKER_HOST", "tcp://engine.invalid:2376")
@@ -62,13 +64,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def test_images_are_listed_with_sizes_and_with_whose_guest_they_hold(engine: Engine) -> None:
     status, text, _ = invoke("list")
     assert status == exits.OK
-    assert images.DEFAULT_IMAGE in text and "56.7 MB" in text
+    assert reference.DEFAULT_IMAGE in text and "56.7 MB" in text
     assert "0.0.1 (not this one)" in text and "numpy 2.4" in text
 
 
 def test_the_list_as_data_says_the_same(engine: Engine) -> None:
     told = {each["tag"]: each for each in json.loads(invoke("list", "--json")[1])["images"]}
-    assert told[images.DEFAULT_IMAGE]["current"] is True
+    assert told[reference.DEFAULT_IMAGE]["current"] is True
     assert told["toolcell/python:0.0.1"]["current"] is False
     assert told["toolcell/python:0.0.1"]["packages"] == {"numpy": "2.4"}
 
@@ -78,18 +80,18 @@ def test_an_empty_engine_is_answered_with_the_command_to_fill_it(engine: Engine)
     assert "toolcell images build" in invoke("list")[1]
     status, _, err = invoke("check")
     assert status == exits.UNAVAILABLE
-    assert f"no image {images.DEFAULT_IMAGE}" in err
+    assert f"no image {reference.DEFAULT_IMAGE}" in err
 
 
 def test_a_check_fails_if_one_image_is_bad(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def problems(client: Any, each: ImageRef, runtime: str | None) -> list[str]:
-        return [] if each.guest_version == images.VERSION else ["it is old"]
+        return [] if each.guest_version == reference.VERSION else ["it is old"]
 
-    monkeypatch.setattr(image_check, "problems", problems)
-    assert invoke("check", images.DEFAULT_IMAGE)[0] == exits.OK
+    monkeypatch.setattr(check, "problems", problems)
+    assert invoke("check", reference.DEFAULT_IMAGE)[0] == exits.OK
     status, text, _ = invoke("check")
     assert status == exits.UNAVAILABLE
-    assert f"good  {images.DEFAULT_IMAGE}" in text
+    assert f"good  {reference.DEFAULT_IMAGE}" in text
     assert "BAD   toolcell/python:0.0.1" in text and "it is old" in text
     assert len(json.loads(invoke("check", "--json")[1])["images"]) == 2
 
@@ -116,7 +118,7 @@ INFO = DaemonInfo(
     security=("name=seccomp,profile=default",), architecture="x86_64",
 )  # fmt: skip
 IMAGE = ImageRef(
-    "sha256:1", images.DEFAULT_IMAGE, "3.13.1", images.VERSION, images.guest_sources(), size_bytes=56_700_000
+    "sha256:1", reference.DEFAULT_IMAGE, "3.13.1", reference.VERSION, reference.guest_sources(), size_bytes=56_700_000
 )
 
 
@@ -128,7 +130,7 @@ def test_a_doctor_finds_nothing_missing_where_all_is_there() -> None:
         "  cgroups": "v1 (cgroupfs)",
         "  storage": "overlay2",
         "  runtimes": "runc (default), runsc",
-        "  images": f"{images.DEFAULT_IMAGE} (56.7 MB)",
+        "  images": f"{reference.DEFAULT_IMAGE} (56.7 MB)",
     }
 
 
@@ -137,7 +139,7 @@ def test_a_doctor_names_each_thing_missing_with_its_remedy() -> None:
     lacks = doctor_docker.lacks(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
     assert len(lacks) == 7
     assert all(what and fix for what, fix in lacks)
-    stale = ImageRef("sha256:1", images.DEFAULT_IMAGE, "3.13.1", "0.0.1")
+    stale = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", "0.0.1")
     assert any("another installation's guest" in what for what, _ in doctor_docker.lacks(INFO, {}, [stale]))
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
-from toolcell.testing import FakeBackend, Line, check_backend, contract_cases, contract_lacks
-from toolcell.testing import case as cases
+from toolcell.testing import CaseResult, FakeBackend, check_backend, contract_cases, contract_lacks
 from toolcell.testing import fake as fakes
-from toolcell.testing import stand as stands
+from toolcell.testing import harness as stands
+from toolcell.testing.contract import case as cases
 from toolcell.testing.fake import FakeSandbox
-from toolcell.testing.stand import Broken
+from toolcell.testing.harness import Broken
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
@@ -132,7 +132,7 @@ async def test_a_fault_is_found(backend: type[FakeBackend], promise: str, monkey
 
 
 async def test_the_report_has_a_line_for_every_promise_and_a_reason_for_every_skip() -> None:
-    told: list[Line] = []
+    told: list[CaseResult] = []
     report = await check_backend(
         FakeBackend,
         only=["values.plain_data", "walls", "life.named"],

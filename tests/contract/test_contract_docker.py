@@ -12,7 +12,7 @@ from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.testing import Case, Stand, Transcript, contract_cases, contract_lacks, record, replay_transcript
+from toolcell.testing import BackendHarness, Case, Transcript, contract_cases, contract_lacks, record, replay_transcript
 
 KINDS: dict[str, dict[str, Any]] = {
     "single": {"mode": "single"},
@@ -44,8 +44,8 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
 
 
 @pytest.fixture(scope="module")
-async def stand(make_backend: Callable[[], Backend], anyio_backend: Any) -> AsyncIterator[Stand]:
-    async with Stand(make_backend, warm=2) as stand:
+async def stand(make_backend: Callable[[], Backend], anyio_backend: Any) -> AsyncIterator[BackendHarness]:
+    async with BackendHarness(make_backend, warm=2) as stand:
         yield stand
 
 
@@ -62,7 +62,7 @@ PROMISES = [
 @pytest.mark.anyio
 @pytest.mark.conforms("Q29")
 @pytest.mark.parametrize(("make_backend", "case"), PROMISES, indirect=["make_backend"])
-async def test_the_docker_backend_keeps(case: Case, stand: Stand) -> None:
+async def test_the_docker_backend_keeps(case: Case, stand: BackendHarness) -> None:
     await case.on(stand)
 
 
@@ -86,7 +86,7 @@ set_result({"rows": rows, "parallel": call_tools_parallel([("echo", {"q": i}) fo
 
 async def recorded(make_backend: Callable[[], Backend]) -> Transcript:
     recorder = record(make_backend())
-    async with Stand(lambda: recorder, warm=0) as stand:
+    async with BackendHarness(lambda: recorder, warm=0) as stand:
         await stand.run(SCRIPT, inputs={"given": [1, "é", None]}, files=[("in.txt", "data")], seed=1, clock=1.7e9)
     (transcript,) = recorder.transcripts
     return transcript

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from toolcell.testing import Case, FakeBackend, Stand, contract_cases, contract_lacks
+from toolcell.testing import BackendHarness, Case, FakeBackend, contract_cases, contract_lacks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
 
 @pytest.fixture(scope="module")
-async def stand(anyio_backend: Any) -> AsyncIterator[Stand]:
-    async with Stand(FakeBackend) as stand:
+async def stand(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
+    async with BackendHarness(FakeBackend) as stand:
         yield stand
 
 
 @pytest.mark.parametrize("case", contract_cases(FakeBackend), ids=str)
-async def test_the_fake_keeps(case: Case, stand: Stand) -> None:
+async def test_the_fake_keeps(case: Case, stand: BackendHarness) -> None:
     await case.on(stand)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.testing import Case, Stand, contract_cases, contract_lacks
+from toolcell.testing import BackendHarness, Case, contract_cases, contract_lacks
 
 pytestmark = [
     pytest.mark.anyio,
@@ -18,13 +18,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-async def stand(anyio_backend: Any) -> AsyncIterator[Stand]:
-    async with Stand(ProcessBackend) as stand:
+async def stand(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
+    async with BackendHarness(ProcessBackend) as stand:
         yield stand
 
 
 @pytest.mark.parametrize("case", contract_cases(ProcessBackend), ids=str)
-async def test_the_process_backend_keeps(case: Case, stand: Stand) -> None:
+async def test_the_process_backend_keeps(case: Case, stand: BackendHarness) -> None:
     await case.on(stand)
 
 

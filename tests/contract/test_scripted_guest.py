@@ -9,8 +9,18 @@ import pytest
 
 from toolcell import Limits, Outcome, Runtime, SandboxUnavailable, SyncRuntime, ToolRegistry, UsageError
 from toolcell.sandbox.backend import Sample
-from toolcell.testing import Call, Die, FakeBackend, Hang, RawOutput, ScriptedModel, calls
-from toolcell_bridge.messages import CallTool, Done, FilePart, Log, Progress, Result, Run, ToolFail, ToolReturn
+from toolcell.testing import Die, FakeBackend, Hang, RawOutput, ScriptedCall, ScriptedModel, calls
+from toolcell_bridge.wire.messages import (
+    CallTool,
+    Done,
+    FilePart,
+    Log,
+    Progress,
+    Result,
+    RunScript,
+    ToolFail,
+    ToolReturn,
+)
 
 pytestmark = [
     pytest.mark.anyio,
@@ -45,9 +55,9 @@ async def test_a_list_of_messages_is_played_for_every_run() -> None:
 
 
 async def test_a_generator_is_told_the_answers_of_its_calls() -> None:
-    def guest(run: Run) -> Generator[Any, ToolReturn | ToolFail | None, None]:
-        first = yield Call("double", {"n": run.inputs["n"]}, line=3)
-        second = yield Call("nothing_like_it")
+    def guest(run: RunScript) -> Generator[Any, ToolReturn | ToolFail | None, None]:
+        first = yield ScriptedCall("double", {"n": run.inputs["n"]}, line=3)
+        second = yield ScriptedCall("nothing_like_it")
         assert isinstance(first, ToolReturn)
         assert isinstance(second, ToolFail)
         yield Result([first.value, second.code], [])

@@ -10,8 +10,8 @@ import pytest
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry, UsageError
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.testing import Call, Die, FakeBackend, Hang, Step, Transcript, record, replay_transcript
-from toolcell_bridge.messages import Log, Result
+from toolcell.testing import Die, FakeBackend, Hang, ScriptedCall, Step, Transcript, record, replay_transcript
+from toolcell_bridge.wire.messages import Log, Result
 
 pytestmark = [pytest.mark.anyio]
 
@@ -86,8 +86,8 @@ async def test_what_the_fake_recorded_replays_against_the_process_backend() -> N
 
 
 async def test_a_guest_that_says_something_else_is_told_where() -> None:
-    transcript = await recorded(FakeBackend([Log(1, "a\n"), Call("echo", {"q": 1}), Result(1, [])]), "")
-    other = FakeBackend([Log(1, "a\n"), Call("echo", {"q": 2}), Result(1, [])])
+    transcript = await recorded(FakeBackend([Log(1, "a\n"), ScriptedCall("echo", {"q": 1}), Result(1, [])]), "")
+    other = FakeBackend([Log(1, "a\n"), ScriptedCall("echo", {"q": 2}), Result(1, [])])
     await other.open()
 
     replayed = await replay_transcript(transcript, other)

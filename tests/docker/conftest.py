@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker import image_build, images
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.forked_direct import Relay
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images import build, reference
+from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +28,10 @@ def docker_client() -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def docker_image(docker_client: Client) -> ImageRef:
     """The default image. One with an older guest is built anew on its own base, which takes seconds."""
-    found = images.find_image(docker_client, images.DEFAULT_IMAGE)
+    found = reference.find_image(docker_client, reference.DEFAULT_IMAGE)
     if found is None:
-        pytest.skip(f"the engine has no image {images.DEFAULT_IMAGE}: {images.HOW_TO_BUILD}")
-    return found if found.is_current else image_build.renew(docker_client, found)
+        pytest.skip(f"the engine has no image {reference.DEFAULT_IMAGE}: {reference.HOW_TO_BUILD}")
+    return found if found.is_current else build.renew(docker_client, found)
 
 
 @pytest.fixture(params=["direct", "carried"])
@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if "docker" not in request.keywords:
         return ""
     if request.param == "carried":
-        monkeypatch.setattr(Relay, "find", lambda init_pid, inner_pid: None)
+        monkeypatch.setattr(DirectProxy, "find", lambda init_pid, inner_pid: None)
     elif os.geteuid() != 0:
         pytest.skip("only root may take descriptors out of a container's process")
     return str(request.param)

@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 
 from toolcell import Limits
+from toolcell.run.session import Session
 from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import Blueprint, container_config
-from toolcell.session import Session
 
 MIB = 1 << 20
 LIMITS = Limits(memory_bytes=128 * MIB, processes=40, disk_bytes=8 * MIB, inodes=64, open_files=64, wall_s=20)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+from toolcell.run.session import Session
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.forked import ForkedSandbox
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
-from toolcell.session import Session
+from toolcell.sandbox.docker.shared.backend import ForkedSandbox
 
 from .docker_sandboxes import LIMITS, containers_of
 

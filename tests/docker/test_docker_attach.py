@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from toolcell.sandbox.docker import attach as attach_module
 from toolcell.sandbox.docker.attach import AttachedStream, pumped
 from toolcell.sandbox.docker.demultiplex import BrokenStream, Demultiplexer, DoneCounter, FencedOutput
-from toolcell_bridge.connection import Connection
-from toolcell_bridge.framing import frame
-from toolcell_bridge.messages import PROTOCOL_VERSION, Done, Hello, Log, Run
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.framing import frame
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Log, RunScript
 
 from .docker_sandboxes import certificate
 
@@ -81,7 +81,7 @@ def test_the_protocols_own_last_word_is_recognised() -> None:
     guest, host = Connection.guest(max_frame_bytes=1 << 20), Connection.host(max_frame_bytes=1 << 20)
     host.receive_data(guest.send(Hello(PROTOCOL_VERSION, "t", "3", {})))
     assert host.next_message() is not None
-    guest.receive_data(host.send(Run(1, "", {}, [], "off", 64, 0, 0, None, None)))
+    guest.receive_data(host.send(RunScript(1, "", {}, [], "off", 64, 0, 0, None, None)))
     assert guest.next_message() is not None
     counter = DoneCounter()
 

@@ -26,7 +26,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 
 from .docker_sandboxes import LIMITS, MIB, certificate, greeted, opened
 

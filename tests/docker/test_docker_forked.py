@@ -13,13 +13,14 @@ import msgpack
 import pytest
 
 from toolcell import Outcome, Policy, PoolConfig, SandboxUnavailable, SyncRuntime
-from toolcell.sandbox.docker import DockerBackend, forked
+from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.forked import SLOTS, can_hold, forked_config, slot_paths
 from toolcell.sandbox.docker.hardening import Blueprint
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
-from toolcell_bridge.mux import Mux
+from toolcell.sandbox.docker.shared import backend
+from toolcell.sandbox.docker.shared.backend import SLOTS, can_hold, forked_config, slot_paths
+from toolcell_bridge.wire.mux import Mux
 
 from .docker_sandboxes import LIMITS, MIB, containers_of, opened
 from .forked_sandboxes import ECHO, containers, greeted, running, tools
@@ -244,8 +245,8 @@ def test_the_ceilings_of_a_container_are_the_sum_of_its_sandboxes() -> None:
     blueprint = Blueprint("image", mode="forked", cpus=0.5)
     host = forked_config(blueprint, LIMITS, 4, 8)["HostConfig"]
 
-    assert host["Memory"] == host["MemorySwap"] == 4 * (LIMITS.memory_bytes + LIMITS.disk_bytes) + forked.OWN_BYTES
-    assert host["PidsLimit"] == 4 * (LIMITS.processes + 1) + forked.OWN_PROCESSES
+    assert host["Memory"] == host["MemorySwap"] == 4 * (LIMITS.memory_bytes + LIMITS.disk_bytes) + backend.OWN_BYTES
+    assert host["PidsLimit"] == 4 * (LIMITS.processes + 1) + backend.OWN_PROCESSES
     assert host["NanoCpus"] == 2_000_000_000
     assert forked_config(blueprint, LIMITS, 4, 1)["HostConfig"]["NanoCpus"] == 1_000_000_000
     assert all(f"size={LIMITS.disk_bytes},nr_inodes={LIMITS.inodes}" in options for options in host["Tmpfs"].values())

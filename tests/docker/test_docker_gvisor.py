@@ -12,7 +12,7 @@ import pytest
 from toolcell import ExecutionResult, Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 
 from .docker_sandboxes import LIMITS, MIB
 

@@ -22,8 +22,8 @@ from toolcell.sandbox.docker.hardening import (
     resources,
     walls_of,
 )
-from toolcell.sandbox.docker.images import ImageRef
-from toolcell_bridge.isolation.seccomp_oci import container_profile
+from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.seccomp_profile import container_profile
 
 from .docker_sandboxes import LIMITS, MIB, bare, greeted, opened
 

@@ -16,7 +16,7 @@ from toolcell import Outcome, PoolConfig, Runtime, SandboxUnavailable
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.engine import Engine
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 
 from .docker_sandboxes import LIMITS, containers_of, greeted, opened
@@ -152,7 +152,7 @@ async def test_destroying_twice_and_killing_what_is_dead_are_well(client: Client
 
 @pytest.mark.anyio
 async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: ImageRef) -> None:
-    from toolcell_bridge.messages import CallTool, Run, ToolReturn
+    from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
     async def answer(call: CallTool) -> ToolReturn:
         return ToolReturn(call.id, None)
@@ -161,7 +161,7 @@ async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: 
         for number in (1, 2):
             script = f"import os\nos.write(1, b'raw {number}')"
             report = await session.execute(
-                Run(number, script, {}, [], "off", 1000, 1, 1000, None, None), LIMITS, answer
+                RunScript(number, script, {}, [], "off", 1000, 1, 1000, None, None), LIMITS, answer
             )
             assert (report.outcome, report.logs.stderr) == (Outcome.OK, f"raw {number}")
 

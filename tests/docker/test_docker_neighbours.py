@@ -9,8 +9,8 @@ import pytest
 
 from toolcell import Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.forked import SLOTS
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.shared.backend import SLOTS
 
 from .docker_sandboxes import LIMITS
 from .forked_sandboxes import ECHO, TRY, containers, running, tools

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import (
     LABEL_BACKEND,
     LABEL_HOST,

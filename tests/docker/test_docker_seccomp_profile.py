@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolcell_bridge.isolation.seccomp_oci import MACHINES, UNTIL_GUEST, UNTIL_GUEST_RULES, container_profile
-from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Verdict
+from toolcell.sandbox.docker.seccomp_profile import MACHINES, UNTIL_GUEST, UNTIL_GUEST_RULES, container_profile
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, SeccompAction
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,16 +25,16 @@ for row in PROFILE["syscalls"]:
         GROUPS.setdefault(call, []).append(row)
 
 
-def decide(call: str, arguments: tuple[int, ...]) -> Verdict:
+def decide(call: str, arguments: tuple[int, ...]) -> SeccompAction:
     """What libseccomp makes of the profile: any row of the call whose tests all hold, else the default."""
     for row in GROUPS.get(call, []):
         tests = row.get("args", [])
         assert all(test["op"] == "SCMP_CMP_MASKED_EQ" for test in tests)
         if all(arguments[test["index"]] & test["value"] == test["valueTwo"] for test in tests):
             if row["action"] == "SCMP_ACT_ALLOW":
-                return Verdict.ALLOW
-            return {EPERM: Verdict.EPERM, ENOSYS: Verdict.ENOSYS}[row["errnoRet"]]
-    return Verdict.EPERM
+                return SeccompAction.ALLOW
+            return {EPERM: SeccompAction.EPERM, ENOSYS: SeccompAction.ENOSYS}[row["errnoRet"]]
+    return SeccompAction.EPERM
 
 
 def interesting(call: str) -> list[tuple[int, ...]]:
@@ -67,7 +67,7 @@ def test_every_call_gets_the_answer_of_the_guests_policy_or_is_known_to_be_neede
             early = call in EARLY or (
                 rule is not None and all(arguments[test.index] & test.mask in test.values for test in rule.arguments)
             )
-            assert container is (Verdict.ALLOW if early else guest), (call, arguments)
+            assert container is (SeccompAction.ALLOW if early else guest), (call, arguments)
 
 
 def test_what_is_refused_by_default_is_refused_with_eperm() -> None:

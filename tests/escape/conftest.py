@@ -41,15 +41,15 @@ def current_image() -> None:
     """See that containers are made of this tree's guest. An older one is built anew on its own base, in seconds."""
     if BACKEND == "process":
         return
-    from toolcell.sandbox.docker import image_build, images
     from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.images import build, reference
 
     client = Client.connect_now()
     try:
-        found = images.find_image(client, images.DEFAULT_IMAGE)
-        assert found is not None, images.HOW_TO_BUILD
+        found = reference.find_image(client, reference.DEFAULT_IMAGE)
+        assert found is not None, reference.HOW_TO_BUILD
         if not found.is_current:
-            image_build.renew(client, found)
+            build.renew(client, found)
     finally:
         client.api.close()
 

@@ -148,7 +148,7 @@ def test_numpy_draws_its_own_randomness_too() -> None:
         if BACKEND != "process":
             return
         # Once more when the zygote has loaded what it loads in idle moments: it touches randomness, too.
-        loaded = "import sys\nset_result('toolcell_bridge.guest.repeat' in sys.modules)"
+        loaded = "import sys\nset_result('toolcell_bridge.guest.determinism' in sys.modules)"
         assert any(host.run(loaded).value or threading.Event().wait(0.05) for _ in range(100))
         runs = [host.run(source).value for _ in range(8)][4:]
         assert all(len(set(column)) == 4 for column in zip(*runs, strict=True))

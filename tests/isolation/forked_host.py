@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 
-from toolcell_bridge.connection import Connection
-from toolcell_bridge.messages import CallTool, Done, Hello, Log, Message, Result, Run, ToolReturn
-from toolcell_bridge.mux import Control, Data, Ended, Mux
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import CallTool, Done, Hello, Log, Message, Result, RunScript, ToolReturn
+from toolcell_bridge.wire.mux import Control, Data, Mux, StreamEnded
 
 MIB = 1 << 20
 ANSWER_S = 20.0
@@ -28,7 +28,7 @@ RLIMITS: Mapping[str, int] = {
     "open_files": 128,
     "file_size_bytes": 64 * MIB,
 }
-START = "import sys; {before}; from toolcell_bridge.container import main; main(['forked'])"
+START = "import sys; {before}; from toolcell_bridge.entry.container import main; main(['forked'])"
 STRIDE = 4
 
 
@@ -85,7 +85,7 @@ class Container:
                     self.received[channel] += piece
                     if channel not in self.unread:
                         self.write(self._mux.took(channel, len(piece)))
-                case Ended(channel):
+                case StreamEnded(channel):
                     self.ended.add(channel)
                 case Control(body):
                     self._note(msgpack.unpackb(body, strict_map_key=False))
@@ -180,7 +180,7 @@ class Guest:
     def begin(self, source: str) -> None:
         """Send a script and do not wait."""
         self._runs += 1
-        run = Run(self._runs, source, {}, ["echo"], "off", MIB, 8, MIB, None, None)
+        run = RunScript(self._runs, source, {}, ["echo"], "off", MIB, 8, MIB, None, None)
         self._container.send(self.channel, self._connection.send(run))
 
     def run(self, source: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcell_bridge.isolation.cgroup_trees import NoPlace, V1Place, V2Place, find_place, parse
+from toolcell.sandbox.process.cgroup_hierarchy import NoPlace, V1Place, V2Place, find_place, parse
 
 V1_LINE = "{id} 31 0:{id} {root} {at} rw,relatime shared:9 - cgroup cgroup rw,{names}\n"
 V2_LINE = "41 31 0:38 {root} {at} rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import pytest
 
-from toolcell_bridge.isolation.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
-from toolcell_bridge.isolation.cgroup_trees import V1Place, V2Place
-from toolcell_bridge.isolation.cgroups import CgroupManager, NoPlace, discover, host_directory, is_orphan
+from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
+from toolcell.sandbox.process.cgroup_hierarchy import V1Place, V2Place
+from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoPlace, discover, host_directory, is_orphan
 
 MIB = 1024 * 1024
 
@@ -172,7 +172,7 @@ def test_a_name_is_used_once_and_is_no_path(manager: CgroupManager) -> None:
 DYING = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from toolcell_bridge.isolation.cgroups import discover
+from toolcell.sandbox.process.cgroup_manager import discover
 import subprocess
 group = discover().create("left", 64 << 20, 8)
 join = "import sys, signal\\nfor each in sys.argv[1:]: open(each, 'w').write('0')\\nprint(flush=True)\\nsignal.pause()"

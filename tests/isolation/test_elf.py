@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.isolation import elf
+from toolcell.sandbox.process import elf
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ELF interpreters are Linux's")
 X86, ARM = 62, 183

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toolcell_bridge.isolation import landlock
-from toolcell_bridge.mux import WINDOW_BYTES
+from toolcell_bridge.wire.mux import WINDOW_BYTES
 
 from .forked_host import MIB, RLIMITS, Container, Guest, children, running, settles, tree
 

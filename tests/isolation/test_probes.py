@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from toolcell_bridge.isolation import Probe, probes
-from toolcell_bridge.isolation.trial import Trial
+from toolcell.sandbox.process import probes
+from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation.child_probe import ChildProbe
 
 OPEN = probes.MachineFacts(
     unprivileged_clone=1, apparmor_restricts=0, max_user_namespaces=1000, filtered=False, root=False
@@ -62,7 +63,7 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
                            (Group("namespaces", ("unshare", "landlock_create_ruleset")),), ())
         capabilities.set_no_new_privileges()
         seccomp.install(seccomp.prepare(seccomp.compile_filter(container, os.uname().machine)))
-        from toolcell_bridge.isolation.probes import probe_all
+        from toolcell.sandbox.process.probes import probe_all
         for probe in probe_all():
             print(probe.name, probe.live, "seccomp" in probe.fix)
     """
@@ -88,14 +89,14 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
 )
 def test_the_remedy_fits_the_reason(code: int, change: dict[str, int], remedy: str) -> None:
     facts = dataclasses.replace(OPEN, **change)  # type: ignore[arg-type]
-    assert remedy in probes.user_namespace_fix(Trial(False, "", code), facts)
+    assert remedy in probes.user_namespace_fix(ChildProbe(False, "", code), facts)
 
 
 def test_without_user_namespaces_no_other_namespace_is_tried() -> None:
     def explode() -> str:
         raise AssertionError("tried")
 
-    found = probes._namespace("net", explode, Trial(False, "denied", errno.EPERM), "the remedy")
+    found = probes._namespace("net", explode, ChildProbe(False, "denied", errno.EPERM), "the remedy")
     assert (found.live, found.fix) == (False, "the remedy")
 
 
@@ -138,7 +139,7 @@ print(probes.probe_all()[0].live)
 @pytest.mark.isolation
 def test_a_trial_tells_success_failure_death_and_silence_apart(child: Callable[..., Any]) -> None:
     script = """
-        from toolcell_bridge.isolation.trial import attempt
+        from toolcell_bridge.isolation.child_probe import attempt
         def fail(): raise PermissionError(errno.EPERM, "no")
         def crash(): os.kill(os.getpid(), 11)
         def vanish(): os._exit(3)

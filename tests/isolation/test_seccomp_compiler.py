@@ -18,24 +18,24 @@ from toolcell_bridge.isolation.seccomp_policy import (
     RULES,
     Argument,
     Group,
-    Policy,
-    Rule,
-    Verdict,
+    SeccompAction,
+    SeccompPolicy,
+    SyscallRule,
 )
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 MACHINES = sorted(SYSCALL_NUMBERS)
 ANSWERS = {
-    0x7FFF0000: Verdict.ALLOW,
-    0x00050001: Verdict.EPERM,
-    0x00050026: Verdict.ENOSYS,
-    0x80000000: Verdict.KILL,
+    0x7FFF0000: SeccompAction.ALLOW,
+    0x00050001: SeccompAction.EPERM,
+    0x00050026: SeccompAction.ENOSYS,
+    0x80000000: SeccompAction.KILL,
 }
 WORD, QUAD = 2**32 - 1, 2**64 - 1
 PROGRAMS = {machine: compile_filter(GUEST_POLICY, machine) for machine in MACHINES}
 
 
-def interpret(program: bytes, architecture: int, number: int, arguments: Sequence[int]) -> tuple[Verdict, int]:
+def interpret(program: bytes, architecture: int, number: int, arguments: Sequence[int]) -> tuple[SeccompAction, int]:
     """Run a filter as kernel/bpf does; returns its answer and how many instructions it took."""
     data = struct.pack("<IIQ6Q", number, architecture, 0xDEAD_BEEF, *(value & QUAD for value in arguments))
     code = list(struct.iter_unpack("=HBBI", program))
@@ -81,7 +81,7 @@ def test_every_number_of_the_machine_gets_the_policys_answer(machine: str) -> No
     table, architecture = GUEST_POLICY.table(machine), AUDIT_ARCHITECTURES[machine]
     for number in range(max(table) + 600):
         for arguments in ([0] * 6, [QUAD] * 6):
-            expected = GUEST_POLICY.decide(machine, number, arguments) if number in table else Verdict.ENOSYS
+            expected = GUEST_POLICY.decide(machine, number, arguments) if number in table else SeccompAction.ENOSYS
             assert interpret(PROGRAMS[machine], architecture, number, arguments)[0] is expected, number
 
 
@@ -92,7 +92,7 @@ def test_every_rule_gets_the_policys_answer_for_arguments_around_its_values(mach
     if number is None:
         return
     rule = GUEST_POLICY.table(machine)[number]
-    narrow = Policy((), (rule,), (), ()) if isinstance(rule, Rule) else GUEST_POLICY
+    narrow = SeccompPolicy((), (rule,), (), ()) if isinstance(rule, SyscallRule) else GUEST_POLICY
     for arguments in interesting(machine):
         expected = narrow.decide(machine, number, arguments)
         assert interpret(PROGRAMS[machine], AUDIT_ARCHITECTURES[machine], number, arguments)[0] is expected, arguments
@@ -113,20 +113,20 @@ def test_a_call_through_another_architecture_kills_the_process(machine: str, arc
     if architecture == AUDIT_ARCHITECTURES[machine]:
         return
     answers = {interpret(PROGRAMS[machine], architecture, number, [0] * 6)[0] for number in range(500)}
-    assert answers == {Verdict.KILL}
+    assert answers == {SeccompAction.KILL}
 
 
 def test_x32_numbers_look_absent() -> None:
     native = AUDIT_ARCHITECTURES["x86_64"]
     answers = {interpret(PROGRAMS["x86_64"], native, 0x40000000 | number, [0] * 6)[0] for number in range(600)}
-    assert answers == {Verdict.ENOSYS}
+    assert answers == {SeccompAction.ENOSYS}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_filter_stays_short(machine: str) -> None:
     assert len(PROGRAMS[machine]) // 8 < 256
     table = GUEST_POLICY.table(machine)
-    plain = [number for number, answer in table.items() if answer is Verdict.ALLOW]
+    plain = [number for number, answer in table.items() if answer is SeccompAction.ALLOW]
     steps = [interpret(PROGRAMS[machine], AUDIT_ARCHITECTURES[machine], number, [0] * 6)[1] for number in plain]
     assert max(steps) <= 12
 
@@ -136,16 +136,20 @@ def test_jumps_farther_than_a_byte_still_arrive() -> None:
     choice = random.Random(7)
     calls = sorted(SYSCALL_NUMBERS["x86_64"])
     rules = tuple(
-        Rule(call, "long", tuple(Argument(i, tuple(choice.randrange(WORD) for _ in range(4))) for i in range(3)))
+        SyscallRule(call, "long", tuple(Argument(i, tuple(choice.randrange(WORD) for _ in range(4))) for i in range(3)))
         for call in calls[::3]
     )
-    policy = Policy((Group("odd ones", tuple(calls[1::3])),), rules, (Group("rest", tuple(calls[2::3])),), ())
+    policy = SeccompPolicy((Group("odd ones", tuple(calls[1::3])),), rules, (Group("rest", tuple(calls[2::3])),), ())
     program = compile_filter(policy, "x86_64")
 
     assert 1000 < len(program) // 8 < MAX_INSTRUCTIONS
     for number, answer in policy.table("x86_64").items():
         for _ in range(4):
-            fits = [choice.choice(test.values) for test in answer.arguments] if isinstance(answer, Rule) else [0] * 3
+            fits = (
+                [choice.choice(test.values) for test in answer.arguments]
+                if isinstance(answer, SyscallRule)
+                else [0] * 3
+            )
             for arguments in ([*fits, 0, 0, 0], [*fits[:2], fits[2] ^ 1, 0, 0, 0]):
                 expected = policy.decide("x86_64", number, arguments)
                 assert interpret(program, AUDIT_ARCHITECTURES["x86_64"], number, arguments)[0] is expected
@@ -153,6 +157,6 @@ def test_jumps_farther_than_a_byte_still_arrive() -> None:
 
 def test_a_policy_that_does_not_fit_the_kernel_is_refused() -> None:
     tests = tuple(Argument(i, tuple(range(0, 2000, 2))) for i in range(6))
-    rules = tuple(Rule(call, "huge", tests[i:]) for i, call in enumerate(("read", "write", "open")))
+    rules = tuple(SyscallRule(call, "huge", tests[i:]) for i, call in enumerate(("read", "write", "open")))
     with pytest.raises(ValueError, match="filter too long"):
-        compile_filter(Policy(ALLOWED, rules, (), MISSING), "x86_64")
+        compile_filter(SeccompPolicy(ALLOWED, rules, (), MISSING), "x86_64")

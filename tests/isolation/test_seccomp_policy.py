@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolcell_bridge.isolation.seccomp_policy import ALLOWED, GUEST_POLICY, MISSING, REFUSED, RULES, Verdict
+from toolcell_bridge.isolation.seccomp_policy import ALLOWED, GUEST_POLICY, MISSING, REFUSED, RULES, SeccompAction
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 MACHINES = sorted(SYSCALL_NUMBERS)
@@ -108,18 +108,18 @@ def test_a_call_that_reaches_past_the_sandbox_is_refused_whatever_its_arguments(
     if number is None:
         assert machine == "aarch64"  # its table has no legacy calls
         return
-    assert {GUEST_POLICY.decide(machine, number, [fill] * 6) for fill in (0, 1, 2**64 - 1)} == {Verdict.EPERM}
+    assert {GUEST_POLICY.decide(machine, number, [fill] * 6) for fill in (0, 1, 2**64 - 1)} == {SeccompAction.EPERM}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_clone3_looks_absent_because_its_flags_cannot_be_seen(machine: str) -> None:
-    assert GUEST_POLICY.decide(machine, numbered(machine, "clone3") or -1, [0] * 6) is Verdict.ENOSYS
+    assert GUEST_POLICY.decide(machine, numbered(machine, "clone3") or -1, [0] * 6) is SeccompAction.ENOSYS
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("number", [334 + 60, 472, 600, 10_000, 0x40000000, 0x40000000 | 39, 0xFFFFFFFF])
 def test_a_number_newer_than_the_table_looks_absent(machine: str, number: int) -> None:
-    assert GUEST_POLICY.decide(machine, number, [0] * 6) is Verdict.ENOSYS
+    assert GUEST_POLICY.decide(machine, number, [0] * 6) is SeccompAction.ENOSYS
 
 
 CLONE_THREAD = 0x3D0F00  # what glibc passes for pthread_create
@@ -173,7 +173,7 @@ def test_arguments_decide_between_what_python_needs_and_what_reaches_out(
     machine: str, call: str, arguments: list[int], allowed: bool
 ) -> None:
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
-    assert (GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], padded) is Verdict.ALLOW) == allowed
+    assert (GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], padded) is SeccompAction.ALLOW) == allowed
 
 
 def test_every_row_says_why() -> None:

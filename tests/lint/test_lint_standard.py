@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.guest.lint import Checked, check, compile_tree
+from toolcell_bridge.guest.lint import LintResult, check, compile_tree
 
 
 def _snippets() -> Iterator[Any]:
@@ -269,7 +269,7 @@ def test_any_text_is_a_tree_or_findings_or_a_syntax_error(source: str) -> None:
 
     with contextlib.suppress(SyntaxError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        checked: Checked = check(source, "standard")
+        checked: LintResult = check(source, "standard")
         assert (checked.tree is None) == bool(checked.findings)
 
 

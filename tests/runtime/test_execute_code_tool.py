@@ -105,7 +105,7 @@ async def test_returned_files_are_files_of_the_tools_result() -> None:
 @pytest.mark.conforms("Q9")
 async def test_scripts_call_sub_agents_like_any_tool() -> None:
     from toolcell.agents import Agent
-    from toolcell.agents.scripted import ScriptedModel
+    from toolcell.agents.providers.scripted import ScriptedModel
 
     helper = Agent(ScriptedModel(["forty-two"]), tools=[]).as_tool("agent_helper", "Answers hard questions for others.")
     registry = ToolRegistry()

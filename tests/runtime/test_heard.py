@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from toolcell import Limits
-from toolcell.ending import Ending
-from toolcell.heard import Heard
+from toolcell.run.connection import GuestConnection
+from toolcell.run.ending import Ending
+from toolcell.run.output import RunOutput
 from toolcell.sandbox.backend import Sandbox
-from toolcell.traffic import Traffic
-from toolcell_bridge.connection import Connection
-from toolcell_bridge.errors import RemoteProtocolError
-from toolcell_bridge.messages import FilePart, Log, Result
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.messages import FilePart, Log, Result
 
 
 class Talk:
@@ -27,19 +27,21 @@ class Talk:
 
 
 @pytest.fixture
-def heard() -> Heard:
+def heard() -> RunOutput:
     talk: Any = Talk()
     sandbox: Sandbox = talk
     ending = Ending(sandbox)
-    traffic = Traffic(talk, Connection.host(), ending, None)
+    traffic = GuestConnection(talk, Connection.host(), ending, None)
     talk.received_bytes = 1_000_000
     seen: list[tuple[str, str]] = []
-    made = Heard(Limits(result_bytes=1000), traffic, ending, lambda call: None, lambda *what: seen.append(what), None)
+    made = RunOutput(
+        Limits(result_bytes=1000), traffic, ending, lambda call: None, lambda *what: seen.append(what), None
+    )
     made.seen = seen  # type: ignore[attr-defined]
     return made
 
 
-def test_a_late_result_is_held_to_its_limit(heard: Heard) -> None:
+def test_a_late_result_is_held_to_its_limit(heard: RunOutput) -> None:
     heard.take_late(Result("early", []))
     with pytest.raises(RemoteProtocolError, match=r"result too large .* 1000 bytes"):
         heard.take_late(Result("x" * 2000, []))
@@ -47,7 +49,7 @@ def test_a_late_result_is_held_to_its_limit(heard: Heard) -> None:
     assert heard.value == "early"
 
 
-def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(heard: Heard) -> None:
+def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(heard: RunOutput) -> None:
     heard.take(Result(1, ["old"]))
     heard.take(FilePart("old", "text/plain", b"old", True))
     heard.take_late(Result(2, ["new"]))
@@ -57,7 +59,7 @@ def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(heard: 
     assert [(file.name, file.data) for file in heard.files()] == [("new", b"new")]
 
 
-def test_late_words_are_told_like_any(heard: Heard) -> None:
+def test_late_words_are_told_like_any(heard: RunOutput) -> None:
     heard.take_late(Log(1, "the last of it\n"))
 
     assert heard.logs().stdout == "the last of it\n"

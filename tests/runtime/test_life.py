@@ -126,9 +126,9 @@ async def test_a_closed_or_unopened_runtime_says_so() -> None:
 
 @pytest.mark.anyio
 async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolcell_bridge.isolation import cgroups
+    from toolcell.sandbox.process import cgroup_manager
 
-    monkeypatch.setattr(cgroups, "discover", lambda: cgroups.NoPlace("none here", "get one"))
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoPlace("none here", "get one"))
     policy = Policy(require=Policy().require | {"cgroup"})
 
     with pytest.raises(SandboxUnavailable, match="cgroup"):
@@ -138,9 +138,9 @@ async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monk
 
 @pytest.mark.conforms("T3")
 def test_without_a_cgroup_the_watch_and_rlimits_bound_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolcell_bridge.isolation import cgroups
+    from toolcell.sandbox.process import cgroup_manager
 
-    monkeypatch.setattr(cgroups, "discover", lambda: cgroups.NoPlace("none here", "get one"))
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoPlace("none here", "get one"))
     limits = Limits(memory_bytes=64 << 20, processes=12, wall_s=8, cpu_s=0.5)
     with SyncRuntime(limits=limits) as runtime:
         memory = runtime.execute_code("x = []\nwhile True: x.append(bytes(1 << 20))")

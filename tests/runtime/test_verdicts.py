@@ -10,15 +10,15 @@ import pytest
 
 from toolcell import Limits, Outcome
 from toolcell.results import Usage
-from toolcell.sandbox.backend import Breach, Exit, Sample
-from toolcell.verdict import Facts, passed_limit, verdict
-from toolcell_bridge.messages import Done
+from toolcell.run.outcome import RunEnd, passed_limit, verdict
+from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell_bridge.wire.messages import Done
 
 LIMITS = Limits(processes=4)
-QUIET = Facts(LIMITS, Usage(), Sample(), Exit(signal=9), "strict")
+QUIET = RunEnd(LIMITS, Usage(), Sample(), Exit(signal=9), "strict")
 BROKEN = Done(False, {"type": "MemoryError", "findings": [{"line": 1, "rule": "import"}]})
 
-Change = Callable[[Facts], Facts]
+Change = Callable[[RunEnd], RunEnd]
 
 
 def but(**changes: Any) -> Change:
@@ -36,7 +36,7 @@ def used(**changes: Any) -> Change:
 HOST = [
     (but(aborted="enough"), Outcome.CANCELLED),
     (but(violation="garbage"), Outcome.PROTOCOL_ERROR),
-    (but(breached=Breach(Outcome.TIMEOUT, "wall_s", 1.0, 1.1)), Outcome.TIMEOUT),
+    (but(breached=LimitExceeded(Outcome.TIMEOUT, "wall_s", 1.0, 1.1)), Outcome.TIMEOUT),
 ]
 DEAD = [
     *HOST,
@@ -58,7 +58,7 @@ FAILED = [
 """For a guest that says its script failed, of a MemoryError and with findings."""
 
 
-def worst(facts: Facts, changes: list[tuple[Change, Outcome]]) -> Outcome:
+def worst(facts: RunEnd, changes: list[tuple[Change, Outcome]]) -> Outcome:
     """The outcome of `facts` when all of `changes` are true of them."""
     for change, _ in changes:
         facts = change(facts)

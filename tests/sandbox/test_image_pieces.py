@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from toolcell.errors import PackageError, SandboxUnavailable, UsageError
-from toolcell.sandbox.docker import debian_base, image_build, image_check, image_packages, image_site, images
-from toolcell.sandbox.docker.image_site import ImagePython
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, site
+from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.images.site import ImagePython
 from toolcell.sandbox.process.package_sources import parse_wanted
 
 PYTHON = ImagePython("3.13.1", "cpython", "cpython-313", "cpython-313-x86_64-linux-gnu", "x86_64", "2.36")
-IMAGE = ImageRef("sha256:1", images.DEFAULT_IMAGE, "3.13.1", images.VERSION, packages={"numpy": "2.4.6"})
+IMAGE = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", reference.VERSION, packages={"numpy": "2.4.6"})
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prepare", image_build.sources() / "python" / "prepare.py")
+    spec = importlib.util.spec_from_file_location("prepare", build.sources() / "python" / "prepare.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -97,15 +97,15 @@ def test_the_same_context_is_the_same_archive(tmp_path: Path) -> None:
         os.utime(folder / "Dockerfile", (len(archives), len(archives)))
         (folder / "Dockerfile").chmod(0o600 if name == "one" else 0o644)
         archives.append(io.BytesIO())
-        image_build.pack(folder, archives[-1])
+        build.pack(folder, archives[-1])
     assert archives[0].getvalue() == archives[1].getvalue()
 
 
 def test_the_stages_of_a_build_are_read_out_of_what_the_engine_says() -> None:
     said = ["Step 1/4 : FROM a AS x", "---> aaaaaaaaaaaa", "Step 2/4 : RUN y", "---> Running in cccccccccccc",
             "---> bbbbbbbbbbbb", "Step 3/4 : FROM scratch", "--->", "Step 4/4 : COPY . .", "---> dddddddddddd"]  # fmt: skip
-    assert image_build.stages_in(said) == ["bbbbbbbbbbbb"]
-    assert image_build.stages_in(["STEP 1/2: FROM a", "--> aaaaaaaaaaaa"]) == []
+    assert build.stages_in(said) == ["bbbbbbbbbbbb"]
+    assert build.stages_in(["STEP 1/2: FROM a", "--> aaaaaaaaaaaa"]) == []
 
 
 def test_wheels_are_asked_for_that_the_images_c_library_can_load() -> None:
@@ -118,24 +118,24 @@ def test_wheels_are_asked_for_that_the_images_c_library_can_load() -> None:
 
 def test_copies_of_this_interpreters_packages_are_not_put_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dataclasses.replace(PYTHON, cache_tag="cpython-399").can_use_ours
-    monkeypatch.setattr(image_site.platform, "libc_ver", lambda: ("glibc", "2.40"))
-    monkeypatch.setattr(image_site.sys.implementation, "cache_tag", PYTHON.cache_tag)
-    monkeypatch.setattr(image_site.sysconfig, "get_config_var", lambda name: PYTHON.soabi)
-    monkeypatch.setattr(image_site.platform, "machine", lambda: PYTHON.machine)
+    monkeypatch.setattr(site.platform, "libc_ver", lambda: ("glibc", "2.40"))
+    monkeypatch.setattr(site.sys.implementation, "cache_tag", PYTHON.cache_tag)
+    monkeypatch.setattr(site.sysconfig, "get_config_var", lambda name: PYTHON.soabi)
+    monkeypatch.setattr(site.platform, "machine", lambda: PYTHON.machine)
     assert not PYTHON.can_use_ours
     assert dataclasses.replace(PYTHON, glibc="2.41").can_use_ours
 
 
 def test_the_installer_is_told_which_interpreter_it_is_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    name, command = image_site.installer(tmp_path, PYTHON)
+    name, command = site.installer(tmp_path, PYTHON)
     assert name == "pip"
     assert {"3.13", ":all:", "manylinux_2_36_x86_64"} <= set(command)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(image_site.shutil, "which", lambda name: "/usr/bin/uv")
-    assert "x86_64-manylinux_2_36" in image_site.installer(tmp_path, PYTHON)[1]
-    monkeypatch.setattr(image_site.shutil, "which", lambda name: None)
+    monkeypatch.setattr(site.shutil, "which", lambda name: "/usr/bin/uv")
+    assert "x86_64-manylinux_2_36" in site.installer(tmp_path, PYTHON)[1]
+    monkeypatch.setattr(site.shutil, "which", lambda name: None)
     with pytest.raises(PackageError, match="neither pip nor uv"):
-        image_site.installer(tmp_path, PYTHON)
+        site.installer(tmp_path, PYTHON)
 
 
 def test_what_an_image_has_already_is_not_added_to_it(tmp_path: Path) -> None:
@@ -145,57 +145,61 @@ def test_what_an_image_has_already_is_not_added_to_it(tmp_path: Path) -> None:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text(f"{name}.py,,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
         (tmp_path / f"{name}.py").touch()
-    image_site.drop_distributions(tmp_path, {"old-one": "1.0", "newer": "1.9"})
+    site.drop_distributions(tmp_path, {"old-one": "1.0", "newer": "1.9"})
     assert not (tmp_path / "old_one.py").exists()
     assert (tmp_path / "newer.py").exists()
 
 
 def test_requirements_are_read_without_comments() -> None:
-    assert image_site.read_requirements(["# all", "", "numpy  # arrays", "pandas>=2"]) == ["numpy", "pandas>=2"]
+    assert site.read_requirements(["# all", "", "numpy  # arrays", "pandas>=2"]) == ["numpy", "pandas>=2"]
 
 
 def test_a_derived_image_is_addressed_by_what_it_is_made_of() -> None:
     wanted = parse_wanted(["pandas>=2", "polars"])
-    assert image_packages.address(IMAGE, wanted) == image_packages.address(IMAGE, wanted[::-1])
-    assert image_packages.address(IMAGE, wanted) != image_packages.address(IMAGE, wanted[:1])
-    assert image_packages.address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != image_packages.address(
-        IMAGE, wanted
-    )
+    assert packages.address(IMAGE, wanted) == packages.address(IMAGE, wanted[::-1])
+    assert packages.address(IMAGE, wanted) != packages.address(IMAGE, wanted[:1])
+    assert packages.address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != packages.address(IMAGE, wanted)
 
 
 def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
     client: Any = None  # never asked
-    assert image_packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
-    assert not image_packages.has(IMAGE, parse_wanted(["numpy>=3"])[0])
-    assert not image_packages.has(IMAGE, parse_wanted(["numpy[extra]"])[0])
+    assert packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
+    assert not packages.has(IMAGE, parse_wanted(["numpy>=3"])[0])
+    assert not packages.has(IMAGE, parse_wanted(["numpy[extra]"])[0])
     with pytest.raises(UsageError):
-        image_packages.derive(client, IMAGE, ["--index-url=http://evil"])
+        packages.derive(client, IMAGE, ["--index-url=http://evil"])
 
 
 def test_labels_are_read_as_a_strangers_data() -> None:
-    told = {"Id": "sha256:9", "Config": {"Labels": {images.GUEST: "9.9", images.PACKAGES: "[not json"}}, "RepoTags": []}
-    found = images.read_image(told)
+    told = {
+        "Id": "sha256:9",
+        "Config": {"Labels": {reference.GUEST: "9.9", reference.PACKAGES: "[not json"}},
+        "RepoTags": [],
+    }
+    found = reference.read_image(told)
     assert (found.tag, found.packages, found.is_current) == ("sha256:9", {}, False)
-    assert "toolcell 9.9" in str(images.unusable(found))
-    assert "not a sandbox image" in str(images.unusable(images.read_image({"Id": "x", "Config": {"Labels": None}})))
+    assert "toolcell 9.9" in str(reference.unusable(found))
+    assert "not a sandbox image" in str(
+        reference.unusable(reference.read_image({"Id": "x", "Config": {"Labels": None}}))
+    )
 
 
 def test_an_older_guest_of_the_same_version_is_told_apart() -> None:
     assert not IMAGE.is_current
-    assert dataclasses.replace(IMAGE, sources=images.guest_sources()).is_current
+    assert dataclasses.replace(IMAGE, sources=reference.guest_sources()).is_current
 
 
 def test_the_digest_of_sources_knows_names_and_contents_and_no_caches(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1")
-    first = images.digest_of(tmp_path)
+    first = reference.digest_of(tmp_path)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").touch()
-    assert images.digest_of(tmp_path) == first
+    assert reference.digest_of(tmp_path) == first
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert images.digest_of(tmp_path) != first
+    assert reference.digest_of(tmp_path) != first
 
 
-SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True, "links": image_check.LINKS,
+SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True, "links": check.LINKS,
          "elevating": [], "writable": [], "programs": ["python3", "python3.13"], "unusable": {}}  # fmt: skip
 
 
@@ -212,30 +216,30 @@ SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True,
     ],
 )
 def test_each_thing_wrong_inside_an_image_is_named(change: dict[str, Any], said: str) -> None:
-    assert image_check.problems_inside(SOUND, IMAGE) == []
-    [problem] = image_check.problems_inside({**SOUND, **change}, IMAGE)
+    assert check.problems_inside(SOUND, IMAGE) == []
+    [problem] = check.problems_inside({**SOUND, **change}, IMAGE)
     assert said in problem
 
 
 def test_what_an_image_is_checked_for_is_what_its_build_file_says(prepare: ModuleType) -> None:
-    text = (image_build.sources() / "python" / "Dockerfile").read_text()
+    text = (build.sources() / "python" / "Dockerfile").read_text()
     entry = re.search(r"^ENTRYPOINT \[(.*)\]$", text, re.MULTILINE)
     assert entry is not None
     config = {"User": "65534:65534", "Entrypoint": [part.strip(' "') for part in entry[1].split(",")]}
     assert f"USER {config['User']}" in text
-    assert image_check.problems_of_config(config) == []
-    assert len(image_check.problems_of_config({"User": "", "Entrypoint": ["sh"], "Volumes": {"/data": {}}})) == 3
+    assert check.problems_of_config(config) == []
+    assert len(check.problems_of_config({"User": "", "Entrypoint": ["sh"], "Volumes": {"/data": {}}})) == 3
     # More are made below /sandbox, which a container's own file system covers: only the forked mode sees them.
     made = {f"/{name}": target for name, target in prepare.LINKS.items()}
-    assert {name: target for name, target in made.items() if not name.startswith("/sandbox/")} == image_check.LINKS
+    assert {name: target for name, target in made.items() if not name.startswith("/sandbox/")} == check.LINKS
 
 
 def test_build_files_pin_what_they_build_on() -> None:
     for name in ("python", "python-data"):
-        text = (image_build.sources() / name / "Dockerfile").read_text()
+        text = (build.sources() / name / "Dockerfile").read_text()
         assert "ARG BASE_IMAGE=" in text
         assert "latest" not in text and "ADD http" not in text
-    assert f"ARG BASE_IMAGE={images.DEFAULT_IMAGE}\n" in text
+    assert f"ARG BASE_IMAGE={reference.DEFAULT_IMAGE}\n" in text
 
 
 def test_programs_go_and_the_interpreter_stays(prepare: ModuleType, tmp_path: Path) -> None:

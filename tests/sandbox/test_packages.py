@@ -14,7 +14,7 @@ import pytest
 from toolcell.errors import PackageError, UsageError
 from toolcell.sandbox.process import package_sources, packages
 from toolcell.sandbox.process.packages import PackageEnvironment, private_directory, resolve, verify
-from toolcell.sandbox.process.view import view
+from toolcell.sandbox.process.root_filesystem import view
 
 
 @pytest.fixture

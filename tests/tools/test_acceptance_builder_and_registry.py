@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import RegistrationError
 from toolcell.tools import RunContext, Tool, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.projections import observed, to_for_llm
+from toolcell.tools.compat import observed, to_for_llm
 from tools.toolkit import Meeting
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, ToolResult
-from toolcell.tools.projections import async_, error, ok, silent, to_content_error, to_for_llm, user
+from toolcell.tools.compat import async_, error, ok, silent, to_content_error, to_for_llm, user
 from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio

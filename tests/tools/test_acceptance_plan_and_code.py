@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Call, ToolError, ToolRegistry, ToolResult
 from tools.toolkit import Crowd, FakeRuntime, Meeting
 

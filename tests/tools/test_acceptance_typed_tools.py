@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import (
     AgentTool,
     Block,

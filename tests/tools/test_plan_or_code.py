@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import Call, RunContext, ToolCall, ToolDefinition, ToolRegistry, decode_tool_call
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.coercion import Coercer
 from toolcell.tools.partial_json import ParseMode, parse_json
-from toolcell.tools.validation import ArgumentChecker, InvalidArguments
 from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
 
 pytestmark = pytest.mark.anyio

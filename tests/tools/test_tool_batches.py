@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel
+from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import (
     AgentTool,

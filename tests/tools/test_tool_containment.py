@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.tools import (
     AgentTool,

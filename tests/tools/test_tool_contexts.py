@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import UsageError
 from toolcell.tools import (
     AgentTool,

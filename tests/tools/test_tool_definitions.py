@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel
+from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError
 from toolcell.tools import (
     CODE,
@@ -23,9 +23,9 @@ from toolcell.tools import (
     ToolContext,
     ToolDefinition,
     ToolDescriptionWarning,
+    ToolOptions,
     ToolRegistry,
     ToolResult,
-    Traits,
     tool,
 )
 
@@ -286,13 +286,15 @@ def test_nothing_handed_out_can_change_what_the_registry_knows() -> None:
     with pytest.raises(AttributeError):
         registry.definitions()[0].name = "other"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Traits().read_only = True  # type: ignore[misc]
+        ToolOptions().read_only = True  # type: ignore[misc]
 
 
 @pytest.mark.conforms("A-b4")
 def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
     class Files:
-        traits = types.MappingProxyType({"read": Traits(read_only=True), "write": Traits(requires_approval=True)})
+        traits = types.MappingProxyType(
+            {"read": ToolOptions(read_only=True), "write": ToolOptions(requires_approval=True)}
+        )
 
         def definitions(self) -> list[ToolDefinition]:
             return [
@@ -305,4 +307,4 @@ def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
     registry = ToolRegistry([Files()])
     known = {name: entry.traits for name in registry if (entry := registry.entry(name)) is not None}
 
-    assert (known["read"].read_only, known["write"].requires_approval, known["list"]) == (True, True, Traits())
+    assert (known["read"].read_only, known["write"].requires_approval, known["list"]) == (True, True, ToolOptions())

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.agents.trace import as_call_event, as_stream_event
 from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.events import TOOL_END, TOOL_START, TOOL_UPDATE, as_tree

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
 from toolcell.tools import (
     Approve,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolcell.agents import Agent, Network
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
 from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.plan import MAX_OUTPUT_CHARS

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.agents import Agent, Network
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import RegistrationError, ToolError
 from toolcell.tools import CODE, MODEL, PLAN, SUBAGENT, Block, CallPolicy, RunContext, ToolContext, ToolRegistry
 from tools.toolkit import FakeRuntime

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.agents import Agent
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.middleware import cache, rate_limit, retry

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
-from toolcell.agents.scripted import ScriptedModel, calls
+from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import (
     ErrorCode,
     File,
@@ -26,8 +26,8 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools import projections as shapes
-from toolcell.tools.outcome import cut_text
+from toolcell.tools import compat as shapes
+from toolcell.tools.finalize import cut_text
 from toolcell.tools.result import TokenUsage
 from tools.toolkit import FakeRuntime
 

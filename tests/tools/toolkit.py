@@ -9,7 +9,7 @@ import anyio
 
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import Event, RunContext, ToolError, ToolRegistry
-from toolcell.tools.traits import Origin
+from toolcell.tools.options import Origin
 
 PATIENCE_S = 20.0
 """Only a broken test waits this long."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgpack
 
-from toolcell_bridge.connection import Connection, State
-from toolcell_bridge.errors import RemoteProtocolError
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire.connection import Connection, State
+from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.messages import (
     TAGS,
     CallTool,
     CancelCall,
@@ -36,7 +36,7 @@ from toolcell_bridge.messages import (
     Progress,
     PutFile,
     Result,
-    Run,
+    RunScript,
     ToolFail,
     ToolReturn,
 )
@@ -48,7 +48,7 @@ LIVES = 32
 """Frames one connection is fed at most: most die at the first, and one that waits for a long body never would."""
 
 VALID: list[Message] = [
-    Run(1, "set_result(1)", {"q": [1, 2.5, None]}, ["search", "fetch"], "off", 4096, 4, 4096, 7, 0.5),
+    RunScript(1, "set_result(1)", {"q": [1, 2.5, None]}, ["search", "fetch"], "off", 4096, 4, 4096, 7, 0.5),
     PutFile("data/a.csv", b"a,b\n1,2\n" * 8, True),
     PutFile("data/a.csv", b"a,b\n", False),
     ToolReturn(1, [{"title": "é", "score": 0.5, "ok": True}] * 3),

@@ -13,10 +13,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from toolcell_bridge.codec import encode
-from toolcell_bridge.connection import Connection, State
-from toolcell_bridge.errors import LocalProtocolError, RemoteProtocolError
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.connection import Connection, State
+from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
+from toolcell_bridge.wire.messages import (
     CallTool,
     CancelCall,
     Done,

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge import codec
-from toolcell_bridge.codec import MAX_DEPTH, MAX_ELEMENTS, check_plain, decode, encode, packed_size
-from toolcell_bridge.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.framing import MAX_FRAME_BYTES
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire import codec
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, check_plain, decode, encode, packed_size
+from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.framing import MAX_FRAME_BYTES
+from toolcell_bridge.wire.messages import (
     TAGS,
     CallTool,
     CancelCall,
@@ -33,7 +33,7 @@ from toolcell_bridge.messages import (
     Progress,
     PutFile,
     Result,
-    Run,
+    RunScript,
     ToolFail,
     ToolReturn,
 )
@@ -41,7 +41,7 @@ from wire.wire_strategies import messages, plain
 
 FORMAT: list[tuple[Message, str]] = [
     (
-        Run(7, "1", {"q": 1}, ["a"], "off", 64, 2, 300, None, 0.5),
+        RunScript(7, "1", {"q": 1}, ["a"], "off", 64, 2, 300, None, 0.5),
         "9b 01 07 a131 81a17101 91a161 a36f6666 40 02 cd012c c0 cb3fe0000000000000",
     ),
     (PutFile("a.txt", b"\0\xff", True), "94 02 a5612e747874 c40200ff c3"),
@@ -210,7 +210,7 @@ def test_a_value_without_a_form_is_refused_by_its_sender(value: Any, problem: st
         Result(1, ("a",)),  # type: ignore[arg-type]
         Result(1, [2]),  # type: ignore[list-item]
         Hello(1, "", "", {"a": None}),  # type: ignore[dict-item]
-        Run(1, "", {}, [], "off", 1, 1, 1, None, 1),
+        RunScript(1, "", {}, [], "off", 1, 1, 1, None, 1),
         Done(True, []),  # type: ignore[arg-type]
         "Log",
         None,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.codec import encode
-from toolcell_bridge.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES, Connection, State
-from toolcell_bridge.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES, Connection, State
+from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import (
     TAGS,
     CallTool,
     CancelCall,

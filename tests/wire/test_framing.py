@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.errors import RemoteProtocolError, ValueTooLarge
-from toolcell_bridge.framing import FrameReader, frame
+from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
+from toolcell_bridge.wire.framing import FrameReader, frame
 
 bodies = st.lists(st.binary(min_size=1, max_size=64))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolcell_bridge import connection
-from toolcell_bridge.messages import TAGS
+from toolcell_bridge.wire import connection
+from toolcell_bridge.wire.messages import TAGS
 from wire.fuzz_frames import fuzz
 
 

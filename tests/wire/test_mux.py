@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.errors import LocalProtocolError, RemoteProtocolError
-from toolcell_bridge.mux import CHUNK_BYTES, CONTROL_BYTES, WINDOW_BYTES, Control, Data, Ended, Event, Mux, Room
+from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
+from toolcell_bridge.wire.mux import (
+    CHUNK_BYTES,
+    CONTROL_BYTES,
+    WINDOW_BYTES,
+    Control,
+    Data,
+    Event,
+    Mux,
+    Room,
+    StreamEnded,
+)
 
 CHANNELS = (1, 2, 7)
 WINDOW = 64
@@ -53,7 +63,7 @@ def test_any_split_of_the_bytes_brings_the_same(
         expected[channel] += piece
     assert joined(events) == dict(expected)
     assert [event.body for event in events if isinstance(event, Control)] == bodies
-    assert [event.channel for event in events if isinstance(event, Ended)] == list(CHANNELS)
+    assert [event.channel for event in events if isinstance(event, StreamEnded)] == list(CHANNELS)
 
 
 @given(garbage=st.binary(max_size=300), cut=st.integers(0, 300))

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell_bridge.codec import MAX_DEPTH, MAX_ELEMENTS, decode, encode
-from toolcell_bridge.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import Progress
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, decode, encode
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import Progress
 from wire.wire_strategies import plain
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from toolcell_bridge.codec import MAX_DEPTH, MAX_ELEMENTS, encode
-from toolcell_bridge.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import Progress
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, encode
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import Progress
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")

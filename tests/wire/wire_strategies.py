@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from toolcell_bridge.connection import Connection
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import (
     PROTOCOL_VERSION,
     CallTool,
     CancelCall,
@@ -22,13 +22,13 @@ from toolcell_bridge.messages import (
     Progress,
     PutFile,
     Result,
-    Run,
+    RunScript,
     ToolFail,
     ToolReturn,
 )
 
 HELLO = Hello(PROTOCOL_VERSION, "0.1.0", "3.11.0", {"landlock": "ABI 7"})
-RUN = Run(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
+RUN = RunScript(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ints = st.integers(-(2**63), 2**64 - 1)
@@ -41,7 +41,7 @@ names = st.text(string.ascii_lowercase, min_size=1, max_size=6)
 
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
-        Run,
+        RunScript,
         ints,
         texts,
         plain_dicts,

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from toolcell_bridge.connection import Connection
-from toolcell_bridge.messages import (
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import (
     CallTool,
     CancelCall,
     Interrupt,
     Message,
     Plain,
     PutFile,
-    Run,
+    RunScript,
     ToolFail,
     ToolReturn,
 )
@@ -43,7 +43,7 @@ class ChannelClosed(RuntimeError):
     """The host is gone, or this process is a fork that never had a bridge."""
 
 
-class Slot:
+class PendingReply:
     """One outstanding call: its answer, and who to tell when it comes."""
 
     __slots__ = ("answer", "on_answer")
@@ -63,7 +63,7 @@ class Channel:
         self._leading = threading.Lock()  # held by the one thread that may be inside recv()
         self._answered = threading.Condition(threading.Lock())
         self._followers = 0
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, PendingReply] = {}
         self._inbox: deque[Message] = deque()
         self._next_id = 1
         self._misses = 0
@@ -112,17 +112,19 @@ class Channel:
         except OSError as exc:
             raise ChannelClosed("no response from the host: the bridge is closed") from exc
 
-    def call(self, requests: Sequence[Request]) -> list[tuple[int, Slot]]:
+    def call(self, requests: Sequence[Request]) -> list[tuple[int, PendingReply]]:
         """Send one CallTool per request, all in one write; the slots are filled by `wait`."""
         return self.call_with(requests, None)
 
-    def call_with(self, requests: Sequence[Request], on_answer: Callable[[], object] | None) -> list[tuple[int, Slot]]:
+    def call_with(
+        self, requests: Sequence[Request], on_answer: Callable[[], object] | None
+    ) -> list[tuple[int, PendingReply]]:
         """As `call`; `on_answer` runs in whichever thread reads the answer."""
         with self._lock:
             placed = []
             messages: list[Message] = []
             for name, args, line in requests:
-                slot = Slot(on_answer)
+                slot = PendingReply(on_answer)
                 placed.append((self._next_id, slot))
                 messages.append(CallTool(self._next_id, name, args, line))
                 self._slots[self._next_id] = slot
@@ -141,7 +143,7 @@ class Channel:
             if call_id in self._slots:
                 self.send(CancelCall(call_id))
 
-    def wait(self, slot: Slot) -> ToolReturn | ToolFail:
+    def wait(self, slot: PendingReply) -> ToolReturn | ToolFail:
         """Block until `slot` is answered, reading for everybody meanwhile.
 
         Raises:
@@ -177,7 +179,7 @@ class Channel:
                 self._leading.release()
                 self._hand_over()
 
-    def next_request(self) -> Run | PutFile:
+    def next_request(self) -> RunScript | PutFile:
         """Block until the host asks for something new.
 
         Raises:
@@ -187,7 +189,7 @@ class Channel:
             while True:
                 while self._inbox:
                     message = self._inbox.popleft()
-                    if isinstance(message, (Run, PutFile)):
+                    if isinstance(message, (RunScript, PutFile)):
                         return message
                 self._read()
 

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
-from toolcell_bridge.messages import FilePart, FileProblem, PutFile
+from toolcell_bridge.wire.messages import FilePart, FileProblem, PutFile
 
 CHUNK_BYTES = 512 * 1024
 

@@ -5,7 +5,7 @@ to know how a script is run, and it loads RestrictedPython only when a profile w
 
     off        parse only
     standard   the script is checked and then compiled as it is: semantics and line numbers are native
-    strict     RestrictedPython's own transformation, run with the guards in `Checked.guards`
+    strict     RestrictedPython's own transformation, run with the guards in `LintResult.guards`
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LintUnavailable(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing the profile refuses."""
 
     line: int
@@ -51,12 +51,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class LintResult:
     """A parsed script and what the profile thinks of it."""
 
     tree: ast.Module | None
     """What to compile; None exactly when there are findings."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LintFinding, ...] = ()
     """In the order of the source."""
     guards: dict[str, object] = field(default_factory=dict)
     """Globals that the tree needs, `__builtins__` among them. Empty unless the profile is strict."""
@@ -82,7 +82,7 @@ class _Strict(Protocol):
     def guards(self) -> dict[str, object]: ...
 
 
-def check(source: str, profile: Profile = "off", filename: str = "<code>") -> Checked:
+def check(source: str, profile: Profile = "off", filename: str = "<code>") -> LintResult:
     """Parse `source` and check it against `profile`.
 
     Raises:
@@ -92,7 +92,7 @@ def check(source: str, profile: Profile = "off", filename: str = "<code>") -> Ch
     with _failures_as_syntax_errors(filename):
         tree = ast.parse(source, filename)
         if profile == "off":
-            return Checked(tree)
+            return LintResult(tree)
         standard: _Standard = _load("toolcell_bridge.guest.lint_standard")
         offences = standard.offences(tree)
         if profile == "standard":
@@ -132,11 +132,11 @@ def _load(name: str):  # type: ignore[no-untyped-def]  # callers bind it to the 
         raise LintUnavailable(f"a lint profile other than 'off' needs RestrictedPython in the guest: {exc}") from exc
 
 
-def _checked(source: str, tree: ast.Module, offences: list[Offence], guards: dict[str, object]) -> Checked:
+def _checked(source: str, tree: ast.Module, offences: list[Offence], guards: dict[str, object]) -> LintResult:
     if not offences:
-        return Checked(tree, (), guards)
+        return LintResult(tree, (), guards)
     lines = re.split("\r\n|\r|\n", source)  # str.splitlines also cuts at form feeds, where Python does not
-    return Checked(None, tuple(_finding(lines, offence) for offence in _one_per_place(offences)))
+    return LintResult(None, tuple(_finding(lines, offence) for offence in _one_per_place(offences)))
 
 
 def _one_per_place(offences: list[Offence]) -> list[Offence]:
@@ -147,10 +147,10 @@ def _one_per_place(offences: list[Offence]) -> list[Offence]:
     return sorted(first.values())
 
 
-def _finding(lines: list[str], offence: Offence) -> Finding:
+def _finding(lines: list[str], offence: Offence) -> LintFinding:
     text = lines[offence.line - 1] if 0 < offence.line <= len(lines) else ""
     before = text.encode("utf-8", "surrogatepass")[: offence.byte_offset].decode("utf-8", "replace")
-    return Finding(offence.line, len(before) + 1, offence.rule, offence.message)
+    return LintFinding(offence.line, len(before) + 1, offence.rule, offence.message)
 
 
 @contextmanager

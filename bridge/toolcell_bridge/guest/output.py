@@ -11,7 +11,7 @@ import os
 import sys
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.messages import Log
+from toolcell_bridge.wire.messages import Log
 
 FLUSH_CHARS = 16 * 1024
 """A line longer than this is sent in pieces of this size."""

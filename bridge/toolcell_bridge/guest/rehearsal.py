@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, cast
 
-from toolcell_bridge.connection import Connection
 from toolcell_bridge.guest import output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.runner import Runner
-from toolcell_bridge.messages import PROTOCOL_VERSION, CallTool, Hello, Run, ToolReturn
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, CallTool, Hello, RunScript, ToolReturn
 
 if TYPE_CHECKING:
     import socket
@@ -44,7 +44,7 @@ class _Echo:
     def close(self) -> None:
         self._answers.clear()
 
-    def ask(self, run: Run) -> None:
+    def ask(self, run: RunScript) -> None:
         self._answers += self._host.send(run)
 
     def sendall(self, data: bytes) -> None:
@@ -77,11 +77,11 @@ class Rehearsal:
         """
         main = sys.modules.get("__main__")
         output.capture(self._channel)
-        self._echo.ask(Run(1, SCRIPT, {"rows": [1]}, ["echo"], "off", 1 << 20, 8, 1 << 20, None, None))
-        done = self._runner.answer(cast("Run", self._channel.next_request()))
+        self._echo.ask(RunScript(1, SCRIPT, {"rows": [1]}, ["echo"], "off", 1 << 20, 8, 1 << 20, None, None))
+        done = self._runner.answer(cast("RunScript", self._channel.next_request()))
         if not done.ok:
             raise RuntimeError(f"rehearsal failed: {done.error}")
-        if (repeat := sys.modules.get("toolcell_bridge.guest.repeat")) is not None:
+        if (repeat := sys.modules.get("toolcell_bridge.guest.determinism")) is not None:
             repeat.rehearse()
         if main is not None:
             sys.modules["__main__"] = main

@@ -12,14 +12,14 @@ import sys
 import types
 from typing import Any
 
-from toolcell_bridge import codec
-from toolcell_bridge.errors import ProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.guest import failures, files
+from toolcell_bridge.guest import exceptions, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.guest.refusals import install_package
+from toolcell_bridge.guest.explanations import install_package
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import Done, Message, Plain, PutFile, Result, Run
+from toolcell_bridge.wire import codec
+from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import Done, Message, Plain, PutFile, Result, RunScript
 
 LAST = "<last>"
 """Names, in the script's namespace while it runs, the value of the expression it ends with. No source can say it."""
@@ -60,7 +60,7 @@ class Runner:
         except (ChannelClosed, ProtocolError):
             return
 
-    def answer(self, run: Run) -> Done:
+    def answer(self, run: RunScript) -> Done:
         """Execute one script and send its last word, which is returned too.
 
         Raises:
@@ -71,7 +71,7 @@ class Runner:
         self._held.clear()
         return done
 
-    def _run(self, run: Run) -> Done:
+    def _run(self, run: RunScript) -> Done:
         """Never raises for anything the script does. What is held afterwards belongs before the last word."""
         self._result_set = False
         try:
@@ -83,12 +83,12 @@ class Runner:
             self._flush()
             if exc.code is None or exc.code == 0:
                 return Done(True, None)
-            return Done(False, failures.describe(exc, run.source))
+            return Done(False, exceptions.describe(exc, run.source))
         except Denied as exc:
             return Done(False, exc.error)
         except BaseException as exc:
             self._flush()
-            return Done(False, failures.describe(exc, run.source))
+            return Done(False, exceptions.describe(exc, run.source))
         return Done(True, None)
 
     def _put(self, message: PutFile) -> None:
@@ -99,7 +99,7 @@ class Runner:
         if message.last:
             self._inputs.append(message.path)
 
-    def _execute(self, run: Run) -> None:
+    def _execute(self, run: RunScript) -> None:
         sys.modules["__main__"] = self._module
         namespace = self._module.__dict__
         namespace.update(self._names(run))
@@ -119,7 +119,7 @@ class Runner:
         if value is not None and not self._result_set:
             self._set_trailing(value, run)
 
-    def _names(self, run: Run) -> dict[str, Any]:
+    def _names(self, run: RunScript) -> dict[str, Any]:
         toolbox = Toolbox(self._channel, run.tools)
 
         def set_result(data: Any = None, files: Any = None) -> None:
@@ -149,7 +149,7 @@ class Runner:
             "OUTPUT_DIR": self._workspace,
         }
 
-    def _set_result(self, data: Any, names: Any, run: Run) -> None:
+    def _set_result(self, data: Any, names: Any, run: RunScript) -> None:
         wanted = files.requested(names)
         message = Result(to_plain(data, "result"), wanted)
         size = codec.packed_size(message.value, "result")
@@ -175,7 +175,7 @@ class Runner:
         finally:
             self._is_last = False
 
-    def _set_trailing(self, value: Any, run: Run) -> None:
+    def _set_trailing(self, value: Any, run: RunScript) -> None:
         try:
             self._set_result(value, None, run)
         except (UnsendableValue, ValueTooLarge) as exc:
@@ -198,7 +198,7 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(run: Run) -> tuple[types.CodeType, dict[str, Any]]:
+def parse(run: RunScript) -> tuple[types.CodeType, dict[str, Any]]:
     """Compile a script and return it with the names it needs. The value it ends with will be found under `LAST`.
 
     Raises:
@@ -262,14 +262,14 @@ def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     return value
 
 
-def make_repeatable(run: Run) -> None:
+def make_repeatable(run: RunScript) -> None:
     """Give randomness and the clock their recorded beginnings."""
-    from toolcell_bridge.guest import repeat  # costs milliseconds where the zygote has not loaded it
+    from toolcell_bridge.guest import determinism
 
     if run.seed is not None:
-        repeat.seed(run.seed)
+        determinism.seed(run.seed)
     if run.clock is not None:
-        repeat.set_clock(run.clock)
+        determinism.set_clock(run.clock)
 
 
 def exit_process(code: int = 0) -> None:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest.channel import Channel, ChannelClosed, Slot
+from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.messages import Plain, Progress, ToolFail, ToolReturn
+from toolcell_bridge.wire.messages import Plain, Progress, ToolFail, ToolReturn
 
 if TYPE_CHECKING:
     import asyncio
@@ -140,7 +140,7 @@ class Toolbox:
                     raise answer
         return answers
 
-    def _answer(self, name: str, slot: Slot) -> Any:
+    def _answer(self, name: str, slot: PendingReply) -> Any:
         try:
             return _value(name, self._channel.wait(slot))
         except ToolError as exc:

@@ -19,9 +19,9 @@ from enum import Enum
 from types import CoroutineType, GeneratorType, NoneType
 from typing import Any, Final, TypeAlias
 
-from toolcell_bridge.codec import MAX_DEPTH, MAX_ELEMENTS, packed_size, type_name
-from toolcell_bridge.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.messages import Plain
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, packed_size, type_name
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import Plain
 
 _SENT_AS_IS: Final = frozenset({NoneType, bool, float, bytes})
 _PATH_STEPS: Final = 16

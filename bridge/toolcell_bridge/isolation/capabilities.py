@@ -10,6 +10,7 @@ import ctypes
 import functools
 
 from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation.child_probe import attempt
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWUSER,
     PR_CAP_AMBIENT,
@@ -25,7 +26,6 @@ from toolcell_bridge.isolation.syscalls import (
     syscall,
     unshare,
 )
-from toolcell_bridge.isolation.trial import attempt
 
 CAP_SETPCAP = 8
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from toolcell_bridge.isolation import Probe
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges
+from toolcell_bridge.isolation.child_probe import attempt
 from toolcell_bridge.isolation.syscalls import syscall
-from toolcell_bridge.isolation.trial import attempt
 
 FLOOR_ABI = 1
 """Below it there is no Landlock. Mount and network namespaces carry what the low ABIs do not know."""

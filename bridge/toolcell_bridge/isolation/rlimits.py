@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.trial import attempt
+from toolcell_bridge.isolation.child_probe import attempt
 
 _STACK_BYTES = 8 * 1024 * 1024
 """What distributions give the main thread; glibc sizes every thread's stack from it."""

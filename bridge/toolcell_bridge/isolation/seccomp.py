@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 
 from toolcell_bridge.isolation import Probe
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges
-from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, Policy, Rule, Verdict
+from toolcell_bridge.isolation.child_probe import attempt
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompAction, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscall_numbers import native_machine
 from toolcell_bridge.isolation.syscalls import syscall
-from toolcell_bridge.isolation.trial import attempt
 
 # Source: include/uapi/linux/audit.h.
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Source: include/uapi/linux/seccomp.h.
 _ACTIONS = {
-    Verdict.ALLOW: 0x7FFF0000,
-    Verdict.EPERM: 0x00050000 | errno.EPERM,
-    Verdict.ENOSYS: 0x00050000 | 38,  # Linux's ENOSYS, whatever machine compiles this
-    Verdict.KILL: 0x80000000,
+    SeccompAction.ALLOW: 0x7FFF0000,
+    SeccompAction.EPERM: 0x00050000 | errno.EPERM,
+    SeccompAction.ENOSYS: 0x00050000 | 38,  # Linux's ENOSYS, whatever machine compiles this
+    SeccompAction.KILL: 0x80000000,
 }
 _SET_MODE_FILTER = 1
 _GET_ACTION_AVAIL = 2
@@ -55,7 +55,7 @@ _FARTHEST = 255
 MAX_INSTRUCTIONS = 4096
 """BPF_MAXINSNS. The kernel also bounds the sum over all filters of a process, at 32768."""
 
-_Answer = Verdict | Rule
+_Answer = SeccompAction | SyscallRule
 
 
 class _Assembler:
@@ -71,7 +71,7 @@ class _Assembler:
     def program(self) -> bytes:
         return b"".join(reversed(self._reversed))
 
-    def end_with(self, verdict: Verdict) -> int:
+    def end_with(self, verdict: SeccompAction) -> int:
         """Return the position of an instruction that answers."""
         return self._emit(_RETURN, _ACTIONS[verdict])
 
@@ -106,17 +106,17 @@ class _Assembler:
         return len(self._reversed)
 
 
-def compile_filter(policy: Policy, machine: str) -> bytes:
+def compile_filter(policy: SeccompPolicy, machine: str) -> bytes:
     """Return `policy` for `machine` as an array of struct sock_filter."""
     assembler = _Assembler()
-    answers = {verdict: assembler.end_with(verdict) for verdict in Verdict}
+    answers = {verdict: assembler.end_with(verdict) for verdict in SeccompAction}
     table = policy.table(machine)
     rules = {rule: _compile_rule(assembler, rule, answers) for rule in policy.rules if rule in table.values()}
     spans = _spans(table)
-    targets = [(first, answers[a] if isinstance(a, Verdict) else rules[a]) for first, a in spans]
+    targets = [(first, answers[a] if isinstance(a, SeccompAction) else rules[a]) for first, a in spans]
     search = _compile_search(assembler, targets)
     load_number = assembler.then(_LOAD, _NUMBER, search)
-    native = assembler.branch(_JEQ, AUDIT_ARCHITECTURES[machine], load_number, answers[Verdict.KILL])
+    native = assembler.branch(_JEQ, AUDIT_ARCHITECTURES[machine], load_number, answers[SeccompAction.KILL])
     assembler.then(_LOAD, _ARCHITECTURE, native)
     program = assembler.program()
     if len(program) > MAX_INSTRUCTIONS * _INSTRUCTION.size:
@@ -129,7 +129,7 @@ def _spans(table: dict[int, _Answer]) -> list[tuple[int, _Answer]]:
 
     Everything past the table is ENOSYS, x32's 0x40000000 and up included.
     """
-    every = ((number, table.get(number, Verdict.ENOSYS)) for number in range(max(table) + 2))
+    every = ((number, table.get(number, SeccompAction.ENOSYS)) for number in range(max(table) + 2))
     return [next(run) for _, run in itertools.groupby(every, key=lambda row: row[1])]
 
 
@@ -143,11 +143,11 @@ def _compile_search(assembler: _Assembler, targets: Sequence[tuple[int, int]]) -
     return assembler.branch(_JGE, targets[middle][0], upper, lower)
 
 
-def _compile_rule(assembler: _Assembler, rule: Rule, answers: dict[Verdict, int]) -> int:
+def _compile_rule(assembler: _Assembler, rule: SyscallRule, answers: dict[SeccompAction, int]) -> int:
     """Return the position that answers a call with an argument rule."""
-    position = answers[Verdict.ALLOW]
+    position = answers[SeccompAction.ALLOW]
     for test in reversed(rule.arguments):
-        position = _compile_argument(assembler, test, position, answers[Verdict.EPERM])
+        position = _compile_argument(assembler, test, position, answers[SeccompAction.EPERM])
     return position
 
 
@@ -217,7 +217,7 @@ def probe() -> Probe:
 
 def _install_and_try() -> str:
     program = guest_program()
-    kill = ctypes.c_uint32(_ACTIONS[Verdict.KILL])
+    kill = ctypes.c_uint32(_ACTIONS[SeccompAction.KILL])
     syscall("seccomp", _GET_ACTION_AVAIL, 0, ctypes.byref(kill))
     set_no_new_privileges()
     install(program)

@@ -19,7 +19,7 @@ _WORD = 0xFFFF_FFFF
 _QUAD = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class Verdict(enum.Enum):
+class SeccompAction(enum.Enum):
     """What the kernel does with a call."""
 
     ALLOW = "allow"
@@ -50,7 +50,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SyscallRule:
     """A call allowed when every argument fits, and refused with EPERM otherwise."""
 
     call: str
@@ -59,36 +59,36 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SeccompPolicy:
     """A whole filter. Calls in none of the tables get ENOSYS."""
 
     allowed: tuple[Group, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[SyscallRule, ...]
     refused: tuple[Group, ...]
     missing: tuple[Group, ...]
     """Known calls answered as if the kernel had never heard of them."""
 
-    def table(self, machine: str) -> dict[int, Verdict | Rule]:
+    def table(self, machine: str) -> dict[int, SeccompAction | SyscallRule]:
         """Every decided number of `machine`."""
         numbers = SYSCALL_NUMBERS[machine]
         return {
-            **_rows(self.refused, Verdict.EPERM, numbers),
-            **_rows(self.missing, Verdict.ENOSYS, numbers),
-            **_rows(self.allowed, Verdict.ALLOW, numbers),
+            **_rows(self.refused, SeccompAction.EPERM, numbers),
+            **_rows(self.missing, SeccompAction.ENOSYS, numbers),
+            **_rows(self.allowed, SeccompAction.ALLOW, numbers),
             **{numbers[rule.call]: rule for rule in self.rules if rule.call in numbers},
         }
 
-    def decide(self, machine: str, number: int, arguments: Sequence[int]) -> Verdict:
+    def decide(self, machine: str, number: int, arguments: Sequence[int]) -> SeccompAction:
         """Answer one native call: what the compiled filter must say."""
-        match self.table(machine).get(number, Verdict.ENOSYS):
-            case Verdict() as verdict:
+        match self.table(machine).get(number, SeccompAction.ENOSYS):
+            case SeccompAction() as verdict:
                 return verdict
-            case Rule() as rule:
+            case SyscallRule() as rule:
                 fits = all((arguments[test.index] & test.mask) in test.values for test in rule.arguments)
-                return Verdict.ALLOW if fits else Verdict.EPERM
+                return SeccompAction.ALLOW if fits else SeccompAction.EPERM
 
 
-def _rows(groups: Iterable[Group], verdict: Verdict, numbers: Mapping[str, int]) -> dict[int, Verdict]:
+def _rows(groups: Iterable[Group], verdict: SeccompAction, numbers: Mapping[str, int]) -> dict[int, SeccompAction]:
     return {numbers[call]: verdict for group in groups for call in group.calls if call in numbers}
 
 
@@ -150,62 +150,62 @@ _S_IFMT = 0o170000
 _PLAIN_NODES = (0, 0o100000, 0o010000)  # regular twice, fifo
 
 RULES = (
-    Rule(
+    SyscallRule(
         "clone",
         "threads and fork, never a namespace: CLONE_NEWTIME included, whose bit is no signal",
         (Argument(0, (0,), _NAMESPACE_FLAGS),),
     ),
-    Rule(
+    SyscallRule(
         "socketpair",
         "AF_UNIX stream (asyncio, multiprocessing) and seqpacket; a datagram one could send to any named socket",
         (Argument(0, (1,)), Argument(1, (1, 5), _WORD & ~_SOCK_FLAGS), Argument(2, (0, 1))),
     ),
-    Rule(
+    SyscallRule(
         "sendto",
         "send() without an address; out-of-band data on unix sockets has freed the kernel's memory (CVE-2025-38236)",
         (Argument(4, (0,), _QUAD), Argument(3, (0,), _MSG_OOB)),
     ),
-    Rule("sendmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
-    Rule("recvfrom", "not out of band", (Argument(3, (0,), _MSG_OOB),)),
-    Rule("recvmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
-    Rule(
+    SyscallRule("sendmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
+    SyscallRule("recvfrom", "not out of band", (Argument(3, (0,), _MSG_OOB),)),
+    SyscallRule("recvmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
+    SyscallRule(
         "getsockopt",
         "what the socket module asks; not SO_PEERPIDFD, a descriptor of the host's process",
         (Argument(1, (1,)), Argument(2, (3, 4, 7, 8, 20, 21, 30, 38, 39))),  # TYPE ERROR SND/RCVBUF/TIMEO ... DOMAIN
     ),
-    Rule(
+    SyscallRule(
         "setsockopt",
         "buffer sizes and timeouts; not SO_ATTACH_FILTER, nor any protocol's own options",
         (Argument(1, (1,)), Argument(2, (7, 8, 20, 21))),  # SO_SNDBUF SO_RCVBUF SO_RCVTIMEO SO_SNDTIMEO
     ),
-    Rule(
+    SyscallRule(
         "ioctl",
         "non-blocking, close-on-exec, bytes waiting, isatty, terminal size; nothing that drives a device",
         (Argument(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)),),
     ),
-    Rule(
+    SyscallRule(
         "fcntl",
         "duplicate and flags; not locks, leases, notifications, owners or pipe sizes: on an inode that runs share, one "
         "run's lock is another's signal",
         (Argument(1, (0, 1, 2, 3, 4, 1030, 1032, 1034)),),
     ),
-    Rule(
+    SyscallRule(
         "prctl",
         "reading, and naming threads; not dumpable, seccomp or the parent-death signal that ends it with its host",
         (Argument(0, (2, 3, 7, 15, 16, 21, 23, 27, 30, 37, 39, 42, 51)),),
     ),
-    Rule(
+    SyscallRule(
         "arch_prctl",
         "asking for vector state and shadow stacks; the segment bases are set by clone",
         (Argument(0, (0x1021, 0x1022, 0x1023, 0x3001, 0x5005)),),
     ),
-    Rule(
+    SyscallRule(
         "prlimit64",
         "reading only: the host sets limits from outside, and nothing may race it",
         (Argument(2, (0,), _QUAD),),
     ),
-    Rule("mknod", "fifos and plain files, no devices", (Argument(1, _PLAIN_NODES, _S_IFMT),)),
-    Rule("mknodat", "fifos and plain files, no devices", (Argument(2, _PLAIN_NODES, _S_IFMT),)),
+    SyscallRule("mknod", "fifos and plain files, no devices", (Argument(1, _PLAIN_NODES, _S_IFMT),)),
+    SyscallRule("mknodat", "fifos and plain files, no devices", (Argument(2, _PLAIN_NODES, _S_IFMT),)),
 )
 
 REFUSED = (
@@ -285,5 +285,5 @@ REFUSED = (
 
 MISSING = (_group("its flags sit behind a pointer; glibc falls back to clone, whose flags we can see", "clone3"),)
 
-GUEST_POLICY = Policy(ALLOWED, RULES, REFUSED, MISSING)
+GUEST_POLICY = SeccompPolicy(ALLOWED, RULES, REFUSED, MISSING)
 """What every guest runs under."""

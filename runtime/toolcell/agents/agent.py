@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig, ToolLoopResult
-from toolcell.agents.provider import Message, Provider, system, user
+from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.subagent import SubAgent
 from toolcell.errors import UsageError
 from toolcell.tools import events
-from toolcell.tools.asking import AskUser, ask_user_shape
+from toolcell.tools.ask_user import AskUser, ask_user_shape
 from toolcell.tools.context import RunContext, new_id
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.entry import Shape
 from toolcell.tools.events import Event, EventBus
+from toolcell.tools.options import Origin
 from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.traits import Origin
+from toolcell.tools.spec import ToolSpec
 
 Tools = ToolRegistry | Iterable[Any] | None
 
@@ -171,7 +171,7 @@ def _as_registry(tools: Tools) -> ToolRegistry:
     return tools if isinstance(tools, ToolRegistry) else ToolRegistry(tools or ())
 
 
-def _injected(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[Shape]:
+def _injected(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
     shapes = [plan_shape({})] if plan else []
     if code is not None:
         shapes.append(code_shape(code, {}))

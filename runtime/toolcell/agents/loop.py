@@ -14,7 +14,7 @@ from typing import Any, Self
 import anyio
 
 from toolcell.agents.processors import Halt, Processor, after_response, after_tool, before_request
-from toolcell.agents.provider import (
+from toolcell.agents.providers.provider import (
     DEFAULT_OPTIONS,
     Message,
     ModelResponse,
@@ -25,21 +25,21 @@ from toolcell.agents.provider import (
     assistant,
     user,
 )
-from toolcell.agents.retry import RetryPolicy, ask
+from toolcell.agents.providers.retry import RetryPolicy, ask
 from toolcell.agents.trace import StepTrace, step_trace
 from toolcell.agents.transcript import compacted, missing_answer, repaired, tool_message
 from toolcell.errors import ToolAbort
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
 from toolcell.tools.call import Call
+from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
 from toolcell.tools.context import Budget, RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import settle
-from toolcell.tools.projections import MAX_TRANSCRIPT_CHARS, ErrorStyle
+from toolcell.tools.model_calls import ToolCall, unique_ids
+from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import NO_USAGE, ErrorCode, File, Status, TokenUsage, ToolResult
-from toolcell.tools.toolcalls import ToolCall, unique_ids
-from toolcell.tools.traits import Origin
 
 MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."

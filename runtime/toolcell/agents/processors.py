@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from toolcell.agents.provider import Message, ModelResponse
+from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.tools.call import Call
 from toolcell.tools.hooks import settle
 from toolcell.tools.result import ToolResult

@@ -10,9 +10,9 @@ from toolcell.tools.adapters import with_traits
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.entry import Shape
+from toolcell.tools.options import ToolOptions
 from toolcell.tools.result import ErrorCode, Text, ToolResult
-from toolcell.tools.traits import Traits
+from toolcell.tools.spec import ToolSpec
 
 if TYPE_CHECKING:
     from toolcell.agents.agent import Agent
@@ -34,11 +34,11 @@ class SubAgent:
         self.agent = agent
         self.name = name
         self.description = description
-        self._traits = with_traits(Traits(orchestrates=True, is_agent=True), traits)
+        self._traits = with_traits(ToolOptions(orchestrates=True, is_agent=True), traits)
 
-    def to_shape(self) -> Shape:
+    def to_shape(self) -> ToolSpec:
         """As the registry takes it."""
-        return Shape(
+        return ToolSpec(
             definition=ToolDefinition(self.name, self.description, TASK_SCHEMA),
             invoke=self._invoke,
             traits=self._traits,

@@ -9,8 +9,8 @@ import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from toolcell.agents.provider import Message
-from toolcell.tools.projections import IMAGE_OMITTED, ErrorStyle, message_text
+from toolcell.agents.providers.provider import Message
+from toolcell.tools.compat import IMAGE_OMITTED, ErrorStyle, message_text
 from toolcell.tools.result import Image, ToolResult
 
 NO_RESULT = "No result provided"

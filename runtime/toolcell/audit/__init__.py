@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig, ToolContent
     from toolcell.audit.index import Filter, Index
     from toolcell.audit.keys import Ed25519Signer, HmacKey, Signer, Verifier, load_signer, load_verifier
-    from toolcell.audit.log import AuditLog, Event, Sink
+    from toolcell.audit.log import AuditEvent, AuditLog, Sink
     from toolcell.audit.otel import SpanSink
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.runs import RecordedCall, RecordedRun
@@ -21,7 +21,7 @@ _HOMES = {
     "toolcell.audit.config": ("AuditConfig", "ToolContent"),
     "toolcell.audit.index": ("Filter", "Index"),
     "toolcell.audit.keys": ("Ed25519Signer", "HmacKey", "Signer", "Verifier", "load_signer", "load_verifier"),
-    "toolcell.audit.log": ("AuditLog", "Event", "Sink"),
+    "toolcell.audit.log": ("AuditLog", "AuditEvent", "Sink"),
     "toolcell.audit.otel": ("SpanSink",),
     "toolcell.audit.recorder": ("Recorder",),
     "toolcell.audit.runs": ("RecordedCall", "RecordedRun"),
@@ -29,8 +29,23 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "AuditConfig", "AuditLog", "Ed25519Signer", "Event", "Filter", "HmacKey", "Index", "RecordedCall", "RecordedRun",
-    "Recorder", "Signer", "Sink", "SpanSink", "ToolContent", "Verifier", "load_signer", "load_verifier",
+    "AuditConfig",
+    "AuditEvent",
+    "AuditLog",
+    "Ed25519Signer",
+    "Filter",
+    "HmacKey",
+    "Index",
+    "RecordedCall",
+    "RecordedRun",
+    "Recorder",
+    "Signer",
+    "Sink",
+    "SpanSink",
+    "ToolContent",
+    "Verifier",
+    "load_signer",
+    "load_verifier",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from toolcell.audit import frames, layout, records
 from toolcell.audit.frames import GENESIS, MAGIC, Frame
 from toolcell.audit.keys import Signer
-from toolcell.audit.seals import checkpoint_statement
+from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError
 from toolcell_bridge import __version__
 

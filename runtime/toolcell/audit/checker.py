@@ -15,7 +15,7 @@ from toolcell.audit import frames, records
 from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
 from toolcell.audit.keys import Verifier, key_wanted
 from toolcell.audit.records import Record
-from toolcell.audit.seals import Stub, checkpoint_statement
+from toolcell.audit.signatures import PruneRecord, checkpoint_statement
 
 EDITED = "edited"
 GARBAGE = "garbage"
@@ -96,7 +96,7 @@ class ChainCheck:
             _missing=dict(self._missing),
         )
 
-    def start_after(self, stub: Stub) -> None:
+    def start_after(self, stub: PruneRecord) -> None:
         """Go on where retention stopped removing."""
         self.seq, self.link, self.segment = stub.seq, stub.link, stub.last_segment
         self._also = stub.link

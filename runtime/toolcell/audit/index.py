@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from toolcell.audit import layout, records
 from toolcell.audit.frames import MAGIC
-from toolcell.audit.reader import Damage, Located, Place, read_at, read_segment
+from toolcell.audit.reader import Damage, Located, RecordLocation, read_at, read_segment
 from toolcell.audit.runs import RecordedRun, assemble
 from toolcell.errors import AuditError, UsageError
 
@@ -265,7 +265,7 @@ class Index:
         """The records of a run, in order."""
         query = "SELECT segment, offset FROM places WHERE chain = ? AND run = ? ORDER BY segment, offset"
         places = self._db.execute(query, (line.chain, line.seq)).fetchall()
-        return [read_at(self.directory, Place(line.chain, *place)) for place in places]
+        return [read_at(self.directory, RecordLocation(line.chain, *place)) for place in places]
 
     def common(self, chain: str, digest: str) -> dict[str, Any]:
         """What runs have in common, by its digest; empty when it is not there any more."""
@@ -278,7 +278,7 @@ class Index:
         place = self._db.execute(query, (chain, digest)).fetchone()
         if place is None or not layout.segment_path(self.directory / chain, place[0]).exists():
             return None
-        return read_at(self.directory, Place(chain, *place))
+        return read_at(self.directory, RecordLocation(chain, *place))
 
     def _digests_of(self, line: RunLine) -> list[str]:
         found = self.records_of(line)[:1]

@@ -60,7 +60,7 @@ class SigningFailed(AuditError):
     """The key could not be had. What it should have signed is written all the same, and may be signed later."""
 
 
-class CarefulSigner:
+class WrappedSigner:
     """A key that somebody else keeps: whatever goes wrong with it is a `SigningFailed` that names it."""
 
     def __init__(self, signer: Signer) -> None:

@@ -23,15 +23,15 @@ from toolcell.audit import content, layout, records, retention
 from toolcell.audit.chain import Chain
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.keys import (
-    CarefulSigner,
     Signer,
     SigningFailed,
+    WrappedSigner,
     default_key_path,
     load_signer,
     own_signer,
 )
 from toolcell.audit.redact import Redactor
-from toolcell.audit.seals import Head, default_heads_dir, save_head
+from toolcell.audit.signatures import Head, default_heads_dir, save_head
 from toolcell.errors import AuditError, UsageError
 
 logger = logging.getLogger("toolcell.audit")
@@ -41,7 +41,7 @@ COMMON = frozenset({records.TOOLS, records.TERMS})
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AuditEvent:
     """One record as a sink gets it, after it was written."""
 
     kind: str
@@ -64,7 +64,7 @@ def _disown_all() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_all)
 
-Sink = Callable[[Event], None]
+Sink = Callable[[AuditEvent], None]
 """Told of every record of a run, in order, in the task that made it. One that fails is noted and ignored."""
 
 
@@ -142,7 +142,7 @@ class AuditLog:
         if key is not None and not isinstance(key, str | os.PathLike):
             if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign")):
                 raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
-            return CarefulSigner(key)
+            return WrappedSigner(key)
         path = Path(key) if key is not None else default_key_path()
         if path.resolve().is_relative_to(self.directory.resolve()):
             raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
@@ -271,7 +271,7 @@ class AuditLog:
 
     def _tell(self, kind: str, run: int, seq: int, at_ns: int, packed: bytes) -> None:
         fields = dict(zip(records.FIELDS[kind], records.unpack(packed), strict=False))
-        event = Event(kind, self._chain.name if self._chain is not None else "", seq, run, at_ns, fields)
+        event = AuditEvent(kind, self._chain.name if self._chain is not None else "", seq, run, at_ns, fields)
         for sink in self._sinks:
             try:
                 sink(event)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.log import Event
+from toolcell.audit.log import AuditEvent
 from toolcell.audit.runs import jsonable
 from toolcell.errors import UsageError
 
@@ -55,13 +55,13 @@ class SpanSink:
             records.RUN_ENDED: self._run_ended,
         }
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: AuditEvent) -> None:
         """Take one record."""
         tell = self._tell.get(event.kind)
         if tell is not None:
             tell(event, (event.chain, event.run), event.fields)
 
-    def _run_started(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+    def _run_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         name = RUN_TOOLS.get(fields["sort"], fields["sort"])
         who = fields["who"]
         attributes = {
@@ -80,7 +80,7 @@ class SpanSink:
         span = self._tracer.start_span(f"execute_tool {name}", attributes=_known(attributes), start_time=event.at_ns)
         self._runs[key] = _Open(span)
 
-    def _call_started(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+    def _call_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         run = self._runs.get(key)
         if run is None:
             return
@@ -102,7 +102,7 @@ class SpanSink:
             start_time=event.at_ns,
         )
 
-    def _call_ended(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+    def _call_ended(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         run = self._runs.get(key)
         span = run.calls.pop(fields["number"], None) if run is not None else None
         if span is None:
@@ -113,14 +113,14 @@ class SpanSink:
             self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
         span.end(event.at_ns)
 
-    def _run_ended(self, event: Event, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
+    def _run_ended(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         run = self._runs.pop(key, None)
         if run is None:
             return
         usage = fields["usage"]
         attributes = {
             "toolcell.outcome": fields["outcome"],
-            "toolcell.calls": fields["calls"][0],
+            "toolcell.run.calls": fields["calls"][0],
             "toolcell.cpu_s": usage.get("cpu_s"),
             "toolcell.peak_memory_bytes": usage.get("peak_memory_bytes"),
             **self._content("gen_ai.tool.call.result", fields["value"]),

@@ -17,7 +17,7 @@ from toolcell.errors import AuditError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordLocation:
     """Where a record lies."""
 
     chain: str
@@ -29,7 +29,7 @@ class Place:
 class Located:
     """A record and where it was found."""
 
-    place: Place
+    place: RecordLocation
     record: Record
     frame: Frame
 
@@ -56,7 +56,7 @@ def read_segment(
     for piece in frames.pieces(data, start):
         record = _record_of(piece)
         if record is not None and isinstance(piece, Frame):
-            yield Located(Place(chain, number, piece.offset), record, piece)
+            yield Located(RecordLocation(chain, number, piece.offset), record, piece)
         elif damage is not None and not isinstance(piece, Torn):
             damage.pieces += 1
 
@@ -82,7 +82,7 @@ def read_log(directory: Path, damage: Damage | None = None) -> Iterator[Located]
     yield from heapq.merge(*chains, key=lambda found: found.record.at_ns)
 
 
-def read_at(directory: Path, place: Place) -> Located:
+def read_at(directory: Path, place: RecordLocation) -> Located:
     """The record at a place that was found before.
 
     Raises:

@@ -17,16 +17,16 @@ from typing import Any, Final
 from toolcell.audit import frames, layout, records
 from toolcell.audit.index import Index, RunLine
 from toolcell.audit.keys import HMAC, Verifier, algorithm_of, by_id, key_wanted
-from toolcell.audit.reader import Located, Place, read_segment
+from toolcell.audit.reader import Located, RecordLocation, read_segment
 from toolcell.audit.runs import RecordedRun, assemble
-from toolcell.audit.seals import checkpoint_statement
+from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError
 
 FORMAT: Final = "toolcell receipt 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReceiptCheck:
     """What checking a receipt came to."""
 
     ok: bool
@@ -131,7 +131,7 @@ def needs_shared_key(receipt: Mapping[str, Any]) -> bool:
     return algorithm_of(last.fields["signature"]) == HMAC
 
 
-def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
+def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptCheck:
     """Say whether a receipt holds what was recorded, by its records and the signature over them alone."""
     problems: list[str] = []
     wanted: list[str] = []
@@ -149,9 +149,11 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> Verdict:
         if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
             problems.append("what it says in words is not what its records say")
         said = (*wanted, *problems)
-        return Verdict(not said, run, said, last.fields["key"], last.at_ns, is_unchecked=bool(wanted) and not problems)
+        return ReceiptCheck(
+            not said, run, said, last.fields["key"], last.at_ns, is_unchecked=bool(wanted) and not problems
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-        return Verdict(False, None, (*wanted, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
+        return ReceiptCheck(False, None, (*wanted, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
 def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
@@ -172,7 +174,7 @@ def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
         record = records.parse(body)
         if record.seq != seq or not records.is_canonical(record):
             raise ValueError(f"record {seq} is not where it was written")
-        found.append(Located(Place(chain, 0, 0), record, frames.Frame(0, before, body, link)))
+        found.append(Located(RecordLocation(chain, 0, 0), record, frames.Frame(0, before, body, link)))
     return found
 
 

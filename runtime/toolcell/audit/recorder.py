@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.context import RunContext
     from toolcell.tools.registry import ToolRegistry
-    from toolcell_bridge.messages import Run
+    from toolcell_bridge.wire.messages import RunScript
 
 CODE, CALLS = "code", "calls"
 """Sorts of runs: a script in a sandbox; calls made without one, by a model, a plan or a program."""
@@ -66,7 +66,7 @@ class Recorder:
 
     def begin(
         self,
-        message: Run,
+        message: RunScript,
         *,
         limits: Limits,
         policy: Policy,
@@ -97,7 +97,7 @@ class Recorder:
         self,
         context: RunContext,
         sort: str,
-        message: Run | None = None,
+        message: RunScript | None = None,
         files: Iterable[GuestFile] = (),
         tools: _Common | None = None,
         terms: _Common | None = None,

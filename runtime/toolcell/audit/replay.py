@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, Protocol
 import anyio
 
 from toolcell.audit import content
-from toolcell.audit.comparing import GUESTS_OWN, Divergence, cleaned, compare, difference_of_call
+from toolcell.audit.diff import GUESTS_OWN, Divergence, cleaned, compare, difference_of_call
 from toolcell.audit.runs import RecordedCall, RecordedRun
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError

@@ -13,7 +13,7 @@ from toolcell.audit import frames, layout, records
 from toolcell.audit.chain import Chain
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.keys import Signer
-from toolcell.audit.seals import Stub
+from toolcell.audit.signatures import PruneRecord
 from toolcell.errors import AuditError
 
 
@@ -63,21 +63,23 @@ def prune(chain: Chain, config: AuditConfig, signer: Signer, lock: AbstractConte
     return count
 
 
-def read_stub(path: Path) -> Stub | None:
+def read_stub(path: Path) -> PruneRecord | None:
     """The stub of a chain; None when nothing was ever removed.
 
     Raises:
         AuditError: it is damaged.
     """
     try:
-        return Stub.from_dict(json.loads((path / layout.STUB_FILE).read_text(encoding="utf-8")))
+        return PruneRecord.from_dict(json.loads((path / layout.STUB_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
         raise AuditError(f"{path / layout.STUB_FILE} is damaged: {exc}") from exc
 
 
-def _make_stub(chain: Chain, files: list[Path], last_segment: int, before: Stub | None, signer: Signer) -> Stub:
+def _make_stub(
+    chain: Chain, files: list[Path], last_segment: int, before: PruneRecord | None, signer: Signer
+) -> PruneRecord:
     digest = "" if before is None else before.files_sha256
     data = b""
     for file in files:
@@ -88,7 +90,7 @@ def _make_stub(chain: Chain, files: list[Path], last_segment: int, before: Stub 
     values = (
         chain.log, chain.name, last_segment, record.seq, last.link, record.at_ns, digest, time.time_ns(), signer.key_id,
     )  # fmt: skip
-    return Stub(*values, signer.sign(Stub.statement(*values[:-1])))
+    return PruneRecord(*values, signer.sign(PruneRecord.statement(*values[:-1])))
 
 
 def _remove(found: dict[int, Path], last: int) -> None:

@@ -16,7 +16,7 @@ from toolcell.audit.chain import is_locked
 from toolcell.audit.checker import ChainCheck, Finding
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.retention import read_stub
-from toolcell.audit.seals import Head, default_heads_dir
+from toolcell.audit.signatures import Head, default_heads_dir
 from toolcell.errors import AuditError
 
 BAD_HEAD = "bad_head"

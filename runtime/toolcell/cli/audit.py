@@ -238,7 +238,7 @@ def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
         raise UsageError(f"{exc}{hint}") from exc
 
 
-def status_of(checked: receipt.Verdict | verify.Report) -> int:
+def status_of(checked: receipt.ReceiptCheck | verify.Report) -> int:
     """The exit status of what a check came to: want of a key is no sign of a change."""
     return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.audit.comparing import Divergence
+from toolcell.audit.diff import Divergence
 from toolcell.audit.index import Filter, Index
 from toolcell.audit.replay import MISSING_CALL, Replay, runtime_options, script_calls
 from toolcell.audit.replay import replay as replay_run

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolcell.audit.index import RunLine
-from toolcell.audit.receipt import Verdict
+from toolcell.audit.receipt import ReceiptCheck
 from toolcell.audit.runs import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.verify import Report
 from toolcell.cli.audit_times import show as show_time
@@ -304,7 +304,7 @@ def show_report(report: Report, console: Console) -> None:
     console.print(Text.assemble(verdict, f"  {counts}"))
 
 
-def show_verdict(verdict: Verdict, console: Console) -> None:
+def show_verdict(verdict: ReceiptCheck, console: Console) -> None:
     """What checking a receipt came to, and the run it is of."""
     for problem in verdict.problems:
         console.print(safe(problem, "red"))

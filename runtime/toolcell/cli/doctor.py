@@ -47,7 +47,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
     """Say which isolation layers are live here, why others are not, and how to get them."""
-    from toolcell_bridge.isolation.probes import probe_all
+    from toolcell.sandbox.process.probes import probe_all
 
     required = required_layers(require)
     layers = [describe(probe, required) for probe in probe_all()]

@@ -10,7 +10,7 @@ from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import DaemonInfo
-    from toolcell.sandbox.docker.images import ImageRef
+    from toolcell.sandbox.docker.images.reference import ImageRef
 
 GET_GVISOR = (
     'install runsc, add {"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--platform=ptrace", '
@@ -29,10 +29,10 @@ def examine() -> dict[str, Any]:
     """Describe the engine, if there is one. Nothing here is required: the process backend does without."""
     try:
         with engine() as client:
-            from toolcell.sandbox.docker import images
             from toolcell.sandbox.docker.client import explained
+            from toolcell.sandbox.docker.images import reference
 
-            return describe(host(), client.info, explained(client.api.info), images.list_images(client))
+            return describe(host(), client.info, explained(client.api.info), reference.list_images(client))
     except SandboxUnavailable as exc:
         return no_engine(host(), str(exc))
 
@@ -64,17 +64,17 @@ def describe(where: str, info: DaemonInfo, told: Mapping[str, Any], found: Seque
 
 def lacks(info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> list[tuple[str, str]]:
     """What is missing and how to get it."""
-    from toolcell.sandbox.docker import images
+    from toolcell.sandbox.docker.images import reference
 
     wanted = [lack for name, lack in NEEDED.items() if told.get(name) is False]
     if not any("seccomp" in each for each in info.security):
         wanted.append(("the engine has no seccomp", "boot a kernel with CONFIG_SECCOMP_FILTER"))
     if not info.has_init:
         wanted.append(("the engine has no init for containers", "install tini (Debian: apt install tini)"))
-    if not any(each.tag == images.DEFAULT_IMAGE for each in found):
-        wanted.append((f"no image {images.DEFAULT_IMAGE}", images.HOW_TO_BUILD))
+    if not any(each.tag == reference.DEFAULT_IMAGE for each in found):
+        wanted.append((f"no image {reference.DEFAULT_IMAGE}", reference.HOW_TO_BUILD))
     if stale := [each.tag for each in found if not each.is_current]:
-        wanted.append((f"another installation's guest in {', '.join(stale)}", images.HOW_TO_BUILD))
+        wanted.append((f"another installation's guest in {', '.join(stale)}", reference.HOW_TO_BUILD))
     if "runsc" not in info.runtimes:
         wanted.append(("no gVisor", GET_GVISOR))
     return wanted

@@ -14,8 +14,8 @@ from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker import debian_base, image_build, image_check, images
-from toolcell.sandbox.docker.images import ImageRef
+from toolcell.sandbox.docker.images import build, check, debian_base, reference
+from toolcell.sandbox.docker.images.reference import ImageRef
 
 SUMMARY = """Images for `backend="docker"`.
 
@@ -35,15 +35,15 @@ STALE = "its guest is not the one of this installation; build it anew"
 def register(app: typer.Typer, name: str) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    group.command("build", epilog=EPILOG)(reporting(build))
+    group.command("build", epilog=EPILOG)(reporting(build_image))
     group.command("list", epilog=EPILOG)(reporting(list_images))
-    group.command("check", epilog=EPILOG)(reporting(check))
+    group.command("check", epilog=EPILOG)(reporting(check_images))
     app.add_typer(group, name=name)
 
 
-def build(
+def build_image(
     base: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help=f"Build on this image [default: {image_build.DEFAULT_BASE}].")
+        str | None, typer.Option(metavar="IMAGE", help=f"Build on this image [default: {build.DEFAULT_BASE}].")
     ] = None,
     debian: Annotated[bool, typer.Option("--debian", help="Build on Debian packages; needs no registry.")] = False,
     suite: Annotated[str, typer.Option(help="Which Debian.")] = debian_base.SUITE,
@@ -64,15 +64,15 @@ def build(
 
     def work(watch: Watch) -> list[ImageRef]:
         with engine() as client:
-            on = image_build.import_debian(client, suite=suite, mirror=mirror, say=watch.say) if debian else base
-            built = [image_build.build_python(client, on, fresh=fresh, say=watch.say)]
+            on = build.import_debian(client, suite=suite, mirror=mirror, say=watch.say) if debian else base
+            built = [build.build_python(client, on, fresh=fresh, say=watch.say)]
             if data:
-                built.append(image_build.build_data(client, built[0], fresh=fresh, say=watch.say))
+                built.append(build.build_data(client, built[0], fresh=fresh, say=watch.say))
             if package:
-                built.append(images.ensure_image(client, built[-1].tag, package))
+                built.append(reference.ensure_image(client, built[-1].tag, package))
             for each in built:
                 watch.say(f"trying {each.tag}")
-                image_check.require_sound(client, each)
+                check.require_sound(client, each)
             return built
 
     _show(_watched("building", work), as_json)
@@ -81,13 +81,13 @@ def build(
 def list_images(as_json: AsJson = False) -> None:
     """List sandbox images: what is in them, how large they are, and what the engine keeps to build them quickly."""
     with engine() as client:
-        found, kept = images.list_images(client), images.kept(client)
+        found, kept = reference.list_images(client), reference.kept(client)
     if as_json:
         total = sum(int(each["Size"]) for each in kept)
         print_json({"images": [as_dict(each) for each in found], "kept": len(kept), "kept_bytes": total})
         return
     if not found:
-        stdout().print(f"no sandbox image; build one: {images.HOW_TO_BUILD}")
+        stdout().print(f"no sandbox image; build one: {reference.HOW_TO_BUILD}")
         return
     _show_images(found)
     if kept:
@@ -97,7 +97,7 @@ def list_images(as_json: AsJson = False) -> None:
         )
 
 
-def check(
+def check_images(
     image: Annotated[
         list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags; left out, all there are.")
     ] = None,
@@ -111,13 +111,13 @@ def check(
     def work(watch: Watch) -> list[tuple[ImageRef, list[str]]]:
         with engine() as client:
             if image:
-                found = [images.require_image(client, name) for name in image]
+                found = [reference.require_image(client, name) for name in image]
             else:
-                found = images.list_images(client) or [images.require_image(client)]
+                found = reference.list_images(client) or [reference.require_image(client)]
             results = []
             for each in found:
                 watch.say(each.tag)
-                problems = image_check.problems(client, each, runtime)
+                problems = check.problems(client, each, runtime)
                 results.append((each, problems if each.is_current else [STALE, *problems]))
             return results
 

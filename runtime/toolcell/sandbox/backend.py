@@ -17,7 +17,7 @@ FROZEN_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
+class LimitExceeded:
     """A limit the host saw being passed."""
 
     outcome: Outcome

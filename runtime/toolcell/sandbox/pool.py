@@ -33,14 +33,14 @@ FROZEN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """What to do next: end these many of the oldest idle items, then start so many."""
 
     expire: int
     start: int
 
 
-def plan(ages_s: list[float], busy: int, starting: int, warm: int, cap: int, idle_s: float, waiting: int) -> Plan:
+def plan(ages_s: list[float], busy: int, starting: int, warm: int, cap: int, idle_s: float, waiting: int) -> PoolPlan:
     """Choose how many idle items to end and how many to start.
 
     Invariants: idle + busy + starting never passes `cap`; only items older than `idle_s` are ended; whoever waits is
@@ -50,7 +50,7 @@ def plan(ages_s: list[float], busy: int, starting: int, warm: int, cap: int, idl
     idle = len(ages_s) - expire
     room = cap - busy - starting - idle
     wanted = max(warm, waiting) - idle - starting
-    return Plan(expire, max(0, min(wanted, room)))
+    return PoolPlan(expire, max(0, min(wanted, room)))
 
 
 class Pool(Generic[T]):

@@ -14,31 +14,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolcell.agents.scripted import Request, ScriptedModel, calls
-    from toolcell.testing.case import Case
-    from toolcell.testing.contract import ContractReport, Line, check_backend, contract_cases, contract_lacks
+    from toolcell.agents.providers.scripted import Request, ScriptedModel, calls
+    from toolcell.testing.contract.case import Case
+    from toolcell.testing.contract.check import (
+        CaseResult,
+        ContractReport,
+        check_backend,
+        contract_cases,
+        contract_lacks,
+    )
     from toolcell.testing.fake import FakeBackend
-    from toolcell.testing.scripted_guest import Call, Die, Hang, RawOutput, ScriptedSandbox, Step
-    from toolcell.testing.stand import Stand
-    from toolcell.testing.transcripts import Recorder, Replayed, Transcript, record, replay_transcript
+    from toolcell.testing.harness import BackendHarness
+    from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox, Step
+    from toolcell.testing.transcripts import Replayed, Transcript, TranscriptRecorder, record, replay_transcript
 
 _HOMES = {
-    "toolcell.agents.scripted": ("Request", "ScriptedModel", "calls"),
-    "toolcell.testing.case": ("Case",),
-    "toolcell.testing.contract": (
-        "ContractReport", "Line", "check_backend", "contract_cases", "contract_lacks",
+    "toolcell.agents.providers.scripted": ("Request", "ScriptedModel", "calls"),
+    "toolcell.testing.contract.case": ("Case",),
+    "toolcell.testing.contract.check": (
+        "ContractReport", "CaseResult", "check_backend", "contract_cases", "contract_lacks",
     ),
     "toolcell.testing.fake": ("FakeBackend",),
-    "toolcell.testing.scripted_guest": ("Call", "Die", "Hang", "RawOutput", "ScriptedSandbox", "Step"),
-    "toolcell.testing.stand": ("Stand",),
-    "toolcell.testing.transcripts": ("Recorder", "Replayed", "Transcript", "record", "replay_transcript"),
+    "toolcell.testing.scripted": ("ScriptedCall", "Die", "Hang", "RawOutput", "ScriptedSandbox", "Step"),
+    "toolcell.testing.harness": ("BackendHarness",),
+    "toolcell.testing.transcripts": ("TranscriptRecorder", "Replayed", "Transcript", "record", "replay_transcript"),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Call", "Case", "ContractReport", "Die", "FakeBackend", "Hang", "Line", "RawOutput", "Recorder", "Replayed",
-    "Request", "ScriptedModel", "ScriptedSandbox", "Stand", "Step", "Transcript", "calls", "check_backend",
-    "contract_cases", "contract_lacks", "record", "replay_transcript",
+    "BackendHarness",
+    "Case",
+    "CaseResult",
+    "ContractReport",
+    "Die",
+    "FakeBackend",
+    "Hang",
+    "RawOutput",
+    "Replayed",
+    "Request",
+    "ScriptedCall",
+    "ScriptedModel",
+    "ScriptedSandbox",
+    "Step",
+    "Transcript",
+    "TranscriptRecorder",
+    "calls",
+    "check_backend",
+    "contract_cases",
+    "contract_lacks",
+    "record",
+    "replay_transcript",
 ]  # fmt: skip
 
 

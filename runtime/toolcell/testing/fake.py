@@ -27,9 +27,9 @@ import toolcell_bridge
 from toolcell.config import GIB, Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample, Sandbox
-from toolcell.sandbox.process.tree import TreeWatch
+from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.stream import SocketStream
-from toolcell.testing.scripted_guest import Guest, ScriptedSandbox
+from toolcell.testing.scripted import Guest, ScriptedSandbox
 
 END_S = 5.0
 OUTPUT_BYTES = 1 << 20
@@ -73,7 +73,7 @@ class FakeSandbox:
         limits = self.limits
         return subprocess.Popen(
             [
-                *(sys.executable, "-P", "-s", "-B", "-m", "toolcell_bridge.plain"),
+                *(sys.executable, "-P", "-s", "-B", "-m", "toolcell_bridge.entry.plain"),
                 *(str(bridge.fileno()), str(limits.frame_bytes)),
                 f"NOFILE={limits.open_files}",
                 f"CPU={ceil(limits.cpu_s) + 1}",

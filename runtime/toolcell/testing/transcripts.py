@@ -19,10 +19,10 @@ import anyio
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox.backend import Backend, ByteStream, Exit, Sample, Sandbox
-from toolcell_bridge.codec import decode
-from toolcell_bridge.errors import ProtocolError
-from toolcell_bridge.framing import FrameReader
-from toolcell_bridge.messages import Done, Hello, Message
+from toolcell_bridge.wire.codec import decode
+from toolcell_bridge.wire.errors import ProtocolError
+from toolcell_bridge.wire.framing import FrameReader
+from toolcell_bridge.wire.messages import Done, Hello, Message
 
 SILENCE_S = 20.0
 """A guest that owes bytes and says nothing for so long will not say them."""
@@ -165,7 +165,7 @@ class _RecordedSandbox:
         await self._sandbox.destroy()
 
 
-class Recorder:
+class TranscriptRecorder:
     """A backend that keeps what crosses the bridges of its sandboxes. `record` makes one."""
 
     name: ClassVar[str] = "recorder"
@@ -196,9 +196,11 @@ class Recorder:
         await self._backend.close()
 
 
-def record(backend: Backend) -> Recorder:
+def record(backend: Backend) -> TranscriptRecorder:
     """Wrap `backend` so that `transcripts` holds what crosses its bridges; it keeps its name and what it claims."""
-    made: type[Recorder] = type("Recorder", (Recorder,), {"name": backend.name, "isolates": backend.isolates})
+    made: type[TranscriptRecorder] = type(
+        "TranscriptRecorder", (TranscriptRecorder,), {"name": backend.name, "isolates": backend.isolates}
+    )
     return made(backend)
 
 

@@ -14,22 +14,65 @@ from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.hooks import Approve, Block, Hook, Modify, Override, Reject, Rewrite, Substitute, approval_hook
 from toolcell.tools.jobs import JobTable
+from toolcell.tools.model_calls import ToolCall, decode_tool_call
+from toolcell.tools.options import CODE, MODEL, PLAN, SUBAGENT, Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import ToolRegistry, tool
+from toolcell.tools.registry_state import RegistrySettings
 from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
-from toolcell.tools.table import Settings
-from toolcell.tools.toolcalls import ToolCall, decode_tool_call
-from toolcell.tools.traits import CODE, MODEL, PLAN, SUBAGENT, Origin, Traits
 from toolcell.tools.typed import must_tool, new_tool
 
 # Calls that fail are the model's business first: a program that configures no logging is not shown them.
 logging.getLogger("toolcell").addHandler(logging.NullHandler())
 
 __all__ = [
-    "CODE", "MODEL", "PLAN", "SUBAGENT", "AgentTool", "Approve", "Block", "Budget", "Call", "CallObserver",
-    "CallPolicy", "ErrorCode", "Event", "EventBus", "File", "FunctionTool", "Hook", "Image", "JobTable", "Modify",
-    "Origin", "Override", "Reject", "Rewrite", "RunContext", "Secrets", "Settings", "SimpleTool", "Status",
-    "Substitute", "Text", "TokenUsage", "Tool", "ToolCall", "ToolContext", "ToolDefinition", "ToolDescriptionWarning",
-    "ToolError", "ToolFailure", "ToolObject", "ToolRegistry", "ToolResult", "Traits", "approval_hook",
-    "current_context", "decode_tool_call", "must_tool", "new_tool", "tool",
+    "CODE",
+    "MODEL",
+    "PLAN",
+    "SUBAGENT",
+    "AgentTool",
+    "Approve",
+    "Block",
+    "Budget",
+    "Call",
+    "CallObserver",
+    "CallPolicy",
+    "ErrorCode",
+    "Event",
+    "EventBus",
+    "File",
+    "FunctionTool",
+    "Hook",
+    "Image",
+    "JobTable",
+    "Modify",
+    "Origin",
+    "Override",
+    "RegistrySettings",
+    "Reject",
+    "Rewrite",
+    "RunContext",
+    "Secrets",
+    "SimpleTool",
+    "Status",
+    "Substitute",
+    "Text",
+    "TokenUsage",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolDefinition",
+    "ToolDescriptionWarning",
+    "ToolError",
+    "ToolFailure",
+    "ToolObject",
+    "ToolOptions",
+    "ToolRegistry",
+    "ToolResult",
+    "approval_hook",
+    "current_context",
+    "decode_tool_call",
+    "must_tool",
+    "new_tool",
+    "tool",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every way a tool can be written, turned into `Shape`s: functions, builders, records, and objects of both kinds.
+"""Every way a tool can be written, turned into `ToolSpec`s: functions, builders, records, and objects of both kinds.
 
 Knows how to call each shape; knows nothing of policy, hooks or order.
 """
@@ -16,13 +16,13 @@ from toolcell.errors import RegistrationError
 from toolcell.tools.call import Call, ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.docstrings import read_docstring
-from toolcell.tools.entry import Decode, Invoke, Prepare, Shape
+from toolcell.tools.options import DEFAULT_TRAITS, ExecutionMode, ToolOptions
 from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_signature
+from toolcell.tools.spec import Decode, Invoke, Prepare, ToolSpec
 from toolcell.tools.threads import ABANDONED, run_in_thread
-from toolcell.tools.traits import DEFAULT_TRAITS, ExecutionMode, Traits
 
-_TRAIT_NAMES = frozenset(entry.name for entry in fields(Traits))
+_TRAIT_NAMES = frozenset(entry.name for entry in fields(ToolOptions))
 
 
 class ToolObject(Protocol):
@@ -58,13 +58,13 @@ class AgentTool:
     prepare: Prepare | None = None
     """Rewrites the raw arguments before they are validated."""
     mode: ExecutionMode = ""
-    traits: Traits = DEFAULT_TRAITS
+    traits: ToolOptions = DEFAULT_TRAITS
 
 
 class FunctionTool:
     """A function with the definition derived from it. Calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], shape: Shape) -> None:
+    def __init__(self, function: Callable[..., Any], shape: ToolSpec) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.shape = shape
@@ -78,7 +78,7 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
 
-def with_traits(traits: Traits, changes: Mapping[str, Any]) -> Traits:
+def with_traits(traits: ToolOptions, changes: Mapping[str, Any]) -> ToolOptions:
     """Traits with keyword changes; unknown names are refused.
 
     Raises:
@@ -91,7 +91,7 @@ def with_traits(traits: Traits, changes: Mapping[str, Any]) -> Traits:
     return replace(traits, **changes) if changes else traits
 
 
-def shapes_of(tool: Any, traits: Mapping[str, Any] | None = None) -> list[Shape]:
+def shapes_of(tool: Any, traits: Mapping[str, Any] | None = None) -> list[ToolSpec]:
     """Every function of a tool, whichever way it is written.
 
     Raises:
@@ -101,8 +101,8 @@ def shapes_of(tool: Any, traits: Mapping[str, Any] | None = None) -> list[Shape]
     return [replace(shape, traits=with_traits(shape.traits, changes)) for shape in _shapes(tool)]
 
 
-def _shapes(tool: Any) -> Iterator[Shape]:
-    if isinstance(tool, Shape):
+def _shapes(tool: Any) -> Iterator[ToolSpec]:
+    if isinstance(tool, ToolSpec):
         yield tool
     elif isinstance(tool, FunctionTool):
         yield replace(tool.shape, source=tool)
@@ -129,8 +129,8 @@ def function_shape(
     name: str | None = None,
     description: str | None = None,
     prepare: Prepare | None = None,
-    traits: Traits | None = None,
-) -> Shape:
+    traits: ToolOptions | None = None,
+) -> ToolSpec:
     """A plain function: its name, docstring and signature are the definition."""
     prose, parameters = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, parameters)
@@ -139,7 +139,7 @@ def function_shape(
     known = traits or DEFAULT_TRAITS
     if known.returns is None:
         known = replace(known, returns=signature.returns)
-    return Shape(
+    return ToolSpec(
         definition=definition,
         invoke=_keyword_invoke(function, signature.context_parameter, known.blocking),
         traits=known,
@@ -189,17 +189,17 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def positional_shape(
-    definition: ToolDefinition, function: Callable[..., Any] | None, traits: Traits, source: Any = None
-) -> Shape:
+    definition: ToolDefinition, function: Callable[..., Any] | None, traits: ToolOptions, source: Any = None
+) -> ToolSpec:
     """A function that takes all arguments as one dict."""
     if function is None:
-        return Shape(definition=definition, invoke=None, traits=traits, source=source)
+        return ToolSpec(definition=definition, invoke=None, traits=traits, source=source)
     called = function
     invoke = _threaded(lambda call: called(call.args), function, traits)
-    return Shape(definition=definition, invoke=invoke, traits=traits, source=source or function)
+    return ToolSpec(definition=definition, invoke=invoke, traits=traits, source=source or function)
 
 
-def _threaded(invoke: Invoke, function: Callable[..., Any], traits: Traits) -> Invoke:
+def _threaded(invoke: Invoke, function: Callable[..., Any], traits: ToolOptions) -> Invoke:
     """Move a synchronous function off the event loop."""
     if is_async(function) or not traits.blocking:
         return invoke
@@ -223,17 +223,17 @@ _RECORD_ARGUMENTS: Mapping[str, Callable[[Call], Any]] = {
 }
 
 
-def record_shape(tool: AgentTool) -> Shape:
+def record_shape(tool: AgentTool) -> ToolSpec:
     """A record with an execute function."""
     traits = replace(tool.traits, label=tool.label or tool.traits.label, mode=tool.mode or tool.traits.mode)
     if tool.execute is None:
-        return Shape(definition=tool.definition, invoke=None, traits=traits, source=tool, prepare=tool.prepare)
+        return ToolSpec(definition=tool.definition, invoke=None, traits=traits, source=tool, prepare=tool.prepare)
     execute, names = tool.execute, _record_parameters(tool)
 
     def invoke(call: Call) -> Any:
         return execute(**{name: _RECORD_ARGUMENTS[name](call) for name in names})
 
-    return Shape(
+    return ToolSpec(
         definition=tool.definition,
         invoke=_threaded(invoke, execute, traits),
         traits=traits,
@@ -256,12 +256,12 @@ def _record_parameters(tool: AgentTool) -> list[str]:
 # Objects
 
 
-def _object_shape(tool: Any, definition: ToolDefinition) -> Shape:
+def _object_shape(tool: Any, definition: ToolDefinition) -> ToolSpec:
     name = definition.name
     return _bound_shape(tool, definition, lambda bound, call: bound.execute(call.context, name, call.args))
 
 
-def _simple_shape(tool: Any) -> Shape:
+def _simple_shape(tool: Any) -> ToolSpec:
     definition = ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters))
     return _bound_shape(tool, definition, lambda bound, call: bound.execute(call.context, call.args))
 
@@ -270,16 +270,16 @@ def _read(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> Shape:
+def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> ToolSpec:
     traits = _traits_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
-        return Shape(definition=definition, invoke=None, traits=traits, source=tool)
+        return ToolSpec(definition=definition, invoke=None, traits=traits, source=tool)
     is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
 
     def invoke(call: Call) -> Any:
         return run(_personal_copy(tool, call) if is_personal else tool, call)
 
-    return Shape(
+    return ToolSpec(
         definition=definition,
         invoke=_threaded(invoke, tool.execute, traits),
         traits=traits,
@@ -289,12 +289,12 @@ def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call
     )
 
 
-def _traits_of(tool: Any, name: str) -> Traits:
+def _traits_of(tool: Any, name: str) -> ToolOptions:
     """A tool may have `traits`: Traits of all its functions, or a mapping from function name to Traits."""
     known = getattr(tool, "traits", None)
     if isinstance(known, Mapping):
         known = known.get(name)
-    return known if isinstance(known, Traits) else DEFAULT_TRAITS
+    return known if isinstance(known, ToolOptions) else DEFAULT_TRAITS
 
 
 def _personal_copy(tool: Any, call: Call) -> Any:

@@ -12,9 +12,9 @@ import anyio
 
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.tools.call import Call
-from toolcell.tools.dispatch import abandon, conclude, perform, preflight, refuse, run_call
+from toolcell.tools.pipeline import abandon, conclude, perform, preflight, refuse, run_call
+from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
-from toolcell.tools.table import Table
 
 OnResult = Callable[[Call, ToolResult], Awaitable[None]]
 """Told of each result in source order, right after the end of its call."""
@@ -23,7 +23,7 @@ ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
 
 
 async def run_batch(
-    table: Table,
+    table: RegistryState,
     calls: Sequence[Call],
     *,
     sequential: bool = False,
@@ -51,19 +51,19 @@ async def run_batch(
         raise
 
 
-def _any_sequential(table: Table, calls: Sequence[Call]) -> bool:
+def _any_sequential(table: RegistryState, calls: Sequence[Call]) -> bool:
     entries = (table.entries.get(call.name) for call in calls)
     return any(entry is not None and entry.traits.mode == "sequential" for entry in entries)
 
 
-async def _one(table: Table, call: Call, on_result: OnResult | None) -> ToolResult:
+async def _one(table: RegistryState, call: Call, on_result: OnResult | None) -> ToolResult:
     result = await run_call(table, call)
     if on_result is not None:
         await on_result(call, result)
     return result
 
 
-async def _overlapping(table: Table, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+async def _overlapping(table: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
     refusals = [await preflight(table, call) for call in calls]
     results = dict(enumerate(refusals))
 
@@ -106,7 +106,7 @@ def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return group
 
 
-async def _surplus(table: Table, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
+async def _surplus(table: RegistryState, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
     refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
     result = await refuse(table, call, refusal)

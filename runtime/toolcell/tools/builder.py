@@ -8,8 +8,8 @@ from typing import Any, Self
 from toolcell.errors import RegistrationError
 from toolcell.tools.adapters import positional_shape
 from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.entry import Shape
-from toolcell.tools.traits import DEFAULT_TRAITS
+from toolcell.tools.options import DEFAULT_TRAITS
+from toolcell.tools.spec import ToolSpec
 
 PARAMETER_TYPES = ("string", "integer", "number", "boolean", "array", "object")
 
@@ -69,7 +69,7 @@ class Tool:
         schema = {"type": "object", "properties": self._properties, "required": self._required}
         return ToolDefinition(self.name, self._description, schema)
 
-    def to_shape(self) -> Shape:
+    def to_shape(self) -> ToolSpec:
         """As the registry takes it.
 
         Raises:

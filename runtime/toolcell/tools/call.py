@@ -17,12 +17,12 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.tools.coercion import Change
 from toolcell.tools.context import RunContext, RunState, new_id
 from toolcell.tools.jobs import Completion, Work, completion_for
-from toolcell.tools.progress import Progress
+from toolcell.tools.options import DEFAULT_TRAITS, Origin, ToolOptions
+from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ToolResult
-from toolcell.tools.traits import DEFAULT_TRAITS, Origin, Traits
 
 if TYPE_CHECKING:
-    from toolcell.tools.entry import Entry
+    from toolcell.tools.spec import RegisteredTool
     from toolcell.tools.view import RegistryView
 
 
@@ -35,7 +35,7 @@ class Call:
     """Validated: what the tool receives. Empty until validation."""
     decoded: dict[str, Any] | None = None
     """The same as the Python types the tool declares, where these are more than JSON."""
-    entry: Entry | None = None
+    entry: RegisteredTool | None = None
     changes: tuple[Change, ...] = ()
     """What coercion mended."""
     warnings: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Call:
     started_s = 0.0
     """Monotonic."""
     duration_s = 0.0
-    progress: Progress | None = None
+    progress: ProgressReporter | None = None
     completion: Completion | None = None
     _context: ToolContext | None = None
     _nested: RunContext | None = None
@@ -90,7 +90,7 @@ class Call:
         """The assistant message that asked for it, where there is one."""
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> ToolOptions:
         """Of the tool; of no tool in particular when there is none by that name."""
         return self.entry.traits if self.entry is not None else DEFAULT_TRAITS
 
@@ -203,7 +203,7 @@ class ToolContext:
     def __init__(self, call: Call) -> None:
         self._call = call
         if call.progress is None:
-            call.progress = Progress(call)
+            call.progress = ProgressReporter(call)
         self.update = call.progress
         """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
 

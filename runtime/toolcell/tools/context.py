@@ -19,9 +19,9 @@ import anyio
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
+from toolcell.tools.options import Origin
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import NO_USAGE, Part, TokenUsage, ToolResult
-from toolcell.tools.traits import Origin
 
 if TYPE_CHECKING:
     from toolcell.tools.call import Call

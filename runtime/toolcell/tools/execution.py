@@ -17,10 +17,10 @@ import anyio
 
 from toolcell.errors import ToolAbort
 from toolcell.tools.call import Call, current
-from toolcell.tools.entry import Entry, Middleware
-from toolcell.tools.gates import has_own_gates, own_gates, take_worker, worker_limiter
-from toolcell.tools.outcome import as_result, raised
+from toolcell.tools.concurrency import has_own_gates, own_gates, take_worker, worker_limiter
+from toolcell.tools.finalize import as_result, raised
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.spec import Middleware, RegisteredTool
 
 DEFAULT_TIMEOUT_S = 60.0
 ABORTED = "tool execution aborted"
@@ -99,7 +99,7 @@ def cancelled(reason: str) -> ToolResult:
     return ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED)
 
 
-async def _admitted(call: Call, entry: Entry, middleware: tuple[Middleware, ...]) -> ToolResult:
+async def _admitted(call: Call, entry: RegisteredTool, middleware: tuple[Middleware, ...]) -> ToolResult:
     if has_own_gates(entry):
         async with own_gates(call, entry):
             return await _with_worker(call, middleware)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.traits import Traits
+from toolcell.tools.options import ToolOptions
 
 
-def mcp_tool(definition: ToolDefinition, traits: Traits) -> dict[str, Any]:
+def mcp_tool(definition: ToolDefinition, traits: ToolOptions) -> dict[str, Any]:
     """One tool as MCP's tools/list gives it.
 
     Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import anyio
 
 from toolcell.tools.call import Call
-from toolcell.tools.entry import Middleware, Proceed
 from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.spec import Middleware, Proceed
 
 MAX_REMEMBERED = 1024
 

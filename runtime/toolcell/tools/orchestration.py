@@ -15,14 +15,14 @@ from toolcell.tools.adapters import with_traits
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.entry import Shape
+from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.plan import run_plan
 from toolcell.tools.plan_steps import MAX_STEPS, PLAN_SCHEMA, PLAN_TOOL
 from toolcell.tools.policy import CallPolicy
+from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, File, Text, ToolResult, to_json
+from toolcell.tools.spec import ToolSpec
 from toolcell.tools.stubs import python_stubs
-from toolcell.tools.table import Table
-from toolcell.tools.traits import Origin, Traits
 
 if TYPE_CHECKING:
     from toolcell.tools.registry import ToolRegistry
@@ -69,14 +69,14 @@ class CodeRuntime(Protocol):
         """Run `source` to its end. `on_log` hears (stream, text) and `on_progress` values while it runs."""
 
 
-def plan_shape(traits: Mapping[str, Any]) -> Shape:
+def plan_shape(traits: Mapping[str, Any]) -> ToolSpec:
     """`execute_plan` as a tool."""
 
     def invoke(call: Call) -> Any:
         return run_plan(call.dispatcher, call.args, call.nested_run())
 
-    known = Traits(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
-    return Shape(
+    known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
+    return ToolSpec(
         definition=ToolDefinition(PLAN_TOOL, _PLAN_TEXT, PLAN_SCHEMA),
         invoke=invoke,
         traits=with_traits(known, traits),
@@ -87,14 +87,14 @@ def plan_shape(traits: Mapping[str, Any]) -> Shape:
     )
 
 
-def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> Shape:
+def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> ToolSpec:
     """`execute_code` as a tool."""
 
     def invoke(call: Call) -> Any:
         return run_code(runtime, call.dispatcher, call.args["code"], call.nested_run(), call.context.update)
 
-    known = Traits(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
-    return Shape(
+    known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
+    return ToolSpec(
         definition=ToolDefinition(CODE_TOOL, _CODE_TEXT, CODE_SCHEMA),
         invoke=invoke,
         traits=with_traits(known, traits),
@@ -222,16 +222,16 @@ _CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at o
 _CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
 
 
-def _offers(table: Table, name: str, policies: tuple[CallPolicy, ...]) -> bool:
+def _offers(table: RegistryState, name: str, policies: tuple[CallPolicy, ...]) -> bool:
     return any(entry.name == name for entry in table.visible(Origin.MODEL, policies))
 
 
-def describe_plan(table: Table, policies: tuple[CallPolicy, ...]) -> str:
+def describe_plan(table: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
     """For a model that may use what `table` offers."""
     return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(table, CODE_TOOL, policies) else "")
 
 
-def describe_code(table: Table, policies: tuple[CallPolicy, ...]) -> str:
+def describe_code(table: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
     """For a model that may use what `table` offers; with the tools its code may call, as Python."""
     entries = list(table.visible(Origin.CODE, policies))
     text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(table, PLAN_TOOL, policies) else "")

@@ -15,11 +15,11 @@ import anyio
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext
-from toolcell.tools.dispatch import examine, run_call
-from toolcell.tools.outcome import cut_text
+from toolcell.tools.finalize import cut_text
+from toolcell.tools.options import Origin
+from toolcell.tools.pipeline import examine, run_call
 from toolcell.tools.plan_steps import PLAN_TOOL, Plan, PlanError, Step, read_plan, resolve
 from toolcell.tools.result import ErrorCode, File, Status, ToolResult, to_json, total_usage
-from toolcell.tools.traits import Origin
 
 if TYPE_CHECKING:
     from toolcell.tools.view import RegistryView

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from toolcell.tools.traits import EVERY_ORIGIN, Origin
+from toolcell.tools.options import EVERY_ORIGIN, Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Update:
         return {key: value for key, value in {"text": self.text, "details": self.details}.items() if value}
 
 
-class Progress:
+class ProgressReporter:
     """The updates of one call. Call it: `progress("half way")`, `progress(details={"rows": 3})`."""
 
     __slots__ = ("_call", "_closed", "_room", "_since", "_thread", "_token", "_waiting", "ignored")

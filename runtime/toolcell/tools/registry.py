@@ -17,13 +17,13 @@ from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.adapters import FunctionTool, function_shape, positional_shape, shapes_of, with_traits
 from toolcell.tools.context import RunContext
 from toolcell.tools.definition import ToolDefinition, warn_about_description
-from toolcell.tools.entry import Entry, Middleware, Prepare, Shape, make_entry
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
 from toolcell.tools.policy import CallPolicy
-from toolcell.tools.table import Settings, Table
-from toolcell.tools.traits import Origin, Traits
+from toolcell.tools.registry_state import RegistrySettings, RegistryState
+from toolcell.tools.spec import Middleware, Prepare, RegisteredTool, ToolSpec, make_entry
 from toolcell.tools.view import RegistryView
 
 logger = logging.getLogger("toolcell.tools")
@@ -34,15 +34,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ToolRegistry(RegistryView):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
-    def __init__(self, tools: Iterable[Any] = (), *, settings: Settings | None = None, **changes: Any) -> None:
-        base = settings or Settings()
+    def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
+        base = settings or RegistrySettings()
         policy, events = CallPolicy(), EventBus()
-        table = Table(policies=(policy,), settings=replace(base, **changes) if changes else base)
+        table = RegistryState(policies=(policy,), settings=replace(base, **changes) if changes else base)
         self._begin(policy, table, events, RunContext(run_id="direct", events=events, is_shared=True))
         for tool in tools:
             self.add(tool)
 
-    def _begin(self, policy: CallPolicy, table: Table, events: EventBus, shared_run: RunContext) -> None:
+    def _begin(self, policy: CallPolicy, table: RegistryState, events: EventBus, shared_run: RunContext) -> None:
         super().__init__(table, events, shared_run)
         self.policy = policy
         """Rules about who may call what; they count from the next call on, in snapshots too."""
@@ -84,7 +84,7 @@ class ToolRegistry(RegistryView):
             self.add(tool, replace=replace, **traits)
             return
         definition = ToolDefinition(tool, description, schema)
-        shape = positional_shape(definition, function, with_traits(Traits(), traits))
+        shape = positional_shape(definition, function, with_traits(ToolOptions(), traits))
         self._add([shape], replace)
 
     def register_or_replace(self, *tool: Any, **traits: Any) -> None:
@@ -113,7 +113,7 @@ class ToolRegistry(RegistryView):
         """Decorate a function to register it: name, docstring and signature are its definition."""
 
         def register(function: F) -> F:
-            known = with_traits(Traits(), traits)
+            known = with_traits(ToolOptions(), traits)
             shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
             self._add([shape], replace)
             return function
@@ -132,14 +132,14 @@ class ToolRegistry(RegistryView):
                 raise RegistrationError(f"there is no tool {target!r} to give another name")
             self._put([entry.renamed(name)], replace=False)
 
-    def _add(self, shapes: Sequence[Shape], replace: bool) -> None:
+    def _add(self, shapes: Sequence[ToolSpec], replace: bool) -> None:
         settings = self._table.settings
         entries = [make_entry(shape, coercion=settings.coercion, extras=settings.extras) for shape in shapes]
         self._put(entries, replace)
         for entry in entries:
             warn_about_description(entry.definition, stacklevel=4)
 
-    def _put(self, new: Sequence[Entry], replace: bool) -> None:
+    def _put(self, new: Sequence[RegisteredTool], replace: bool) -> None:
         with self._lock:
             self._check_open()
             entries = dict(self._table.entries)
@@ -270,7 +270,7 @@ class ToolRegistry(RegistryView):
         merged._change(policies=(*policies, merged.policy))
         return merged
 
-    def _derived(self, entries: Mapping[str, Entry]) -> ToolRegistry:
+    def _derived(self, entries: Mapping[str, RegisteredTool]) -> ToolRegistry:
         derived, policy = ToolRegistry.__new__(ToolRegistry), CallPolicy()
         table = replace(self._table, entries=dict(entries), policies=(*self._table.policies, policy))
         derived._begin(policy, table, self.events, self._shared_run)
@@ -297,6 +297,6 @@ def tool(
     """Decorate a function to make it a tool without registering it; calling it still calls the function."""
     if function is None:
         return functools.partial(tool, name=name, description=description, prepare=prepare, **traits)
-    known = with_traits(Traits(), traits)
+    known = with_traits(ToolOptions(), traits)
     shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
     return FunctionTool(function, shape)

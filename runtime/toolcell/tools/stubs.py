@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.entry import Entry
+from toolcell.tools.spec import RegisteredTool
 
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 
 
-def python_stubs(entries: Iterable[Entry]) -> str:
+def python_stubs(entries: Iterable[RegisteredTool]) -> str:
     """Stubs of several tools, as one module's text."""
     return "\n\n\n".join(python_stub(entry.definition, entry.traits.returns) for entry in entries)
 

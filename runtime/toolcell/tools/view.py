@@ -9,34 +9,34 @@ from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, current
 from toolcell.tools.context import CompletionCallback, RunContext
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
-from toolcell.tools.dispatch import refuse, run_call
-from toolcell.tools.entry import Entry
 from toolcell.tools.events import EventBus
 from toolcell.tools.formats import mcp_tool
+from toolcell.tools.model_calls import ToolCall, unique_ids
+from toolcell.tools.options import Origin
+from toolcell.tools.pipeline import refuse, run_call
 from toolcell.tools.policy import CallPolicy
+from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
+from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import python_stubs
-from toolcell.tools.table import Settings, Table
-from toolcell.tools.toolcalls import ToolCall, unique_ids
-from toolcell.tools.traits import Origin
 
 
 class RegistryView:
     """What may be known of a registry, and the door to the one path calls take."""
 
-    def __init__(self, table: Table, events: EventBus, shared_run: RunContext) -> None:
+    def __init__(self, table: RegistryState, events: EventBus, shared_run: RunContext) -> None:
         self._table = table
         self.events = events
         """Of calls made without a run of their own."""
         self._shared_run = shared_run
 
     @property
-    def table(self) -> Table:
+    def table(self) -> RegistryState:
         """Everything this registry knows at this moment."""
         return self._table
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> RegistrySettings:
         """How calls behave unless a tool says otherwise."""
         return self._table.settings
 
@@ -60,7 +60,7 @@ class RegistryView:
         entry = self._table.entries.get(name)
         return (entry.shape.source, True) if entry is not None else (None, False)
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> RegisteredTool | None:
         """A tool as the registry keeps it."""
         return self._table.entries.get(name)
 

@@ -35,7 +35,7 @@ from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.forked import ForkedSandboxes
+    from toolcell.sandbox.docker.shared.backend import ForkedSandboxes
 
 SHARED_ID_PROCESSES = 65_536
 """RLIMIT_NPROC counts a user id over the whole machine, and all containers have the same: it must never be what
@@ -287,7 +287,7 @@ class DockerBackend:
         )
         self._engine = engine
         if self._mode == "forked":
-            from toolcell.sandbox.docker.forked import ForkedSandboxes
+            from toolcell.sandbox.docker.shared.backend import ForkedSandboxes
 
             self._forked = ForkedSandboxes(engine, self._blueprint, self._policy, self._preload, self._required)
 

@@ -18,10 +18,10 @@ from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.events import Events, Fate
+from toolcell.sandbox.docker.events import ContainerState, Events
 from toolcell.sandbox.docker.hardening import LABEL_MODE, OWN_PROCESSES, Blueprint
-from toolcell.sandbox.docker.images import ImageRef, ensure_image
-from toolcell.sandbox.docker.usage import Meter, find_cgroup
+from toolcell.sandbox.docker.images.reference import ImageRef, ensure_image
+from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
 
 END_S = 5.0
 """How long a killed container may take to be reported dead, and then removed."""
@@ -36,14 +36,14 @@ SIGKILL = 9
 class Container:
     """One started container and the stream to its guest."""
 
-    def __init__(self, engine: Engine, name: str, ident: str, stream: AttachedStream, fate: Fate) -> None:
+    def __init__(self, engine: Engine, name: str, ident: str, stream: AttachedStream, fate: ContainerState) -> None:
         self._engine = engine
         self.name = name
         self.id = ident
         self.stream = stream
         self.fate = fate
         self.inspected: Mapping[str, Any] = {}
-        self.meter = Meter(None, None)
+        self.meter = UsageReader(None, None)
         self.is_killed = False
         self._was_alive = False
         """When it was killed, as far as we knew. Who was dead by then died of something else."""
@@ -54,7 +54,7 @@ class Container:
         self.inspected = await self._engine.client.inspect(self.name)
         pid = int((self.inspected.get("State") or {}).get("Pid") or 0)
         cgroup = find_cgroup(pid, self.id) if self._engine.client.info.is_local and pid else None
-        self.meter = Meter(cgroup, None if blueprint.is_gvisor else OWN_PROCESSES)
+        self.meter = UsageReader(cgroup, None if blueprint.is_gvisor else OWN_PROCESSES)
 
     def is_alive(self) -> bool:
         """False once its end is known."""
@@ -184,7 +184,7 @@ class Engine:
             self.soon(self.remove, left)
         name = f"toolcell-{uuid.uuid4().hex[:16]}"
         stream: AttachedStream | None = None
-        fate: Fate | None = None
+        fate: ContainerState | None = None
         ident = ""
         try:
             ident = await self.client.create(config, name)

@@ -21,7 +21,7 @@ WANTED = ["die", "died", "oom", "destroy", "remove"]
 """Podman's names for two of them beside Docker's."""
 
 
-class Fate:
+class ContainerState:
     """What has become of one container so far."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Fate:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def wait_for(self, reached: Callable[[Fate], bool], within_s: float) -> bool:
+    async def wait_for(self, reached: Callable[[ContainerState], bool], within_s: float) -> bool:
         """Wait until `reached` holds; False when it did not in time, or nobody tells any more."""
         with anyio.move_on_after(within_s):
             while not reached(self) and not self.is_untold:
@@ -66,14 +66,14 @@ class Events:
     def __init__(self, client: Client, labels: dict[str, str]) -> None:
         self._client = client
         self._filters = {"type": ["container"], "event": WANTED, "label": [f"{k}={v}" for k, v in labels.items()]}
-        self._fates: dict[str, Fate] = {}
+        self._fates: dict[str, ContainerState] = {}
         self._stream: Any = None
         self._opening = anyio.Lock()
         self.is_listening = False
 
-    def follow(self, container: str) -> Fate:
+    def follow(self, container: str) -> ContainerState:
         """Begin to note what becomes of a container; before it is started."""
-        fate = self._fates.setdefault(container, Fate())
+        fate = self._fates.setdefault(container, ContainerState())
         fate.is_untold = not self.is_listening
         return fate
 

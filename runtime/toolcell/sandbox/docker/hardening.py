@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from toolcell.config import MIB, Layer, Limits, Policy
-from toolcell_bridge.isolation.seccomp_oci import MACHINES, container_profile
+from toolcell.sandbox.docker.seccomp_profile import MACHINES, container_profile
 
 LABEL_MODE = "io.toolcell.mode"
 

@@ -1,6 +1,6 @@
 """What a container has used: from its cgroup where that is visible here, else from the daemon.
 
-Either way `Meter.read` answers at once; a daemon's answer is the last one it gave.
+Either way `UsageReader.read` answers at once; a daemon's answer is the last one it gave.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcell.sandbox.backend import Sample
-from toolcell_bridge.isolation.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
+from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -46,7 +46,7 @@ def _own(path: str, container: str) -> str:
     return "/".join(parts[: named + 1])
 
 
-class Meter:
+class UsageReader:
     """Measures one container. What it used before its guest said Hello is not the script's."""
 
     def __init__(self, cgroup: Cgroup | None, own_processes: int | None) -> None:

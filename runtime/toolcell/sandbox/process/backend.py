@@ -27,13 +27,13 @@ from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
 from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
-from toolcell.sandbox.process.tree import TreeWatch
-from toolcell.sandbox.process.view import view
-from toolcell.sandbox.process.zygote import Child, Zygote
+from toolcell.sandbox.process import cgroup_manager
+from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoPlace
+from toolcell.sandbox.process.process_watch import TreeWatch
+from toolcell.sandbox.process.root_filesystem import view
+from toolcell.sandbox.process.zygote import SandboxProcess, ZygoteProcess
 from toolcell.sandbox.stream import SocketStream
 from toolcell_bridge.guest.lint import PRELOAD
-from toolcell_bridge.isolation import cgroups
-from toolcell_bridge.isolation.cgroups import Cgroup, CgroupManager, NoPlace
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
@@ -66,7 +66,7 @@ class ProcessSandbox:
 
     def __init__(
         self,
-        child: Child,
+        child: SandboxProcess,
         stream: SocketStream,
         output: tuple[int, int],
         limits: Limits,
@@ -243,7 +243,7 @@ class ProcessBackend:
         self._preload = tuple(preload)
         self._python = python
         self._environment = self._policy.environment()
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteProcess | None = None
         self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoPlace | None = None
@@ -257,7 +257,7 @@ class ProcessBackend:
         """
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._cgroups = cgroups.discover()
+        self._cgroups = cgroup_manager.discover()
         if isinstance(self._cgroups, CgroupManager):
             self._cgroups.reap_orphans(within_s=1.0)
         self._starting = anyio.Lock()
@@ -276,7 +276,7 @@ class ProcessBackend:
         preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
-        zygote = Zygote.spawn(
+        zygote = ZygoteProcess.spawn(
             view(self._packages, extras, self._python), preload, next(_slots), self._policy.hash_seed, where
         )
         await zygote.wait_ready()
@@ -302,7 +302,7 @@ class ProcessBackend:
         # It died under us; every sandbox it had is gone with it, and a new one starts clean.
         return await self._fork_one(await self._living_zygote(), limits)
 
-    async def _living_zygote(self) -> Zygote:
+    async def _living_zygote(self) -> ZygoteProcess:
         if self._zygote is None or self._starting is None:
             raise SandboxUnavailable("the process backend is not open")
         async with self._starting:
@@ -311,7 +311,7 @@ class ProcessBackend:
                 await self._start_zygote()
         return self._zygote
 
-    async def _fork_one(self, zygote: Zygote, limits: Limits) -> ProcessSandbox:
+    async def _fork_one(self, zygote: ZygoteProcess, limits: Limits) -> ProcessSandbox:
         bridge, guest_bridge = socket.socketpair()
         out, guest_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         err, guest_err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -44,7 +44,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class TargetInterpreter:
     """What of an interpreter decides which files it can import."""
 
     python: Path
@@ -82,7 +82,7 @@ class Installed:
         )
 
 
-def probe_interpreter(python: Path) -> Interpreter:
+def probe_interpreter(python: Path) -> TargetInterpreter:
     """Ask `python` what it is; the running interpreter is not started again for that.
 
     A virtual environment and the interpreter behind it are one interpreter here: what this one can import fits both.
@@ -93,13 +93,13 @@ def probe_interpreter(python: Path) -> Interpreter:
     if os.path.realpath(python) == os.path.realpath(sys.executable):
         site = tuple(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))
         tag = (sys.implementation.cache_tag or "", sysconfig.get_config_var("SOABI") or "", sysconfig.get_platform())
-        return Interpreter(Path(sys.executable), sys.version.split()[0], " ".join(tag), site, _has_pip())
+        return TargetInterpreter(Path(sys.executable), sys.version.split()[0], " ".join(tag), site, _has_pip())
     try:
         done = subprocess.run([str(python), "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=True)
         told = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
         raise PackageError(f"cannot ask {python} which packages it takes: {exc}") from exc
-    return Interpreter(python, told["version"], " ".join(told["tag"]), tuple(told["site"]), told["pip"])
+    return TargetInterpreter(python, told["version"], " ".join(told["tag"]), tuple(told["site"]), told["pip"])
 
 
 def _has_pip() -> bool:
@@ -154,7 +154,7 @@ def _digest(content: str | bytes | None) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def find_installed(wanted: Iterable[Wanted], interpreter: Interpreter) -> Installed | str:
+def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> Installed | str:
     """Follow the requirements through what `interpreter` has installed; a string says what is missing."""
     by_name: dict[str, Distribution] = {}
     for candidate in distributions(path=list(interpreter.site)):
@@ -185,7 +185,7 @@ def find_installed(wanted: Iterable[Wanted], interpreter: Interpreter) -> Instal
     return Installed(found)
 
 
-def _marker_environment(interpreter: Interpreter) -> dict[str, str]:
+def _marker_environment(interpreter: TargetInterpreter) -> dict[str, str]:
     environment = {name: str(value) for name, value in default_environment().items()}
     short = ".".join(interpreter.version.split(".")[:2])
     return environment | {"python_full_version": interpreter.version, "python_version": short}
@@ -215,7 +215,7 @@ def copy_installed(installed: Installed, target: Path) -> None:
                 shutil.copyfile(source, copy)
 
 
-def install(wanted: Iterable[Wanted], interpreter: Interpreter, target: Path) -> str:
+def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Path) -> str:
     """Let uv, else pip, put what is wanted into `target`, from wheels only: no package's code runs here.
 
     Returns:
@@ -239,7 +239,7 @@ def install(wanted: Iterable[Wanted], interpreter: Interpreter, target: Path) ->
     return name
 
 
-def _installer(interpreter: Interpreter, target: Path) -> tuple[str, list[str]]:
+def _installer(interpreter: TargetInterpreter, target: Path) -> tuple[str, list[str]]:
     python = str(interpreter.python)
     if uv := shutil.which("uv"):
         options = [
@@ -270,7 +270,7 @@ def _remove_what_names_this_machine(target: Path) -> None:
         (target / leftover).unlink(missing_ok=True)
 
 
-def compile_bytecode(interpreter: Interpreter, target: Path) -> None:
+def compile_bytecode(interpreter: TargetInterpreter, target: Path) -> None:
     """Write .pyc files that stay valid wherever `target` is mounted and whatever its times are.
 
     Hash-based and unchecked, so a guest neither compiles nor looks at a source's time; file names in them are relative,

@@ -84,7 +84,9 @@ def resolve(
         return _build(cache, key, wanted, interpreter, installed)
 
 
-def _key(wanted: Sequence[sources.Wanted], interpreter: sources.Interpreter, installed: sources.Installed | str) -> str:
+def _key(
+    wanted: Sequence[sources.Wanted], interpreter: sources.TargetInterpreter, installed: sources.Installed | str
+) -> str:
     asked = [FORMAT, interpreter.version, interpreter.tag, [item.identity for item in wanted]]
     answer = installed.identity if isinstance(installed, sources.Installed) else None
     return hashlib.sha256(json.dumps([asked, answer]).encode()).hexdigest()[:32]
@@ -119,7 +121,7 @@ def _build(
     cache: Path,
     key: str,
     wanted: Sequence[sources.Wanted],
-    interpreter: sources.Interpreter,
+    interpreter: sources.TargetInterpreter,
     installed: sources.Installed | str,
 ) -> PackageEnvironment:
     building = Path(tempfile.mkdtemp(prefix=f".build-{key}-", dir=cache))
@@ -145,7 +147,7 @@ def _build(
 def _fill(
     site: Path,
     wanted: Sequence[sources.Wanted],
-    interpreter: sources.Interpreter,
+    interpreter: sources.TargetInterpreter,
     installed: sources.Installed | str,
 ) -> str:
     if isinstance(installed, sources.Installed):
@@ -165,7 +167,7 @@ def _make_read_only(site: Path) -> None:
 
 
 def _write_manifest(
-    building: Path, key: str, source: str, wanted: Sequence[sources.Wanted], interpreter: sources.Interpreter
+    building: Path, key: str, source: str, wanted: Sequence[sources.Wanted], interpreter: sources.TargetInterpreter
 ) -> None:
     site = building / "site"
     files, listing = _listing(site)

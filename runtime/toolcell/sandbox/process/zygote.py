@@ -20,8 +20,8 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.interpreter import ONE_THREAD, hashing
-from toolcell.sandbox.process.view import View
-from toolcell_bridge.launcher import CGROUPS_ARE_MINE
+from toolcell.sandbox.process.root_filesystem import RootFilesystem
+from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE
 
 READY_S = 60.0
 """A zygote that has not said it is ready by then is given up: preloading large packages from a cold disk takes
@@ -73,7 +73,7 @@ def id_block(slot: int) -> IdBlock | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessExit:
     """What the zygote reports of a sandbox's end."""
 
     status: int
@@ -81,13 +81,13 @@ class Ended:
     peak_memory_bytes: int
 
 
-class Child:
+class SandboxProcess:
     """One forked sandbox as its zygote knows it."""
 
     def __init__(self) -> None:
         self.pidfd = -1
         self.problem: str | None = None
-        self.end: Ended | None = None
+        self.end: ProcessExit | None = None
         self.changed = anyio.Event()
 
     def _tell(self) -> None:
@@ -111,13 +111,13 @@ class Child:
             await self.changed.wait()
 
 
-class Zygote:
+class ZygoteProcess:
     """A running zygote. Use `start` to make one; `listen` must run for as long as it is used."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, id_count: int) -> None:
         self._process = process
         self._control = control
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, SandboxProcess] = {}
         self._next = 0
         self.id_count = id_count
         self.python = ""
@@ -128,8 +128,13 @@ class Zygote:
 
     @classmethod
     def spawn(
-        cls, view: View, preload: Sequence[str], slot: int, hash_seed: int | None, cgroups: tuple[Sequence[str], str]
-    ) -> Zygote:
+        cls,
+        view: RootFilesystem,
+        preload: Sequence[str],
+        slot: int,
+        hash_seed: int | None,
+        cgroups: tuple[Sequence[str], str],
+    ) -> ZygoteProcess:
         """Start the launcher and hand it the plan. Quick; `wait_ready` does the waiting.
 
         `cgroups`: base directories, and our folder in each, which the launcher removes when everything has died.
@@ -148,7 +153,7 @@ class Zygote:
             ours.close()
             raise SandboxUnavailable(f"the launcher could not be started: {exc}") from exc
         environment = ENVIRONMENT | hashing(hash_seed)
-        code = f"import sys; sys.path[:] = {list(view.sys_path)!r}; from toolcell_bridge.zygote import main; " \
+        code = f"import sys; sys.path[:] = {list(view.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
                "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
         plan = {
             "root": asdict(view.root),
@@ -242,11 +247,11 @@ class Zygote:
                     continue
                 child.pidfd = descriptors[0]
             elif "failed" in message:
-                child = self._children.pop(message["failed"], Child())
+                child = self._children.pop(message["failed"], SandboxProcess())
                 child.problem = message["why"]
             else:
-                child = self._children.pop(message["exited"], Child())
-                child.end = Ended(message["status"], message["cpu_s"], message["peak_memory_bytes"])
+                child = self._children.pop(message["exited"], SandboxProcess())
+                child.end = ProcessExit(message["status"], message["cpu_s"], message["peak_memory_bytes"])
             child._tell()
 
     def _bury(self, why: str) -> None:
@@ -256,10 +261,10 @@ class Zygote:
             child._tell()
         self._children.clear()
 
-    async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> Child:
+    async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> SandboxProcess:
         """Ask for a sandbox; `descriptors` are sent along and stay ours to close."""
         self._next += 1
-        child = self._children[self._next] = Child()
+        child = self._children[self._next] = SandboxProcess()
         # Id 0 is the zygote's own, where there is more than one.
         outer_id = 0 if self.id_count == 1 else 1 + self._next % (self.id_count - 1)
         data = msgpack.packb(request | {"id": self._next, "outer_id": outer_id})

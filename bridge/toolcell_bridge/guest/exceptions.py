@@ -1,0 +1,105 @@
+"""What went wrong in a script, as plain data for a model: type, message, its own line, its own frames.
+
+Runs next to hostile code: `str()` of an exception is the script's code and may do anything, so it is called once,
+guarded, and cut.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from toolcell_bridge.guest.tools import SCRIPT
+from toolcell_bridge.wire.messages import Plain
+
+MESSAGE_CHARS = 8 * 1024
+FRAMES = 30
+CHAIN = 5
+
+
+def describe(error: BaseException, source: str) -> dict[str, Plain]:
+    """Plain data for Done: type, message, line, column, traceback, exit_code."""
+    if isinstance(error, SystemExit):
+        return _exit(error)
+    if isinstance(error, SyntaxError) and error.filename == SCRIPT:
+        return _syntax(error, source)
+    lines = source.splitlines()
+    numbers = _script_lines(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "message": _message(error),
+        "line": numbers[-1][0] if numbers else None,
+        "column": None,
+        "traceback": _traceback(error, lines),
+    }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+        text = text if type(text) is str else str.__str__(text)
+    except BaseException as exc:
+        text = f"<message unavailable: its __str__ raised {type(exc).__name__}>"
+    if isinstance(error, BaseExceptionGroup):
+        parts = [f"{type(each).__name__}: {_message(each)}" for each in error.exceptions[:10]]
+        text = f"{text}: {'; '.join(parts)}"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}... ({len(text)} characters)"
+
+
+def _exit(error: SystemExit) -> dict[str, Plain]:
+    code = error.code
+    number = code if isinstance(code, int) else 1
+    message = f"exit code {number}" if isinstance(code, int) else _message(error)
+    nowhere: dict[str, Plain] = {"line": None, "column": None, "traceback": ""}
+    return nowhere | {"type": "SystemExit", "message": message, "exit_code": number & 255}
+
+
+def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
+    line = error.lineno or None
+    lines = source.splitlines()
+    shown = ""
+    if line is not None and 0 < line <= len(lines):
+        marker = " " * max(0, (error.offset or 1) - 1) + "^"
+        shown = f'  File "{SCRIPT}", line {line}\n    {lines[line - 1][:500]}\n    {marker[:500]}\n'
+    message = (error.msg or "invalid syntax").encode("utf-8", "backslashreplace").decode("utf-8")
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "line": line,
+        "column": error.offset,
+        "traceback": f"{shown}{type(error).__name__}: {message}",
+    }
+
+
+def _script_lines(traceback: TracebackType | None) -> list[tuple[int, str]]:
+    """(line, function) of each frame of the script itself, outermost first; the innermost FRAMES of them."""
+    found: list[tuple[int, str]] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename == SCRIPT:
+            found.append((traceback.tb_lineno, code.co_name))
+            if len(found) > 2 * FRAMES:
+                del found[FRAMES // 2 : FRAMES // 2 + 1]
+        traceback = traceback.tb_next
+    return found
+
+
+def _traceback(error: BaseException, lines: list[str], depth: int = 0) -> str:
+    before = ""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and depth < CHAIN:
+        link = "This was the direct cause of:" if error.__cause__ else "While handling it, this happened:"
+        before = f"{_traceback(cause, lines, depth + 1)}\n\n{link}\n\n"
+    numbers = _script_lines(error.__traceback__)
+    skipped = len(numbers) - FRAMES
+    shown = []
+    for index, (line, function) in enumerate(numbers):
+        if skipped > 0 and index == FRAMES // 2:
+            shown.append("  ...\n")
+        if skipped > 0 and FRAMES // 2 <= index < FRAMES // 2 + skipped:
+            continue
+        shown.append(f'  File "{SCRIPT}", line {line}, in {function}\n')
+        if 0 < line <= len(lines):
+            shown.append(f"    {lines[line - 1].strip()[:500]}\n")
+    head = "Traceback (most recent call last):\n" if shown else ""
+    return f"{before}{head}{''.join(shown)}{type(error).__name__}: {_message(error)}"

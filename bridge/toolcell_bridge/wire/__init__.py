@@ -1,0 +1,1 @@
+"""The bridge protocol, the same code for host and guest."""

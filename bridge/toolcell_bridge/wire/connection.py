@@ -1,0 +1,285 @@
+"""Both ends of the bridge as one state machine without I/O: bytes in, messages out, and the other way round.
+
+Every message, sent or received, is a row of a table. Knows no sockets, no clock and no tool.
+
+    NEW --Hello--> IDLE --Run--> RUNNING --Done--> IDLE            anything else: DEAD
+
+Messages cross on the wire, so three kinds of row exist only because of a race, and are dropped by the end that
+receives them: an answer or `Interrupt` that was under way when the guest said `Done`; an answer to a call the guest
+has cancelled; a `CancelCall` for a call the host has just answered.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, KeysView, Mapping
+from typing import Final, Self, TypeAlias
+
+from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader
+from toolcell_bridge.wire.messages import (
+    PROTOCOL_VERSION,
+    CallTool,
+    CancelCall,
+    Done,
+    FilePart,
+    FileProblem,
+    Hello,
+    Interrupt,
+    Log,
+    Message,
+    Progress,
+    PutFile,
+    Result,
+    RunScript,
+    ToolFail,
+    ToolReturn,
+)
+
+MAX_OUTSTANDING: Final = 1024
+"""Calls that may wait for their answer at once; what a guest can make the host remember."""
+
+
+class State(enum.StrEnum):
+    """Where a conversation stands, as this end sees it."""
+
+    NEW = "new"
+    IDLE = "idle"
+    RUNNING = "running"
+    DEAD = "dead"
+
+
+Moves: TypeAlias = Mapping[tuple[State, type[Message]], State]
+
+HOST_MOVES: Final[Moves] = {
+    (State.IDLE, PutFile): State.IDLE,
+    (State.IDLE, RunScript): State.RUNNING,
+    (State.RUNNING, ToolReturn): State.RUNNING,
+    (State.RUNNING, ToolFail): State.RUNNING,
+    (State.RUNNING, Interrupt): State.RUNNING,
+}
+"""What the host may send."""
+
+GUEST_MOVES: Final[Moves] = {
+    (State.NEW, Hello): State.IDLE,
+    (State.RUNNING, CallTool): State.RUNNING,
+    (State.RUNNING, CancelCall): State.RUNNING,
+    (State.RUNNING, Log): State.RUNNING,
+    (State.RUNNING, Progress): State.RUNNING,
+    (State.RUNNING, Result): State.RUNNING,
+    (State.RUNNING, FilePart): State.RUNNING,
+    (State.RUNNING, FileProblem): State.RUNNING,
+    (State.RUNNING, Done): State.IDLE,
+}
+"""What the guest may send, and all that the host may receive."""
+
+LATE_MOVES: Final[Moves] = {
+    (State.IDLE, ToolReturn): State.IDLE,
+    (State.IDLE, ToolFail): State.IDLE,
+    (State.IDLE, Interrupt): State.IDLE,
+}
+"""What the guest may receive besides `HOST_MOVES`: sent before the host saw `Done`."""
+
+
+class Connection:
+    """One end. Checks every message, both ways, against the tables.
+
+    Not thread-safe: whoever shares one holds a lock around `send` and the writing of what it returned, so that the
+    order on the wire is the order judged here.
+    """
+
+    def __init__(self, ours: Moves, theirs: Moves, max_frame_bytes: int, max_outstanding: int) -> None:
+        self.state = State.NEW
+        self._ours = ours
+        self._theirs = theirs
+        self._max_frame_bytes = max_frame_bytes
+        self._max_outstanding = max_outstanding
+        self._frames = FrameReader(max_frame_bytes)
+        self._death = ""
+        self._last_id = 0
+        self._calls: dict[int, bool] = {}
+        """Unanswered calls of this run, and whether the guest has cancelled them."""
+        self._forgotten: set[int] = set()
+        """Calls unanswered when the last run ended: each may still get one answer, until the next run begins."""
+        self._open_files: dict[type[Message], str] = {}
+        """The file whose pieces are under way, by message type."""
+
+    @classmethod
+    def host(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
+        """Return the host's end."""
+        return cls(HOST_MOVES, GUEST_MOVES, max_frame_bytes, max_outstanding)
+
+    @classmethod
+    def guest(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
+        """Return the guest's end."""
+        return cls(GUEST_MOVES, {**HOST_MOVES, **LATE_MOVES}, max_frame_bytes, max_outstanding)
+
+    @property
+    def outstanding(self) -> KeysView[int]:
+        """Ids of calls without an answer, oldest first. Empty after `Done`: those answers are not to be sent."""
+        return self._calls.keys()
+
+    def is_cancelled(self, call_id: int) -> bool:
+        """Tell whether the guest has said it no longer wants this answer. It is owed all the same."""
+        return self._calls.get(call_id, False)
+
+    def send(self, *messages: Message) -> bytes:
+        """Return the bytes to write for all of them. When this raises, nothing has changed and nothing may be written.
+
+        Raises:
+            LocalProtocolError: illegal now, or the connection is dead.
+            UnsendableValue, ValueTooLarge: the message has no form on the wire.
+        """
+        if self.state is State.DEAD:
+            raise LocalProtocolError(f"the connection is dead: {self._death}")
+        frames = [encode(message, self._max_frame_bytes) for message in messages]
+        if len(messages) == 1:
+            self._move(self._ours, messages[0], LocalProtocolError)
+            return frames[0]
+        before = self.state, self._last_id, self._calls.copy(), self._forgotten.copy(), self._open_files.copy()
+        try:
+            for message in messages:
+                self._move(self._ours, message, LocalProtocolError)
+        except LocalProtocolError:
+            self.state, self._last_id, self._calls, self._forgotten, self._open_files = before
+            raise
+        return b"".join(frames)
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes from the peer. Drain `next_message` before giving more: only then is memory bounded.
+
+        Raises:
+            RemoteProtocolError: the connection is dead.
+        """
+        if self.state is State.DEAD:
+            raise RemoteProtocolError(f"the connection is dead: {self._death}")
+        self._frames.receive_data(data)
+
+    def next_message(self) -> Message | None:
+        """Return the next message, or None when more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: the peer broke the protocol, now or before. The connection is dead.
+        """
+        if self.state is State.DEAD:
+            raise RemoteProtocolError(f"the connection is dead: {self._death}")
+        try:
+            while (body := self._frames.next_frame()) is not None:
+                message = decode(body)
+                if self._move(self._theirs, message, RemoteProtocolError):
+                    return message
+        except RemoteProtocolError as exc:
+            self._die(str(exc))
+            raise
+        return None
+
+    def _move(self, moves: Moves, message: Message, error: type[ProtocolError]) -> bool:
+        """Make a legal move, or raise `error` and change nothing. False: legal, but lost a race and means nothing."""
+        kind = type(message)
+        state = moves.get((self.state, kind))
+        if state is None:
+            raise error(f"{kind.__name__} is illegal in state {self.state}")
+        track = _TRACKED.get(kind)
+        matters = track is None or track(self, message, error)
+        self.state = state
+        return matters
+
+    def _die(self, reason: str) -> None:
+        self.state = State.DEAD
+        self._death = reason
+        self._frames = FrameReader(self._max_frame_bytes)
+        self._calls.clear()
+        self._forgotten.clear()
+
+    # One method per message that leaves a trace. Each raises `error` before it changes anything.
+
+    def _hello(self, message: Hello, error: type[ProtocolError]) -> bool:
+        if message.version != PROTOCOL_VERSION:
+            raise error(f"protocol version {message.version}, {PROTOCOL_VERSION} is spoken here")
+        return True
+
+    def _run(self, message: RunScript, error: type[ProtocolError]) -> bool:
+        if PutFile in self._open_files:
+            raise error("Run before the last piece of a file")
+        self._forgotten.clear()
+        return True
+
+    def _result(self, message: Result, error: type[ProtocolError]) -> bool:
+        # A script can be interrupted in the middle of a file and set another result: what it had begun is void.
+        self._open_files.pop(FilePart, None)
+        return True
+
+    def _done(self, message: Done, error: type[ProtocolError]) -> bool:
+        self._open_files.pop(FilePart, None)
+        self._forgotten.update(self._calls)
+        self._calls.clear()
+        return True
+
+    def _interrupt(self, message: Interrupt, error: type[ProtocolError]) -> bool:
+        return self.state is State.RUNNING
+
+    def _call(self, message: CallTool, error: type[ProtocolError]) -> bool:
+        if message.id <= self._last_id:
+            raise error(f"call id {message.id} does not come after {self._last_id}")
+        if len(self._calls) >= self._max_outstanding:
+            raise error(f"more than {self._max_outstanding} calls outstanding")
+        self._last_id = message.id
+        self._calls[message.id] = False
+        return True
+
+    def _cancel(self, message: CancelCall, error: type[ProtocolError]) -> bool:
+        if message.id not in self._calls:
+            # The host may have answered while this was under way. The guest itself knows better.
+            if error is RemoteProtocolError and 0 < message.id <= self._last_id:
+                return False
+            raise error(f"cancel of call {message.id}, which is not outstanding")
+        if self._calls[message.id]:
+            raise error(f"second cancel of call {message.id}")
+        self._calls[message.id] = True
+        return True
+
+    def _answer(self, message: ToolReturn | ToolFail, error: type[ProtocolError]) -> bool:
+        if message.id in self._calls:
+            return not self._calls.pop(message.id)
+        if message.id in self._forgotten:
+            self._forgotten.remove(message.id)
+            return False
+        raise error(f"answer to call {message.id}, which is not outstanding")
+
+    def _put_file(self, message: PutFile, error: type[ProtocolError]) -> bool:
+        return self._piece(PutFile, message.path, message.last, error)
+
+    def _file_part(self, message: FilePart, error: type[ProtocolError]) -> bool:
+        return self._piece(FilePart, message.name, message.last, error)
+
+    def _file_problem(self, message: FileProblem, error: type[ProtocolError]) -> bool:
+        if self._open_files.get(FilePart, message.name) != message.name:
+            raise error("FileProblem of one file between the pieces of another")
+        self._open_files.pop(FilePart, None)
+        return True
+
+    def _piece(self, kind: type[Message], name: str, last: bool, error: type[ProtocolError]) -> bool:
+        if self._open_files.get(kind, name) != name:
+            raise error(f"{kind.__name__} of one file between the pieces of another")
+        if last:
+            self._open_files.pop(kind, None)
+        else:
+            self._open_files[kind] = name
+        return True
+
+
+_TRACKED: Final[dict[type[Message], Callable[..., bool]]] = {
+    Hello: Connection._hello,
+    RunScript: Connection._run,
+    Result: Connection._result,
+    Done: Connection._done,
+    Interrupt: Connection._interrupt,
+    CallTool: Connection._call,
+    CancelCall: Connection._cancel,
+    ToolReturn: Connection._answer,
+    ToolFail: Connection._answer,
+    PutFile: Connection._put_file,
+    FilePart: Connection._file_part,
+    FileProblem: Connection._file_problem,
+}

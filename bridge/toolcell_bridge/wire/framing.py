@@ -1,0 +1,73 @@
+"""Frames: a 4-byte big-endian length, then that many bytes of body, out of any split of the stream.
+
+Knows nothing of what a body means.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
+
+MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
+"""Largest body either end takes unless told otherwise."""
+
+_HEADER_BYTES: Final = 4
+
+
+def frame(body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Put the length in front.
+
+    Raises:
+        ValueTooLarge: the other end would refuse it.
+    """
+    if len(body) > max_frame_bytes:
+        raise ValueTooLarge("message", len(body), max_frame_bytes)
+    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+
+
+class FrameReader:
+    """Collects received bytes and hands out bodies.
+
+    A length is judged as soon as its four bytes are here, and never reserves memory: what is held is what was
+    received and not yet taken, so a reader drained after each `receive_data` holds less than one frame more.
+    """
+
+    __slots__ = ("_buffer", "_end", "_max_frame_bytes")
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        # Appending to and deleting from the front of a bytearray are both amortised O(1) per byte in CPython,
+        # so no split of the stream, and no number of frames in one piece, costs more than linear time.
+        self._buffer = bytearray()
+        self._end = 0
+        """Where the current frame ends in the buffer; 0 while its length is not known."""
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take more of the stream."""
+        self._buffer += data
+
+    def next_frame(self) -> bytearray | None:
+        """Return the next body, or None when more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: the announced length is zero or over the limit.
+        """
+        buffer = self._buffer
+        if not self._end and not self._read_length():
+            return None
+        if len(buffer) < self._end:
+            return None
+        body = buffer[_HEADER_BYTES : self._end]
+        del buffer[: self._end]
+        self._end = 0
+        return body
+
+    def _read_length(self) -> bool:
+        if len(self._buffer) < _HEADER_BYTES:
+            return False
+        length = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
+        if not 0 < length <= self._max_frame_bytes:
+            raise RemoteProtocolError(f"frame of {length} bytes announced, 1 to {self._max_frame_bytes} are allowed")
+        self._end = _HEADER_BYTES + length
+        return True

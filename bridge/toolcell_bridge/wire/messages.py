@@ -1,0 +1,189 @@
+"""Every message on the wire, as frozen data, and the table of their tags.
+
+Knows no bytes, no order and no limits: those are codec, connection and framing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+PROTOCOL_VERSION: Final = 1
+"""Sent in `Hello`. Goes up when a message changes its fields or meaning; the ends do not negotiate."""
+
+Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
+"""What a value on the wire may be, at every depth: these exact types, ints within 64 bit, text that is UTF-8."""
+
+
+# Host to guest.
+
+
+@dataclass(frozen=True, slots=True)
+class RunScript:
+    """Host: run this script."""
+
+    run: int
+    """Number of the run in this sandbox; for messages and logs."""
+    source: str
+    inputs: dict[str, Plain]
+    """Names the script finds defined."""
+    tools: list[str]
+    """Names the script may call; the host decides again at each call."""
+    lint: str
+    """Name of the lint profile."""
+    result_bytes: int
+    files: int
+    files_bytes: int
+    seed: int | None
+    """For the `random` module, so that a replay repeats it."""
+    clock: float | None
+    """Seconds since the epoch that the script is told, so that a replay repeats it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutFile:
+    """Host: the next piece of a file for the workspace. Pieces of one file are never mixed with another's."""
+
+    path: str
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturn:
+    """Host: the tool called by `CallTool` of this id returned."""
+
+    id: int
+    value: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFail:
+    """Host: the call of this id was refused or failed. Holds nothing of the host but what the tool chose to say."""
+
+    id: int
+    code: str
+    message: str
+    retryable: bool
+    details: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Host: end the run soon, as Ctrl-C would. The deadline behind it does not depend on the guest obeying."""
+
+    reason: str
+
+
+# Guest to host. Nothing in them is believed further than its type.
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Guest: ready for a run. The first message, once."""
+
+    version: int
+    guest: str
+    """Version of the guest package."""
+    python: str
+    layers: dict[str, str]
+    """Isolation layer to detail, as raised by the guest around itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTool:
+    """Guest: call a tool. Ids start at 1 and strictly increase for as long as the connection lives."""
+
+    id: int
+    name: str
+    args: dict[str, Plain]
+    line: int | None
+    """Line of the script that called."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCall:
+    """Guest: the answer is no longer wanted. The host still gives exactly one, which the guest's end drops."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Guest: the script printed this."""
+
+    stream: int
+    """1 is stdout, 2 is stderr."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Guest: the script reports where it is."""
+
+    value: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Guest: the script set its result. May be repeated: the last one counts, and voids the files of those before."""
+
+    value: Plain
+    files: list[str]
+    """Workspace paths that belong to it; their bytes follow as `FilePart` before `Done`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Guest: the next piece of a returned file. Pieces of one file are never mixed with another's."""
+
+    name: str
+    media_type: str
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """Guest: this file cannot be returned, or what was sent of it so far is void."""
+
+    name: str
+    size: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Guest: the script has ended. The last message of a run.
+
+    Both ends forget the calls still unanswered; a file whose last piece has not come is void.
+    """
+
+    ok: bool
+    error: dict[str, Plain] | None
+    """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
+
+
+HostMessage: TypeAlias = RunScript | PutFile | ToolReturn | ToolFail | Interrupt
+GuestMessage: TypeAlias = (
+    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done
+)  # fmt: skip
+Message: TypeAlias = HostMessage | GuestMessage
+
+TAGS: Final[dict[int, type[Message]]] = {
+    1: RunScript,
+    2: PutFile,
+    3: ToolReturn,
+    4: ToolFail,
+    5: Interrupt,
+    16: Hello,
+    17: CallTool,
+    18: CancelCall,
+    19: Log,
+    20: Progress,
+    21: Result,
+    22: FilePart,
+    23: FileProblem,
+    24: Done,
+}
+"""First element of each message on the wire. A tag is never given to another message, not even a later one."""

@@ -1,0 +1,1 @@
+"""One run: from a validated request to an `ExecutionResult`."""

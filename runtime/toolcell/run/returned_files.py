@@ -1,0 +1,99 @@
+"""Files a guest returns, put together from its messages within the run's limits.
+
+Nothing here touches a disk; names and sizes are the guest's claims and are checked before they are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from toolcell.config import Limits
+from toolcell.results import OutputFile
+from toolcell.text import for_terminal
+from toolcell_bridge.guest.files import media_type
+from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.messages import FilePart, FileProblem
+
+NAME_CHARS = 1024
+PROBLEMS = 1000
+"""Files that may be reported as missing or wrong, beyond those that may be returned."""
+
+
+@dataclass(slots=True)
+class _Open:
+    name: str
+    media_type: str
+    parts: list[bytes] = field(default_factory=list)
+
+
+class ReturnedFiles:
+    """The files of the result that was set last."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._kept: dict[str, OutputFile] = {}
+        self._open: _Open | None = None
+        self._bytes = 0
+
+    def forget(self) -> None:
+        """A new result voids every file of the one before, finished or not."""
+        self._kept.clear()
+        self._open, self._bytes = None, 0
+
+    def finished(self) -> tuple[OutputFile, ...]:
+        """Every file that arrived whole, and every one that could not."""
+        return tuple(self._kept.values())
+
+    def take_part(self, part: FilePart) -> None:
+        """Take the next piece of a file.
+
+        Raises:
+            RemoteProtocolError: past a limit, or a bad name. Our own harness checks both and says so nicely; one that
+                does not is not our harness.
+        """
+        file = self._open
+        if file is None:
+            check_name(part.name, part.media_type)
+            file = self._open = _Open(part.name, part.media_type)
+        self._bytes += len(part.data)
+        if len(self._kept) >= self._limits.files + PROBLEMS or self._bytes > self._limits.files_bytes:
+            raise RemoteProtocolError("more files than the run may return")
+        file.parts.append(part.data)
+        if part.last:
+            self._open = None
+            if sum(each.data is not None for each in self._kept.values()) >= self._limits.files:
+                raise RemoteProtocolError("more files than the run may return")
+            data = b"".join(file.parts)
+            digest = hashlib.sha256(data).hexdigest()
+            self._kept[file.name] = OutputFile(file.name, file.media_type, len(data), data, digest)
+
+    def take_problem(self, problem: FileProblem) -> None:
+        """Take the report of a file that cannot be returned.
+
+        Raises:
+            RemoteProtocolError: too many, or absurdly long.
+        """
+        self._open = None
+        if len(problem.name) > NAME_CHARS or len(problem.problem) > NAME_CHARS:
+            raise RemoteProtocolError("a file's name or problem is too long")
+        if len(self._kept) >= self._limits.files + PROBLEMS:
+            raise RemoteProtocolError("more files than the run may return")
+        name = for_terminal(problem.name).replace("\n", "\\n")
+        said = for_terminal(problem.problem)
+        self._kept[name] = OutputFile(name, media_type(name, b""), problem.size, None, None, said)
+
+
+def check_name(name: str, kind: str) -> None:
+    """A returned file's name must be one that cannot lead anywhere when somebody saves it.
+
+    Raises:
+        RemoteProtocolError: it is absolute, climbs, or is absurdly long; our harness sends no such name.
+    """
+    parts = name.split("/")
+    if not name.isprintable():
+        raise RemoteProtocolError("a returned file's name has unprintable characters")
+    if len(name) > NAME_CHARS or len(kind) > NAME_CHARS or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+        raise RemoteProtocolError("a returned file's name is not a plain relative path")
+    if not kind.isascii() or not kind.isprintable():
+        raise RemoteProtocolError("a returned file's media type is not one")

@@ -1,0 +1,1 @@
+"""The images that containers are made of: naming, building and checking them."""

@@ -1,0 +1,90 @@
+"""The guest's system call policy as a profile that Docker and Podman load, generated from the same table.
+
+A container starts with more than a guest may do: its runtime, its init and the interpreter come first, and then the
+guest raises its own, narrower filter. What those need is the one group that the profile has beyond the policy; none
+of it reaches past the container. Sub-architectures are left out, so int 0x80 and x32 end the thread that tries them.
+
+Source: moby/profiles seccomp.go and opencontainers/runtime-spec config-linux.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, Group, SyscallRule
+
+MACHINES = ("x86_64", "aarch64")
+
+_ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+
+_ENOSYS = 38
+"""Linux's number, whatever machine generates this."""
+
+UNTIL_GUEST = Group(
+    "until the guest has raised its own filter: runc's last steps, init, the dynamic loader, Python, and the walls",
+    (
+        "execve", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp", "capset",
+        "setrlimit", "prlimit64", "setpriority",
+    ),
+)  # fmt: skip
+
+UNTIL_GUEST_RULES = (
+    SyscallRule(
+        "prctl",
+        "no_new_privs, securebits, ambient and bounding sets, dumpable, parent-death signal, subreaper",
+        (Argument(0, (1, 4, 24, 28, 36, 38, 47)),),
+    ),
+    SyscallRule("arch_prctl", "the dynamic loader sets the thread's segment base", (Argument(0, (0x1002,)),)),
+    SyscallRule(
+        "ioctl", "init puts its child in the foreground of a terminal, if there is one", (Argument(1, (0x5410,)),)
+    ),
+)
+
+
+def container_profile(machines: Sequence[str] = MACHINES) -> dict[str, Any]:
+    """The profile for containers on any of `machines`.
+
+    Raises:
+        KeyError: no table for a machine.
+    """
+    early = set(UNTIL_GUEST.calls)
+    allowed = [_row(group.calls, group.reason, "SCMP_ACT_ALLOW") for group in (*GUEST_POLICY.allowed, UNTIL_GUEST)]
+    rules = [row for rule in (*GUEST_POLICY.rules, *UNTIL_GUEST_RULES) if rule.call not in early for row in _rows(rule)]
+    refused = [_refusal(group, early) for group in GUEST_POLICY.refused]
+    missing = [_row(group.calls, group.reason, "SCMP_ACT_ERRNO", _ENOSYS) for group in GUEST_POLICY.missing]
+    return {
+        # A call with an argument rule and none that fits ends up here too: EPERM, as in the guest's own filter.
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": errno.EPERM,
+        "archMap": [{"architecture": _ARCHITECTURES[machine], "subArchitectures": []} for machine in machines],
+        "syscalls": [row for row in (*allowed, *rules, *refused, *missing) if row["names"]],
+    }
+
+
+def _refusal(group: Group, early: set[str]) -> dict[str, Any]:
+    calls = tuple(call for call in group.calls if call not in early)
+    return _row(calls, group.reason, "SCMP_ACT_ERRNO", errno.EPERM)
+
+
+def _row(names: Sequence[str], reason: str, action: str, errno_returned: int | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"names": list(names), "action": action, "comment": reason}
+    if errno_returned is not None:
+        row["errnoRet"] = errno_returned
+    return row
+
+
+def _rows(rule: SyscallRule) -> list[dict[str, Any]]:
+    """One row for each combination of values: libseccomp joins rows of a call with "or", their arguments with "and"."""
+    combinations = itertools.product(*(argument.values for argument in rule.arguments))
+    return [
+        _row((rule.call,), rule.reason, "SCMP_ACT_ALLOW")
+        | {"args": [_test(argument, value) for argument, value in zip(rule.arguments, values, strict=True)]}
+        for values in combinations
+    ]
+
+
+def _test(argument: Argument, value: int) -> dict[str, Any]:
+    return {"index": argument.index, "value": argument.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}

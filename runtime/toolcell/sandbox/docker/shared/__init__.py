@@ -1,0 +1,1 @@
+"""Several sandboxes in one container."""

@@ -1,0 +1,176 @@
+"""Every cgroup of one host process, made, found again and ended. Runs in the host process.
+
+All of them live in one directory named after that process, so that what a dead host left behind can be found and
+removed. Knows nothing of sandboxes: callers bring a name and limits.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import time
+from pathlib import Path
+
+from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
+from toolcell.sandbox.process.cgroup_hierarchy import NoPlace, V1Place, V2Place, find_place
+from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation.child_probe import attempt
+
+__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoPlace", "discover", "probe"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
+_serials = itertools.count()
+_DELEGATE = "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
+
+
+class CgroupManager:
+    """Makes cgroups for one runtime of one host process, and ends all it made."""
+
+    def __init__(self, place: V1Place | V2Place, files: CgroupFiles | None = None) -> None:
+        """Make the host's own directory.
+
+        Raises:
+            OSError: the place turned out not to be writable; nothing was left behind.
+        """
+        self._files = files or CgroupFiles()
+        self._place = place
+        self.folder = host_directory(os.getpid(), next(_serials))
+        """Name of the directory, in each hierarchy, that holds everything made here."""
+        made: list[Path] = []
+        try:
+            for base in self._bases():
+                self._files.make(base / self.folder)
+                made.append(base / self.folder)
+            if isinstance(place, V2Place):
+                self._files.write(place.base / self.folder / "cgroup.subtree_control", "+memory +pids")
+        except OSError:
+            for directory in made:
+                self._files.remove(directory)
+            raise
+
+    @property
+    def description(self) -> str:
+        """For results and doctor: "v1 memory+pids+cpuacct"."""
+        match self._place:
+            case V1Place(bases):
+                return "v1 " + "+".join(name for name, _ in bases)
+            case V2Place():
+                return "v2 memory+pids"
+
+    @property
+    def directories(self) -> tuple[list[str], str]:
+        """(base directories, name of our folder in each), for whoever must clean up after this process."""
+        return [str(base) for base in self._bases()], self.folder
+
+    def create(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
+        """Make one cgroup with its limits set.
+
+        Raises:
+            OSError: EEXIST when `name` is taken; whatever was made is removed again.
+            ValueError: `name` is not a plain name.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"not a cgroup name: {name!r}")
+        cgroup = self._at(self.folder, name)
+        made: list[Path] = []
+        try:
+            for base in self._bases():
+                self._files.make(base / self.folder / name)
+                made.append(base / self.folder / name)
+            cgroup.set_limits(memory_bytes, processes)
+        except OSError:
+            for directory in made:
+                self._files.remove(directory)
+            raise
+        return cgroup
+
+    def close(self, within_s: float = 5.0) -> bool:
+        """End every cgroup made here and the host's directory; False when something would not die in time."""
+        return self._end(self.folder, within_s)
+
+    def reap_orphans(self, within_s: float = 5.0) -> list[str]:
+        """Kill and remove what dead hosts left behind; returns the directories that are gone."""
+        found = {child.name for base in self._bases() for child in self._files.children(base)}
+        orphans = sorted(name for name in found if is_orphan(name))
+        return [name for name in orphans if self._end(name, within_s)]
+
+    def _bases(self) -> tuple[Path, ...]:
+        match self._place:
+            case V1Place(bases):
+                return tuple(base for _, base in bases)
+            case V2Place(base):
+                return (base,)
+
+    def _at(self, folder: str, name: str) -> Cgroup:
+        match self._place:
+            case V1Place(bases):
+                return V1Cgroup(name, {controller: base / folder / name for controller, base in bases}, self._files)
+            case V2Place(base):
+                return V2Cgroup(name, base / folder / name, self._files)
+
+    def _end(self, folder: str, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        homes = [base / folder for base in self._bases()]
+        names = {child.name for home in homes if home.exists() for child in self._files.children(home)}
+        gone = [self._at(folder, name).destroy(max(0.0, deadline - time.monotonic())) for name in sorted(names)]
+        return all(gone) and self._at(folder, ".").destroy(max(0.0, deadline - time.monotonic()))
+
+
+def discover() -> CgroupManager | NoPlace:
+    """Find where this process may make cgroups and make its directory there, or say why it cannot."""
+    try:
+        place = find_place(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        return place if isinstance(place, NoPlace) else CgroupManager(place)
+    except OSError as error:
+        return NoPlace(
+            str(error), "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
+        )
+
+
+def host_directory(pid: int, serial: int) -> str:
+    """Name a directory of host process `pid`: its pid, start time and pid namespace are together never reused."""
+    return f"toolcell-{pid}-{_start_time(pid)}-{_pid_namespace()}-{serial}"
+
+
+def is_orphan(folder: str) -> bool:
+    """Is `folder` the directory of a host that no longer runs? Never for one of another pid namespace."""
+    match = _HOST_DIRECTORY.fullmatch(folder)
+    if match is None or int(match[3]) != _pid_namespace():
+        return False
+    try:
+        return _start_time(int(match[1])) != int(match[2])
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def probe() -> Probe:
+    """Make a cgroup, put a child inside, see it listed, and remove it again."""
+    manager = discover()
+    if isinstance(manager, NoPlace):
+        return Probe("cgroup", False, manager.reason, manager.fix)
+    try:
+        trial = attempt(lambda: _join(manager))
+    finally:
+        manager.close()
+    return Probe("cgroup", trial.ok, trial.detail, "" if trial.ok else "the directory can be made but not entered")
+
+
+def _join(manager: CgroupManager) -> str:
+    cgroup = manager.create("probe", memory_bytes=64 * 1024 * 1024, processes=4)
+    for entry in cgroup.entries:
+        entry.write_text("0")
+    if cgroup.pids() != {os.getpid()}:
+        raise OSError(errno.EIO, "joined a cgroup that does not list us")
+    return manager.description
+
+
+def _start_time(pid: int) -> int:
+    """In clock ticks since boot: field 22 of proc_pid_stat(5), counted after the name, which may hold anything."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

@@ -1,0 +1,1 @@
+"""The contract that every sandbox backend keeps, as test cases."""

@@ -1,0 +1,100 @@
+"""What a model asked for: calls in the shapes providers write them, read into one.
+
+Reads, and recovers what a cut-off stream left of the arguments; whether a call may run is not decided here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from toolcell.errors import UsageError
+from toolcell.tools.arguments import ArgumentChecker
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.partial_json import SAFE_MODES, ParseMode, parse_json
+from toolcell.tools.values import MAX_TEXT_CHARS
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call a model asked for."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+    """As received: a mapping, or JSON text."""
+    mode: ParseMode = ParseMode.STRICT
+    """How well the text of the arguments could be read."""
+
+    @classmethod
+    def read(cls, call: Any) -> Self:
+        """A call from a ToolCall, a (name, arguments) pair, or a dict as OpenAI, Anthropic or we write it.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        if isinstance(call, cls):
+            return call
+        if isinstance(call, tuple) and len(call) == 2:
+            return cls("", call[0], call[1])
+        if isinstance(call, Mapping):
+            function = call.get("function")
+            source = function if isinstance(function, Mapping) else call
+            name = source.get("name", source.get("tool"))
+            arguments: Any = next((source[key] for key in ("arguments", "args", "input") if key in source), {})
+            if isinstance(name, str):
+                return cls(str(call.get("id") or ""), name, arguments)
+        raise UsageError(f"{call!r:.200} is not a tool call")
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as JSON text; text stays exactly as it was received."""
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+
+    def parsed(self) -> Self:
+        """The same call with its arguments as a mapping where they can be read as one; `mode` says how well."""
+        if not isinstance(self.arguments, str):
+            return self
+        value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
+        if mode is ParseMode.INVALID or not isinstance(value, dict):
+            return replace(self, mode=mode)
+        return replace(self, arguments=value, mode=mode)
+
+    def parsed_if_safe(self) -> Self:
+        """The same call with its arguments read, unless something may be missing from them: then they stay text,
+        which no tool accepts."""
+        parsed = self.parsed()
+        return parsed if parsed.mode in SAFE_MODES else replace(self, mode=parsed.mode)
+
+    def to_openai(self) -> dict[str, Any]:
+        """Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}."""
+        function = {"name": self.name, "arguments": self.arguments_json}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
+    """The same calls, each with an id of its own: repeated ids get a suffix, missing ones are made up."""
+    seen: set[str] = set()
+    unique: list[ToolCall] = []
+    for index, call in enumerate(calls):
+        wanted = call.id or f"call_{index}"
+        chosen, number = wanted, 2
+        while chosen in seen:
+            chosen, number = f"{wanted}_{number}", number + 1
+        seen.add(chosen)
+        unique.append(call if chosen == call.id else replace(call, id=chosen))
+    return unique
+
+
+def decode_tool_call(tool: ToolDefinition, call: Any) -> dict[str, Any]:
+    """The validated arguments of `call`, a call of `tool`.
+
+    Raises:
+        UsageError: the call is of another tool, or its arguments do not fit.
+    """
+    read = ToolCall.read(call).parsed()
+    if read.name != tool.name:
+        raise UsageError(f"this is a call of {read.name!r}, not of {tool.name!r}")
+    return ArgumentChecker(tool).check(read.arguments).args
