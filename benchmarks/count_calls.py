@@ -78,12 +78,11 @@ async def measure() -> dict[str, tuple[float, float]]:
         """Add two numbers."""
         return a + b
 
-    rounds = []
+    sources = (EMPTY, script(1), script(1 + CALLS))
     async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
         for _ in range(3):
             await count(runtime, script(2))
-        for _ in range(ROUNDS):
-            rounds.append([(await count(runtime, source))[:2] for source in (EMPTY, script(1), script(1 + CALLS))])
+        rounds = [[(await count(runtime, source))[:2] for source in sources] for _ in range(ROUNDS)]
     empty, one, many = ([sample[which] for sample in rounds] for which in range(3))
 
     def median(samples: list[tuple[int, int]], which: int) -> float:

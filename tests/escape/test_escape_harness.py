@@ -17,7 +17,7 @@ DIG = (
     BASICS
     + """
 import signal, socket, stat
-from toolcell_bridge import codec, connection, framing, messages
+from toolcell_bridge.wire import codec, connection, framing, messages
 from toolcell_bridge.guest import channel as channels
 
 if walled:
@@ -105,7 +105,7 @@ for name, module in list(sys.modules.items()):
             if callable(value) and not key.startswith("__"):
                 setattr(module, key, lambda *args, **named: "spoiled")
 """
-    look = "from toolcell_bridge import codec\nset_result(str(codec.packed_size(1)))"
+    look = "from toolcell_bridge.wire import codec\nset_result(str(codec.packed_size(1)))"
     plain = "import types, sys\nsys.modules['toolcell_bridge'] = types.ModuleType('m')\n"
     plain += (
         "vars(sys.modules['toolcell_bridge'])['f'] = len\n" + spoil + "set_result(sys.modules['toolcell_bridge'].f())"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from toolcell.sandbox.process import probes
-from toolcell_bridge.isolation import Probe
+from toolcell_bridge.isolation import Probe, landlock
 from toolcell_bridge.isolation.child_probe import ChildProbe
 
 OPEN = probes.MachineFacts(
@@ -59,7 +59,7 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
         from toolcell_bridge.isolation.seccomp_policy import *
         from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
         every = frozenset().union(*SYSCALL_NUMBERS.values())
-        container = Policy((Group("all", tuple(every - {"unshare", "landlock_create_ruleset"})),), (),
+        container = SeccompPolicy((Group("all", tuple(every - {"unshare", "landlock_create_ruleset"})),), (),
                            (Group("namespaces", ("unshare", "landlock_create_ruleset")),), ())
         capabilities.set_no_new_privileges()
         seccomp.install(seccomp.prepare(seccomp.compile_filter(container, os.uname().machine)))
@@ -120,7 +120,7 @@ def test_the_package_is_imported_where_there_is_no_linux() -> None:
     """No module may touch libc, /proc or Linux-only names before it is called."""
     script = """
 import sys, os, signal
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 sys.platform = "win32"
 for module in ("resource", "fcntl", "termios", "pwd", "grp"): sys.modules[module] = None
 for name in ("uname", "fork", "pidfd_open", "O_PATH", "O_CLOEXEC", "O_NONBLOCK", "O_DIRECTORY", "geteuid"):
@@ -128,11 +128,12 @@ for name in ("uname", "fork", "pidfd_open", "O_PATH", "O_CLOEXEC", "O_NONBLOCK",
 delattr(signal, "pidfd_send_signal")
 import ctypes
 ctypes.CDLL = None
-from toolcell_bridge.isolation import capabilities, cgroups, elf, landlock, probes, rlimits, seccomp, syscalls
+from toolcell.sandbox.process import cgroup_manager, elf, probes
+from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp, syscalls
 print(probes.probe_all()[0].live)
 """
-    home = str(Path(probes.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-I", "-c", script, home], capture_output=True, text=True, check=False)
+    homes = [str(Path(module.__file__ or "").parents[depth]) for module, depth in ((probes, 3), (landlock, 2))]
+    done = subprocess.run([sys.executable, "-I", "-c", script, *homes], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 

@@ -114,14 +114,14 @@ def test_garbage_from_a_guest_is_a_remote_protocol_error_and_nothing_else(garbag
 def test_a_dead_connection_stays_dead_and_says_why() -> None:
     host, _ = running_pair()
     host.receive_data(encode(RUN) + encode(Log(1, "believe me")))
-    with pytest.raises(RemoteProtocolError, match="Run is illegal in state running"):
+    with pytest.raises(RemoteProtocolError, match="RunScript is illegal in state running"):
         host.next_message()
     for _ in range(2):
-        with pytest.raises(RemoteProtocolError, match="dead: Run is illegal"):
+        with pytest.raises(RemoteProtocolError, match="dead: RunScript is illegal"):
             host.next_message()
-        with pytest.raises(RemoteProtocolError, match="dead: Run is illegal"):
+        with pytest.raises(RemoteProtocolError, match="dead: RunScript is illegal"):
             host.receive_data(b"")
-        with pytest.raises(LocalProtocolError, match="dead: Run is illegal"):
+        with pytest.raises(LocalProtocolError, match="dead: RunScript is illegal"):
             host.send(Interrupt("stop"))
     assert not host.outstanding
 
