@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from toolcell_bridge.entry import container
+from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.entry.supervisor import FIRST_FREE, above
 from toolcell_bridge.isolation.capabilities import set_undumpable
 from toolcell_bridge.wire.mux import CHUNK_BYTES, Control, Data, Mux, Room
@@ -36,9 +37,6 @@ READ_BYTES = 4 * CHUNK_BYTES
 SPIN_S = 100e-6
 """How long to look again before sleeping, while there has been something to carry just now: being woken takes 40 to
 75 us in a virtual machine, most of what carrying a message costs."""
-
-STRIDE = 4
-LINES = 3
 
 REPORT_BYTES = 64 * 1024
 
@@ -51,7 +49,7 @@ class GuestDescriptors:
     def __init__(self, number: int, ends: list[int]) -> None:
         self.number = number
         *self.ends, self.leash = ends  # in the order of its channels; -1 once closed
-        self.is_waiting = [False] * LINES  # not read, because the channel has no room
+        self.is_waiting = [False] * CHANNELS  # not read, because the channel has no room
         self.unsent = bytearray()  # for a bridge that is not read fast enough; never more than a window
 
     def interest(self, line: int) -> int:
@@ -155,8 +153,8 @@ class GuestProxy:
     # To the guests.
 
     def _to_guest(self, channel: int, piece: bytes) -> None:
-        lines = self._lines.get(channel // STRIDE)
-        if lines is None or channel % STRIDE or lines.ends[0] < 0:
+        lines = self._lines.get(channel // CHANNEL_STRIDE)
+        if lines is None or channel % CHANNEL_STRIDE or lines.ends[0] < 0:
             return
         if lines.unsent:
             lines.unsent += piece
@@ -170,7 +168,7 @@ class GuestProxy:
     def _send_rest(self, lines: GuestDescriptors) -> None:
         sent = _write(lines.ends[0], lines.unsent)
         del lines.unsent[:sent]
-        self._out += self._mux.took(lines.number * STRIDE, sent)
+        self._out += self._mux.took(lines.number * CHANNEL_STRIDE, sent)
         if not lines.unsent:
             self._poll.modify(lines.ends[0], lines.interest(0))
 
@@ -194,7 +192,7 @@ class GuestProxy:
 
     def _take(self, lines: GuestDescriptors, line: int) -> bytes | None:
         """What a line has, b"" at its end, or None for nothing now."""
-        room = self._mux.room(lines.number * STRIDE + line)
+        room = self._mux.room(lines.number * CHANNEL_STRIDE + line)
         if room == 0:
             lines.is_waiting[line] = True
             self._poll.modify(lines.ends[line], lines.interest(line))
@@ -207,7 +205,7 @@ class GuestProxy:
             return b""
 
     def _forward(self, lines: GuestDescriptors, line: int, data: bytes) -> None:
-        channel = lines.number * STRIDE + line
+        channel = lines.number * CHANNEL_STRIDE + line
         if data:
             self._out += self._mux.data(channel, data)
         else:
@@ -215,7 +213,7 @@ class GuestProxy:
             self._drop(lines, line)
 
     def _resume(self, channel: int) -> None:
-        lines, line = self._lines.get(channel // STRIDE), channel % STRIDE
+        lines, line = self._lines.get(channel // CHANNEL_STRIDE), channel % CHANNEL_STRIDE
         if lines is not None and lines.is_waiting[line] and lines.ends[line] >= 0:
             lines.is_waiting[line] = False
             self._poll.modify(lines.ends[line], lines.interest(line))
@@ -223,8 +221,8 @@ class GuestProxy:
     # Beginnings and ends.
 
     def _open(self, number: int, body: bytes, is_direct: bool) -> None:
-        for line in range(LINES):
-            self._mux.open(number * STRIDE + line)
+        for line in range(CHANNELS):
+            self._mux.open(number * CHANNEL_STRIDE + line)
         try:
             ends, theirs = make_lines()
         except OSError as exc:  # out of descriptors
@@ -251,10 +249,10 @@ class GuestProxy:
         lines = self._lines.pop(number, None)
         if lines is not None:
             os.close(lines.leash)
-        for line in range(LINES):
+        for line in range(CHANNELS):
             if lines is not None:
                 self._drop(lines, line)
-            self._mux.close(number * STRIDE + line)
+            self._mux.close(number * CHANNEL_STRIDE + line)
 
     def _drop(self, lines: GuestDescriptors, line: int) -> None:
         descriptor, lines.ends[line] = lines.ends[line], -1
@@ -275,7 +273,7 @@ def make_lines() -> tuple[list[int], list[int]]:
     ours, theirs = (sock.detach() for sock in socket.socketpair())
     made = [ours, theirs]
     try:
-        for _ in range(LINES - 1):
+        for _ in range(CHANNELS - 1):
             made += os.pipe2(os.O_CLOEXEC)
         made += reversed(os.pipe2(os.O_CLOEXEC))
     except OSError:

@@ -23,6 +23,7 @@ import msgpack
 from toolcell_bridge import __version__
 from toolcell_bridge.entry import container, supervisor
 from toolcell_bridge.entry.process_usage import ProcessUsage
+from toolcell_bridge.entry.shared_protocol import KILL
 from toolcell_bridge.entry.supervisor import BRIDGE, SCOPES_SINCE, Lines, SandboxSlot
 from toolcell_bridge.entry.zygote import EXTRAS, WARM_UPS, reseed_numpy, unlock_sqlite
 from toolcell_bridge.guest import explanations, output
@@ -134,7 +135,7 @@ class Forker:
                 child = self._children.get(number)
                 if child is not None:
                     with suppress(OSError):
-                        child.control.send(b"k", socket.MSG_DONTWAIT)
+                        child.control.send(KILL, socket.MSG_DONTWAIT)
             case {"lower": number, "rlimits": plan}:
                 child = self._children.get(number)
                 while child is not None and not child.guest:

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 import msgpack
 
+from toolcell_bridge.entry.shared_protocol import FREEZE
 from toolcell_bridge.isolation import landlock, rlimits
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges, set_undumpable
@@ -58,8 +59,6 @@ OOM_SCORE = b"500"
 NICE = 19
 """Of guests. It counts within the container alone, whose share of the machine is its cgroup's: however many processes a
 guest has, the warden, the relay and the forker come first, and with them the end of the guest."""
-
-FREEZE = b"f"
 
 STUBBORN_PASSES = 2000
 LOOK_AGAIN_S = 0.001

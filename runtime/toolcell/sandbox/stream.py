@@ -16,6 +16,8 @@ import anyio
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
 
+PIPE_READS = 16
+
 sched_yield = getattr(os, "sched_yield", lambda: None)
 
 SPIN_S = 100e-6
@@ -180,3 +182,17 @@ class _Readable:
         self._unregister()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
+
+
+def read_available(descriptor: int) -> bytes:
+    """Read what a non-blocking pipe holds now, at most about a megabyte. A closed pipe holds nothing."""
+    pieces: list[bytes] = []
+    for _ in range(PIPE_READS):
+        try:
+            piece = os.read(descriptor, READ_BYTES)
+        except OSError:
+            break
+        if not piece:
+            break
+        pieces.append(piece)
+    return b"".join(pieces)

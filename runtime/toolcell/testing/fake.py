@@ -28,11 +28,10 @@ from toolcell.config import GIB, Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample, Sandbox
 from toolcell.sandbox.process.process_watch import TreeWatch
-from toolcell.sandbox.stream import SocketStream
+from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.testing.scripted import Guest, ScriptedSandbox
 
 END_S = 5.0
-OUTPUT_BYTES = 1 << 20
 SPARE_ADDRESSES_BYTES = 2 * GIB
 """Threads and the allocator reserve far more than they use."""
 
@@ -114,7 +113,7 @@ class FakeSandbox:
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
         if self._is_closed:
             return b"", b""
-        return _drained(self._output[0]), _drained(self._output[1])
+        return read_available(self._output[0]), read_available(self._output[1])
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure its processes, as far as looking at them can."""
@@ -226,11 +225,3 @@ class FakeBackend:
                 await self._living.pop().destroy()
         for played in self.played:
             await played.destroy()
-
-
-def _drained(descriptor: int) -> bytes:
-    data = bytearray()
-    with suppress(BlockingIOError):
-        while len(data) < OUTPUT_BYTES and (piece := os.read(descriptor, 65536)):
-            data += piece
-    return bytes(data)

@@ -32,7 +32,7 @@ from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoPla
 from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.process.root_filesystem import view
 from toolcell.sandbox.process.zygote import SandboxProcess, ZygoteProcess
-from toolcell.sandbox.stream import SocketStream
+from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
@@ -132,7 +132,7 @@ class ProcessSandbox:
 
     def read_output(self) -> tuple[bytes, bytes]:
         """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
-        return _drain(self._output[0]), _drain(self._output[1])
+        return read_available(self._output[0]), read_available(self._output[1])
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure it now, from its cgroup."""
@@ -368,17 +368,3 @@ class ProcessBackend:
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._tasks = None
-
-
-def _drain(descriptor: int) -> bytes:
-    """Read what a non-blocking pipe holds, at most a megabyte at a time."""
-    pieces: list[bytes] = []
-    for _ in range(16):
-        try:
-            piece = os.read(descriptor, 65536)
-        except (BlockingIOError, OSError):
-            break
-        if not piece:
-            break
-        pieces.append(piece)
-    return b"".join(pieces)

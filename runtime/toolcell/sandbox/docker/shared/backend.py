@@ -22,6 +22,7 @@ from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import SCRATCH, SHARED_MEMORY, Blueprint, container_config, walls_of
 from toolcell.sandbox.docker.shared.container import ForkedContainer
 from toolcell.sandbox.docker.shared.remote_sandbox import RemoteSandbox
+from toolcell_bridge.entry.shared_protocol import FREEZE, KILL
 
 SLOTS = 16
 """Sandboxes that one container holds at once. When all are taken another container is started."""
@@ -39,10 +40,6 @@ OWN_BYTES = 256 * MIB
 LINK_SHARED_MEMORY = f"import os; os.symlink({SCRATCH + '/shm'!r}, {SHARED_MEMORY!r})"
 """/dev is the container's own and root's: a link there cannot come with the image. Run once, by a root without any
 capability, before anything else is in the container."""
-
-KILL = b"k"
-FREEZE = b"f"
-"""What a warden is told directly, where that is possible."""
 
 KILL_S = 5.0
 """How long the container may take to say that a killed sandbox is gone. A domain is killed in one system call."""

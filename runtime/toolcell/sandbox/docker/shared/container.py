@@ -19,7 +19,8 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.engine import Container, Engine
 from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
-from toolcell.sandbox.docker.shared.remote_sandbox import LINES, START_S, STRIDE, Measured, RemoteSandbox
+from toolcell.sandbox.docker.shared.remote_sandbox import START_S, Measured, RemoteSandbox
+from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.mux import Control, Data, Mux, Room, StreamEnded
 
@@ -142,13 +143,13 @@ class ForkedContainer:
         for event in self.mux.receive_data(data):
             match event:
                 case Data(channel, piece):
-                    place = self._places.get(channel // STRIDE)
+                    place = self._places.get(channel // CHANNEL_STRIDE)
                     if place is not None:
-                        place.lines[channel % STRIDE].data += piece
+                        place.lines[channel % CHANNEL_STRIDE].data += piece
                 case StreamEnded(channel):
-                    place = self._places.get(channel // STRIDE)
+                    place = self._places.get(channel // CHANNEL_STRIDE)
                     if place is not None:
-                        place.lines[channel % STRIDE].is_over = True
+                        place.lines[channel % CHANNEL_STRIDE].is_over = True
                 case Room():
                     pass
                 case Control(body):
@@ -219,8 +220,8 @@ class ForkedContainer:
         """Ask for one sandbox; `RemoteSandbox.wait_started` tells whether there is one."""
         number, self._next = self._next, self._next + 1
         place = self._places[number] = RemoteSandbox(self, number)
-        for line in range(LINES):
-            self.mux.open(number * STRIDE + line)
+        for line in range(CHANNELS):
+            self.mux.open(number * CHANNEL_STRIDE + line)
         message = {"open": number, "rlimits": dict(rlimits), "direct": self._relay is not None}
         await self.send(self._control(message))
         if self._relay is not None:
@@ -268,8 +269,8 @@ class ForkedContainer:
     def forget(self, place: RemoteSandbox) -> None:
         """Nothing more of a sandbox is wanted. Its place is free once the container said that it ended."""
         if self._places.pop(place.number, None) is not None:
-            for line in range(LINES):
-                self.mux.close(place.number * STRIDE + line)
+            for line in range(CHANNELS):
+                self.mux.close(place.number * CHANNEL_STRIDE + line)
             for line_ in place.lines:
                 line_.is_over = True
             if place.direct is not None:

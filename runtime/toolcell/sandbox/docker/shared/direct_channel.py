@@ -14,7 +14,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from toolcell.sandbox.stream import SocketStream
+from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.isolation.syscalls import syscall
 
 KINDS = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]
@@ -38,7 +38,7 @@ class DirectChannel:
 
     def read_raw(self) -> tuple[bytes, bytes]:
         """Take what was written raw so far, without waiting."""
-        return (b"", b"") if self._is_closed else (_drain(self._raw[0]), _drain(self._raw[1]))
+        return (b"", b"") if self._is_closed else (read_available(self._raw[0]), read_available(self._raw[1]))
 
     def pull(self, what: bytes) -> bool:
         """Tell the sandbox's warden how it ends; False when it is gone."""
@@ -111,17 +111,3 @@ class DirectProxy:
 def _inner_pid(pid: int) -> int:
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         return next((int(line.split()[-1]) for line in file if line.startswith("NSpid:")), 0)
-
-
-def _drain(descriptor: int) -> bytes:
-    """Read what a non-blocking pipe holds, at most a megabyte at a time."""
-    pieces: list[bytes] = []
-    for _ in range(16):
-        try:
-            piece = os.read(descriptor, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        pieces.append(piece)
-    return b"".join(pieces)

@@ -14,14 +14,11 @@ import anyio
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.shared.direct_channel import DirectChannel
+from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.mux import Mux
 
 START_S = 10.0
 """One fork. A container that takes longer is not going to."""
-
-STRIDE = 4
-LINES = 3
-"""Channels of one sandbox, numbered as the container does: its bridge, what it writes raw to descriptors 1 and 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class RemoteSandbox:
     def __init__(self, container: Carrier, number: int) -> None:
         self._container = container
         self.number = number
-        self.lines = [SandboxLine() for _ in range(LINES)]
+        self.lines = [SandboxLine() for _ in range(CHANNELS)]
         self.measured = Measured()
         self.peak = Measured()
         self.has_started = False
@@ -91,7 +88,7 @@ class RemoteSandbox:
         data = bytes(line.data)
         line.data.clear()
         self.received_bytes += len(data)
-        if data and (credit := self._container.mux.took(self.number * STRIDE, len(data))):
+        if data and (credit := self._container.mux.took(self.number * CHANNEL_STRIDE, len(data))):
             await self._container.send(credit)
         return data
 
@@ -100,7 +97,7 @@ class RemoteSandbox:
         while self._writing is not None:
             await self._writing.wait()
         self.sent_bytes += len(data)
-        mux, channel = self._container.mux, self.number * STRIDE
+        mux, channel = self._container.mux, self.number * CHANNEL_STRIDE
         if len(data) <= mux.room(channel):
             await self._container.send(mux.data(channel, data))
             return
@@ -124,7 +121,7 @@ class RemoteSandbox:
         data = bytes(line.data)
         line.data.clear()
         if data:
-            self._container.post(self._container.mux.took(self.number * STRIDE + descriptor, len(data)))
+            self._container.post(self._container.mux.took(self.number * CHANNEL_STRIDE + descriptor, len(data)))
         return data
 
     async def wait_started(self) -> None:
