@@ -21,7 +21,7 @@ LAYERS = (
     ("toolcell_bridge.wire",),
     ("toolcell_bridge.guest", "toolcell_bridge.isolation"),
     ("toolcell_bridge.entry",),
-    ("toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
+    ("toolcell.atomic", "toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
     ("toolcell.audit", "toolcell.sandbox", "toolcell.tools"),
     ("toolcell.run",),
     ("toolcell.runtime", "toolcell.sync"),

@@ -18,6 +18,7 @@ from toolcell.sandbox.process import elf
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ELF interpreters are Linux's")
 X86, ARM = 62, 183
+"""e_machine in the files made here."""
 
 
 def write_elf(
@@ -91,7 +92,7 @@ print(*sorted({{line.split(None, 5)[5].strip() for line in open("/proc/self/maps
 def test_the_search_below_another_root_does_not_look_outside_it(tmp_path: Path) -> None:
     write_elf(tmp_path / "usr/lib64/libthere.so")
     path = write_elf(tmp_path / "main", ["libthere.so", "libc.so.6"])
-    found = elf.closure([path], elf.system_search(X86, tmp_path), also=())
+    found = elf.closure([path], elf.system_search("EM_X86_64", tmp_path), also=())
     assert dict(found.libs) == {"libthere.so": tmp_path / "usr/lib64/libthere.so"}
     assert dict(found.missing) == {"libc.so.6": path}
 
@@ -173,7 +174,7 @@ def test_a_program_for_another_machine_than_the_first_is_refused(tmp_path: Path)
 def test_what_is_no_64_bit_elf_file_is_a_value_error(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "odd").write_bytes(raw)
     with pytest.raises(ValueError, match="odd"):
-        elf.read_image(tmp_path / "odd")
+        elf.read_shared_object(tmp_path / "odd")
 
 
 @given(edits=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=12), cut=st.integers(0, 700))
@@ -218,7 +219,7 @@ def test_without_a_cache_the_configured_directories_are_searched(tmp_path: Path)
     (tmp_path / "etc/ld.so.conf.d").mkdir(parents=True)
     (tmp_path / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n/opt/one # why\n")
     (tmp_path / "etc/ld.so.conf.d/a.conf").write_text("/opt/two\nrelative\ninclude /etc/ld.so.conf\n")
-    where = elf.system_search(X86, tmp_path)
+    where = elf.system_search("EM_X86_64", tmp_path)
     assert tmp_path / "opt/one" in where.directories
     assert tmp_path / "opt/two" in where.directories
     assert tmp_path / "lib/x86_64-linux-gnu" in where.directories

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from toolcell.errors import PackageError, UsageError
-from toolcell.sandbox.process import package_sources, packages
+from toolcell.sandbox.process import package_sources, packages, root_filesystem
 from toolcell.sandbox.process.packages import PackageEnvironment, private_directory, resolve, verify
-from toolcell.sandbox.process.root_filesystem import view
 
 
 @pytest.fixture
@@ -304,7 +303,7 @@ def test_what_a_sandbox_runs_on_is_refused_from_a_place_others_may_write_to(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with pytest.raises(PackageError, match="others may write"):
-        view()
+        root_filesystem.build()
     assert list((tmp_path / "toolcell").iterdir()) == []
 
 

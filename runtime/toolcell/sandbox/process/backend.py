@@ -27,10 +27,9 @@ from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
 from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
-from toolcell.sandbox.process import cgroup_manager
+from toolcell.sandbox.process import cgroup_manager, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoPlace
 from toolcell.sandbox.process.process_watch import TreeWatch
-from toolcell.sandbox.process.root_filesystem import view
 from toolcell.sandbox.process.zygote import SandboxProcess, ZygoteProcess
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.guest.lint import PRELOAD
@@ -277,7 +276,11 @@ class ProcessBackend:
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
         zygote = ZygoteProcess.spawn(
-            view(self._packages, extras, self._python), preload, next(_slots), self._policy.hash_seed, where
+            root_filesystem.build(self._packages, extras, self._python),
+            preload,
+            next(_slots),
+            self._policy.hash_seed,
+            where,
         )
         await zygote.wait_ready()
         if zygote.problems:

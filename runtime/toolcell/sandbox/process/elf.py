@@ -1,9 +1,9 @@
-"""Which shared objects a program and its extension modules need, found the way glibc's loader finds them.
+"""Find the shared objects that a program and its extension modules need, as glibc's loader finds them.
 
-Reads only the dynamic section, never runs anything (ldd does), and trusts no offset a file states. What libraries
-open at run time by name is not written in any file: the few that matter are in `OPENED_BY_NAME`.
+Reads only the dynamic section of each file and never runs one, as ldd does. A library that is opened at run time by
+name is in no file's dynamic section: the few that matter are in `OPENED_BY_NAME`.
 
-Source: elf(5), ld.so(8); cache layout from glibc's sysdeps/generic/dl-cache.h.
+Source: elf(5), ld.so(8); the cache's layout is from glibc's sysdeps/generic/dl-cache.h.
 """
 
 from __future__ import annotations
@@ -14,25 +14,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.segments import InterpSegment
+
 OPENED_BY_NAME = ("libgcc_s.so.1",)
 """pthread_exit and pthread_cancel load it and abort the process when they cannot."""
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_PROGRAM = struct.Struct("<IIQQQQQQ")
-_DYNAMIC = struct.Struct("<qQ")
-_IDENT = b"\x7fELF\x02\x01"  # 64-bit, little-endian
-
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
-
-_FIRST_READ_BYTES = 4096
-_MAX_SEGMENTS = 256
-_MAX_DYNAMIC_BYTES = 256 * 1024
-_MAX_STRING_BYTES = 4096
 _MAX_CONF_DEPTH = 8
 
-# e_machine -> (multiarch directory, ld.so.cache flags of a 64-bit libc6 library)
-_MACHINES = {62: ("x86_64-linux-gnu", 0x0303), 183: ("aarch64-linux-gnu", 0x0A03)}
+# Machine -> (multiarch directory, ld.so.cache flags of a 64-bit libc6 library)
+_MACHINES = {"EM_X86_64": ("x86_64-linux-gnu", 0x0303), "EM_AARCH64": ("aarch64-linux-gnu", 0x0A03)}
 
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _CACHE_HEADER = struct.Struct("<20sII")
@@ -44,14 +36,15 @@ _CACHE_ENTRY = struct.Struct("<iIIIQ")
 class SharedObject:
     """What one ELF file says about its loading."""
 
-    machine: int
+    machine: str
+    """As pyelftools names it: EM_X86_64."""
+
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
-    """Searched for this file's needs and its dependencies'; empty when there is a runpath."""
+    """Searched for the libraries that this file and its dependencies need; empty when there is a runpath."""
 
     runpath: tuple[str, ...]
     interpreter: Path | None
-    soname: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +63,55 @@ class Closure:
     """The loader itself, from PT_INTERP."""
 
     libs: Mapping[str, Path]
-    """Name asked for -> path where the loader finds it first, links not resolved. The loader itself is among them."""
+    """Needed name -> path where the loader finds it first, links not resolved. The loader itself is among them."""
 
     others: tuple[Path, ...] = ()
     """Second files of a name in `libs`, found through another module's own path. Which of the two a process gets
     depends on what it loads first."""
 
     missing: Mapping[str, Path] = field(default_factory=dict)
-    """Name asked for and not found -> a file that asks. Importing that file fails; nothing else does."""
+    """Name that was not found -> a file that needs it. Importing that file fails; nothing else does."""
 
 
-def read_image(path: Path) -> SharedObject:
+def read_shared_object(path: Path) -> SharedObject:
     """Read the dynamic section of one file.
 
     Raises:
-        ValueError: not a 64-bit little-endian ELF file, or one whose offsets lead nowhere.
+        ValueError: not a 64-bit little-endian ELF file, or a broken one.
         OSError: it cannot be opened or read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not hang us
-    try:
-        return _read_image(descriptor, path)
-    except (struct.error, UnicodeDecodeError, OverflowError) as error:
-        raise ValueError(f"{path}: broken ELF file: {error}") from error
-    finally:
-        os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+    with open(descriptor, "rb") as file:
+        try:
+            image = ELFFile(file)
+            if image.elfclass != 64 or not image.little_endian:
+                raise ValueError("not a 64-bit little-endian ELF file")
+            return _shared_object(image)
+        except OSError:
+            raise
+        except Exception as error:  # a parser may fail on strange bytes in any way
+            raise ValueError(f"{path}: not an ELF file that can be loaded: {error}") from error
+
+
+def _shared_object(image: ELFFile) -> SharedObject:
+    found: dict[str, list[str]] = {"needed": [], "rpath": [], "runpath": []}
+    interpreter = None
+    for segment in image.iter_segments():
+        if isinstance(segment, InterpSegment):
+            interpreter = Path(segment.get_interp_name())
+        elif isinstance(segment, DynamicSegment):
+            for tag in segment.iter_tags():
+                name = str(tag.entry.d_tag).removeprefix("DT_").lower()
+                if name in found:
+                    found[name].append(getattr(tag, name))
+    runpath = _split(found["runpath"])
+    return SharedObject(
+        machine=str(image["e_machine"]),
+        needed=tuple(found["needed"]),
+        rpath=() if runpath else _split(found["rpath"]),
+        runpath=runpath,
+        interpreter=interpreter,
+    )
 
 
 def closure(paths: Iterable[Path], search: Search | None = None, also: Iterable[str] = OPENED_BY_NAME) -> Closure:
@@ -106,12 +124,12 @@ def closure(paths: Iterable[Path], search: Search | None = None, also: Iterable[
     for path in paths:
         walk.add_root(path)
     for name in also:
-        walk.need_if_there(name)
+        walk.need_if_present(name)
     return Closure(walk.interpreter, walk.libs, tuple(walk.others), walk.missing)
 
 
 class _Walk:
-    """A walk from file to file it needs, each read once."""
+    """A walk along the needs of files. Each file is read once."""
 
     def __init__(self, search: Search | None) -> None:
         self._given = search
@@ -119,12 +137,12 @@ class _Walk:
         self.libs: dict[str, Path] = {}
         self.others: list[Path] = []
         self.missing: dict[str, Path] = {}
-        self._images: dict[Path, SharedObject | None] = {}
-        self._machine = 0
+        self._objects: dict[Path, SharedObject | None] = {}
+        self._machine = ""
         self._search = search or Search({}, ())
 
     def add_root(self, path: Path) -> None:
-        image = read_image(path)
+        image = read_shared_object(path)
         if not self._machine:
             self._machine = image.machine
             self._search = self._given or system_search(image.machine)
@@ -137,10 +155,10 @@ class _Walk:
         origin = Path(os.path.realpath(path)) if image.interpreter else path
         self._follow(origin, image)
 
-    def need_if_there(self, name: str) -> None:
+    def need_if_present(self, name: str) -> None:
         if name not in self.libs and (found := self._find(name, ())) is not None:
             self.libs[name] = found
-            self._follow(found, self._image(found))
+            self._follow(found, self._object(found))
 
     def _follow(self, path: Path, image: SharedObject | None) -> None:
         todo: list[tuple[Path, SharedObject, tuple[Path, ...]]] = [(path, image, ())] if image else []
@@ -149,12 +167,12 @@ class _Walk:
             rpath = inherited if image.runpath else (*_expand(image.rpath, path), *inherited)
             places = (*(() if image.runpath else rpath), *_expand(image.runpath, path))
             for name in image.needed:
-                found = self._take(name, places, path)
-                if found is not None and (found_image := self._image(found)) is not None:
-                    todo.append((found, found_image, rpath))
+                found = self._record(name, places, path)
+                if found is not None and (found_object := self._object(found)) is not None:
+                    todo.append((found, found_object, rpath))
 
-    def _take(self, name: str, places: tuple[Path, ...], wanted_by: Path) -> Path | None:
-        """Record what `name` means to `wanted_by`; returns a file only when it is new."""
+    def _record(self, name: str, places: tuple[Path, ...], wanted_by: Path) -> Path | None:
+        """Record which file `name` is for `wanted_by`. Return that file only when it is new."""
         if self.interpreter is not None and name == self.interpreter.name:
             return None
         found = self._find(name, places)
@@ -179,89 +197,32 @@ class _Walk:
                 *([cached] if cached else ()),
                 *(place / name for place in self._search.directories),
             ]
-        return next((each for each in candidates if self._image(each) is not None), None)
+        return next((each for each in candidates if self._object(each) is not None), None)
 
-    def _image(self, path: Path) -> SharedObject | None:
-        """Read a candidate; None, as the loader goes on, when it is absent or for another machine."""
-        if path not in self._images:
+    def _object(self, path: Path) -> SharedObject | None:
+        """Read a candidate. None when it is absent or for another machine: the loader goes on then, too."""
+        if path not in self._objects:
             try:
-                image = read_image(path)
+                image = read_shared_object(path)
             except (OSError, ValueError):
                 image = None
-            self._images[path] = image if image and image.machine == self._machine else None
-        return self._images[path]
+            self._objects[path] = image if image and image.machine == self._machine else None
+        return self._objects[path]
 
 
-def _read_image(descriptor: int, path: Path) -> SharedObject:
-    head = os.pread(descriptor, _FIRST_READ_BYTES, 0)
-    if not head.startswith(_IDENT):
-        raise ValueError(f"{path}: not a 64-bit little-endian ELF file")
-    _, _, machine, _, _, table_at, _, _, _, entry_bytes, count, _, _, _ = _HEADER.unpack_from(head)
-    if entry_bytes != _PROGRAM.size or count > _MAX_SEGMENTS:
-        raise ValueError(f"{path}: {count} program headers of {entry_bytes} bytes")
-    end = table_at + entry_bytes * count
-    table = head[table_at:end] if end <= len(head) else os.pread(descriptor, entry_bytes * count, table_at)
-    segments = [_PROGRAM.unpack_from(table, entry_bytes * i) for i in range(count)]
-    loads = [(vaddr, offset, size) for kind, _, offset, vaddr, _, size, _, _ in segments if kind == _PT_LOAD]
-    interpreter = next((_string(descriptor, s[2], path) for s in segments if s[0] == _PT_INTERP), None)
-    dynamic = next(((s[2], s[5]) for s in segments if s[0] == _PT_DYNAMIC), None)
-    entries = _dynamic_entries(descriptor, *dynamic, path) if dynamic else []
-    strings_at = next((_file_offset(value, loads, path) for tag, value in entries if tag == _DT_STRTAB), 0)
-
-    def strings(wanted: int) -> tuple[str, ...]:
-        return tuple(_string(descriptor, strings_at + value, path) for tag, value in entries if tag == wanted)
-
-    runpath = _split(strings(_DT_RUNPATH))
-    return SharedObject(
-        machine=machine,
-        needed=strings(_DT_NEEDED),
-        rpath=() if runpath else _split(strings(_DT_RPATH)),
-        runpath=runpath,
-        interpreter=Path(interpreter) if interpreter else None,
-        soname=next(iter(strings(_DT_SONAME)), None),
-    )
-
-
-def _dynamic_entries(descriptor: int, offset: int, size: int, path: Path) -> list[tuple[int, int]]:
-    if size > _MAX_DYNAMIC_BYTES:
-        raise ValueError(f"{path}: dynamic section of {size} bytes")
-    raw = os.pread(descriptor, size, offset)
-    whole = len(raw) - len(raw) % _DYNAMIC.size
-    entries = []
-    for tag, value in _DYNAMIC.iter_unpack(raw[:whole]):
-        if tag == 0:
-            break
-        entries.append((tag, value))
-    return entries
-
-
-def _file_offset(address: int, loads: list[tuple[int, int, int]], path: Path) -> int:
-    for vaddr, offset, size in loads:
-        if vaddr <= address < vaddr + size:
-            return address - vaddr + offset
-    raise ValueError(f"{path}: address {address:#x} is in no segment")
-
-
-def _string(descriptor: int, offset: int, path: Path) -> str:
-    raw, terminator, _ = os.pread(descriptor, _MAX_STRING_BYTES, offset).partition(b"\0")
-    if not terminator:
-        raise ValueError(f"{path}: unterminated string at {offset:#x}")
-    return os.fsdecode(raw)
-
-
-def _split(values: tuple[str, ...]) -> tuple[str, ...]:
+def _split(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for value in values for part in value.split(":"))
 
 
 def _expand(entries: tuple[str, ...], path: Path) -> tuple[Path, ...]:
-    """Fill in $ORIGIN. Relative entries mean the working directory, and other tokens this CPU: neither is used."""
+    """Fill in $ORIGIN. Entries relative to the working directory and those with other tokens are left out."""
     origin = str(path.parent)
     filled = (entry.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for entry in entries)
     return tuple(Path(os.path.normpath(each)) for each in filled if each.startswith("/") and "$" not in each)
 
 
-def system_search(machine: int, root: Path = Path("/")) -> Search:
-    """Read the loader's configuration below `root`: its cache, or what the cache would be made from."""
+def system_search(machine: str, root: Path = Path("/")) -> Search:
+    """Read the loader's configuration below `root`: its cache, or the files from which the cache is made."""
     multiarch, flags = _MACHINES.get(machine, ("", 0))
     cache = _read_cache(root / "etc/ld.so.cache", flags)
     configured = () if cache else _conf_directories(root / "etc/ld.so.conf", root)
@@ -270,7 +231,7 @@ def system_search(machine: int, root: Path = Path("/")) -> Search:
 
 
 def _read_cache(path: Path, flags: int) -> dict[str, Path]:
-    """Parse ld.so.cache; empty when absent or strange. Entries for special CPUs are left out: the plain one serves."""
+    """Parse ld.so.cache; empty when it is absent or unreadable. Entries for special CPUs are left out."""
     try:
         return parse_cache(path.read_bytes(), flags)
     except (OSError, ValueError, struct.error):

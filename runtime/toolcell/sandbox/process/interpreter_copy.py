@@ -1,9 +1,9 @@
-"""A private copy of one interpreter, made once: what a guest sees as /usr, with no trace of where it came from.
+"""Copy one interpreter for guests, once: they see it as /usr, without the path it came from.
 
 An interpreter carries the path it was built or installed under in its compiled modules, its build settings and its
-own binary, and that path often names a person. The copy replaces its telling part by one of the same length that says
-nothing. It also makes the view one directory, where binding each shared library would make every sandbox's mount
-namespace five times as large. Knows files; knows nothing of mounts or sandboxes.
+own binary, and that path often names a person. The copy replaces the private part of the path by one of the same
+length. The copy is also one directory: binding each shared library would make the mount namespace of every sandbox
+five times as large.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolcell.atomic import new_directory
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import elf
 
 FORMAT = 3
-"""Part of the key: goes up when a snapshot's content would differ."""
+"""Part of the key: goes up when the content of a copy changes."""
 
 LEFT_OUT = frozenset({
     "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3",
 })  # fmt: skip
-"""Folders of the standard library that a script without screen, pip and test suite has no use for."""
+"""Folders of the standard library that are of no use without screen, pip and test suite."""
 
 USELESS = ("_tkinter", "nis", "ossaudiodev", "_test", "_ctypes_test", "xxlimited")
 """Extension modules for a screen, a network directory, a sound card and the test suite."""
@@ -36,45 +35,48 @@ USELESS = ("_tkinter", "nis", "ossaudiodev", "_test", "_ctypes_test", "xxlimited
 PUBLIC = b"/usr"
 ZONES = Path("/usr/share/zoneinfo")
 OPENED_BY_NAME = ("libgcc_s.so.1", "libstdc++.so.6")
-"""Libraries that nothing links at first and compiled packages want."""
+"""Libraries that the interpreter does not link and compiled packages need."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Where the copy is, and how its parts are to be placed."""
+class InterpreterCopy:
+    """Where the copy is, and where its parts belong."""
 
     root: Path
     """To be seen as /usr."""
     libraries: str
-    """The loader's own directory, below which everything it must find lies: /lib/x86_64-linux-gnu."""
+    """The loader's own directory; it searches below it for everything: /lib/x86_64-linux-gnu."""
     loader: str
     """Where programs expect the loader: /lib64/ld-linux-x86-64.so.2."""
 
 
-def take(
-    executable: Path, library: Path, platlibdir: str, packages: Path | None, harness: Sequence[Path], cache: Path
-) -> Snapshot:
-    """Return the snapshot of an interpreter and of the system libraries that it, `packages` and `harness` need.
+def build(
+    executable: Path, library: Path, platlibdir: str, packages: Path | None, extensions: Sequence[Path], cache: Path
+) -> InterpreterCopy:
+    """Return a copy of an interpreter with the system libraries that it, `packages` and `extensions` need.
 
     Raises:
         SandboxUnavailable: the cache cannot be written, or a library cannot be found.
     """
-    key = _key(executable, library, packages, harness)
-    place = cache / "views" / key
+    target = cache / "interpreters" / _key(executable, library, packages, extensions)
     try:
-        if not (place / "manifest.json").is_file():
-            _make(place, executable, library, platlibdir, [*_of(packages), *harness])
-        manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
+        if not (target / "manifest.json").is_file():
+            with new_directory(target) as building:
+                compiled = [*(shared_objects(packages) if packages is not None else ()), *extensions]
+                manifest = _fill(building, executable, library, platlibdir, compiled)
+                (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+                os.chmod(building, 0o755)
+        manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
         raise SandboxUnavailable(
-            f"the interpreter's view cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory that can be "
-            "written"
+            f"the copy of the interpreter cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory that can "
+            "be written"
         ) from exc
-    return Snapshot(place / "usr", manifest["libraries"], manifest["loader"])
+    return InterpreterCopy(target / "usr", manifest["libraries"], manifest["loader"])
 
 
-def _key(executable: Path, library: Path, packages: Path | None, harness: Sequence[Path]) -> str:
-    """Changes when the interpreter, the system's libraries or the wanted packages do."""
+def _key(executable: Path, library: Path, packages: Path | None, extensions: Sequence[Path]) -> str:
+    """Return a key that changes with the interpreter, the system's libraries and the wanted packages."""
     watched = [
         executable,
         library,
@@ -82,7 +84,7 @@ def _key(executable: Path, library: Path, packages: Path | None, harness: Sequen
         library / "os.py",
         Path("/etc/ld.so.cache"),
         ZONES,
-        *harness,
+        *extensions,
     ]
     facts = [FORMAT, str(executable), str(library), str(packages), sys.version]
     for path in watched:
@@ -94,42 +96,25 @@ def _key(executable: Path, library: Path, packages: Path | None, harness: Sequen
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _make(place: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> None:
-    """Build beside its place and rename; whoever comes second finds it done."""
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
-    try:
-        manifest = _fill(work, executable, library, platlibdir, compiled)
-        (work / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        os.chmod(work, 0o755)
-        try:
-            work.rename(place)
-        except OSError:
-            if not (place / "manifest.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _fill(work: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> dict[str, str]:
-    # The parent of the installation: its own name may be the tail of a version string that the linker merged with it.
+def _fill(building: Path, executable: Path, library: Path, platlibdir: str, compiled: Sequence[Path]) -> dict[str, str]:
+    # The parent of the installation: the linker may have merged the installation's own name with a version string.
     scrub = functools.partial(_scrub, private=str(library.parent.parent.parent).encode())
     version = library.name
     for source in _standard_library(library):
-        target = work / "usr" / platlibdir / version / source.relative_to(library)
+        target = building / "usr" / platlibdir / version / source.relative_to(library)
         _copy(source, target, scrub)
-    _copy(executable, work / "usr" / "bin" / version, scrub)
+    _copy(executable, building / "usr" / "bin" / version, scrub)
     closure = _closure([executable, *shared_objects(library / "lib-dynload"), *compiled])
-    libraries, loader = _home(closure)
-    # A library that came along with its package is found there, by a path relative to the package.
-    brought = {each.parent.parent for each in compiled}
+    libraries, loader = _loader_home(closure)
+    # A library inside a package is found there, by a path relative to the package.
+    own_roots = {each.parent.parent for each in compiled}
     for soname, path in closure.libs.items():
-        if not any(path.is_relative_to(root) for root in brought):
-            _copy(Path(os.path.realpath(path)), work / "usr" / below_usr(libraries) / soname, scrub)
+        if not any(path.is_relative_to(root) for root in own_roots):
+            _copy(Path(os.path.realpath(path)), building / "usr" / below_usr(libraries) / soname, scrub)
     if ZONES.is_dir():
         for source in ZONES.rglob("*"):
             if source.is_file() and "posix" not in source.parts and "right" not in source.parts:
-                _copy(source, work / "usr" / "share" / "zoneinfo" / source.relative_to(ZONES), None)
+                _copy(source, building / "usr" / "share" / "zoneinfo" / source.relative_to(ZONES), None)
     return {"libraries": libraries, "loader": loader}
 
 
@@ -153,7 +138,7 @@ def _copy(source: Path, target: Path, scrub: functools.partial[bytes] | None) ->
 
 
 def _scrub(data: bytes, private: bytes) -> bytes:
-    """Replace every occurrence of a path by one of the same length that says nothing."""
+    """Replace every occurrence of a private path by a public one of the same length."""
     if private == PUBLIC or len(private) < len(PUBLIC):
         return data
     rest = len(private) - len(PUBLIC)
@@ -162,18 +147,14 @@ def _scrub(data: bytes, private: bytes) -> bytes:
 
 
 def below_usr(path: str) -> str:
-    """Where a system path lies inside the copy: /lib/x and /usr/lib/x are one place there."""
+    """Return the place of a system path inside the copy, where /lib/x and /usr/lib/x are the same."""
     return path.removeprefix("/usr").lstrip("/")
 
 
 def shared_objects(folder: Path) -> list[Path]:
-    """Every extension module and bundled library below `folder` that a sandbox has a use for."""
+    """List the extension modules and bundled libraries below `folder` that a sandbox may need."""
     found = (path for path in folder.rglob("*.so*") if path.is_file())
     return sorted(path for path in found if not path.name.startswith(USELESS))
-
-
-def _of(packages: Path | None) -> list[Path]:
-    return [] if packages is None else shared_objects(packages)
 
 
 def _closure(objects: Iterable[Path]) -> elf.Closure:
@@ -183,8 +164,8 @@ def _closure(objects: Iterable[Path]) -> elf.Closure:
         raise SandboxUnavailable(f"the interpreter's shared libraries cannot be resolved: {exc}") from exc
 
 
-def _home(closure: elf.Closure) -> tuple[str, str]:
-    """The directory that the loader searches by default, which is where it finds libc, and the loader's own path."""
+def _loader_home(closure: elf.Closure) -> tuple[str, str]:
+    """Return the directory that the loader searches by default, where libc is, and the loader's own path."""
     libc = next((path for soname, path in closure.libs.items() if soname.startswith("libc.so")), None)
     if libc is None or closure.interp is None:
         raise SandboxUnavailable("the interpreter is not a dynamic executable of a glibc system")

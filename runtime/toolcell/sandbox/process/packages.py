@@ -1,11 +1,10 @@
-"""Build the read-only package environment of a sandbox once, and find it again ever after.
+"""Build the read-only package environment of a sandbox once and keep it in a cache.
 
-An entry of the cache is a directory `<key>` holding `site/`, which goes on the guest's path, and `manifest.json`. It is
-built beside its place and renamed into it, so it is there whole or not at all. The key stands for what was asked and
-for what answers it: requirements, interpreter, and the versions found when installed copies are used.
+An entry of the cache is a directory `<key>` with `site/`, which goes on the guest's path, and `manifest.json`. The key
+is a digest of the requirements, the interpreter, and the versions found when installed copies are used.
 
-Installed copies are used when they satisfy every requirement, so no network is needed then; otherwise uv or pip
-installs wheels. Everything here blocks: call it from a worker thread.
+Installed copies are used when they satisfy every requirement; this needs no network. Otherwise uv or pip installs
+wheels. Everything here blocks: call it from a worker thread.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+from filelock import FileLock
 from packaging.utils import canonicalize_name
 
+from toolcell.atomic import new_directory, remove_tree
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import package_sources as sources
 
@@ -33,7 +32,7 @@ FORMAT = 1
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""
 
 _FILE_MODE, _DIR_MODE = 0o444, 0o555
-"""Readable by everybody: the sandbox runs under another user id. Writable by nobody."""
+"""Readable by everybody, because the sandbox runs under another user id. Writable by nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +42,18 @@ class PackageEnvironment:
     path: Path
     """To be mounted read-only and put on the guest's `sys.path`."""
     key: str
-    """Same key, same requirements for the same interpreter."""
+    """Equal for the same requirements and the same interpreter."""
     packages: Mapping[str, str]
     """Name to version, dependencies included."""
     digest: str
     """SHA-256 over the names and contents of all files."""
     source: str
-    """Who provided the files: installed, uv or pip."""
+    """Where the files came from: "installed", "uv" or "pip"."""
 
 
 def default_cache_dir() -> Path:
-    """Return $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "toolcell"
+    """Return the cache directory of this user: $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell."""
+    return platformdirs.user_cache_path("toolcell", appauthor=False)
 
 
 def resolve(
@@ -63,8 +61,8 @@ def resolve(
 ) -> PackageEnvironment:
     """Return the environment with `packages` for `python`, building it if it is not in the cache.
 
-    Safe to call from several threads and processes at once: one builds, the others wait. A build that is cut short
-    leaves a directory that nobody reads and the next build of the same key removes.
+    Safe to call from several threads and processes at once: one builds, the others wait. A killed build leaves a
+    directory that nobody reads; the next build of the same key removes it.
 
     Raises:
         UsageError: a requirement is malformed, or is an option, a URL or a path.
@@ -77,7 +75,7 @@ def resolve(
     cache = private_directory(cache_dir or default_cache_dir())
     if entry := _read_entry(cache / key):
         return entry
-    with _locked(cache / f"{key}.lock"):
+    with FileLock(cache / f"{key}.lock", mode=0o600):
         if entry := _read_entry(cache / key):
             return entry
         _clear(cache, key)
@@ -93,7 +91,7 @@ def _key(
 
 
 def private_directory(path: Path) -> Path:
-    """Make the cache's directory, or refuse one that somebody else could plant code in."""
+    """Make the cache directory. Refuse one in which another user could place code."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -104,19 +102,6 @@ def private_directory(path: Path) -> Path:
     return path.resolve()
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file until the block ends; the kernel lets go when its holder dies."""
-    import fcntl  # not there on Windows, where this module is imported but never called
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _build(
     cache: Path,
     key: str,
@@ -124,21 +109,17 @@ def _build(
     interpreter: sources.TargetInterpreter,
     installed: sources.Installed | str,
 ) -> PackageEnvironment:
-    building = Path(tempfile.mkdtemp(prefix=f".build-{key}-", dir=cache))
     try:
-        site = building / "site"
-        site.mkdir()
-        source = _fill(site, wanted, interpreter, installed)
-        sources.compile_bytecode(interpreter, site)
-        _make_read_only(site)
-        _write_manifest(building, key, source, wanted, interpreter)
-        building.chmod(_DIR_MODE)
-        building.rename(cache / key)
-    except BaseException as exc:
-        _remove_tree(building)
-        if isinstance(exc, OSError):
-            raise PackageError(f"cannot build the package environment in {cache}: {exc}") from exc
-        raise
+        with new_directory(cache / key, prefix=f".build-{key}-") as building:
+            site = building / "site"
+            site.mkdir()
+            source = _fill(site, wanted, interpreter, installed)
+            sources.compile_bytecode(interpreter, site)
+            _make_read_only(site)
+            _write_manifest(building, key, source, wanted, interpreter)
+            building.chmod(_DIR_MODE)
+    except OSError as exc:
+        raise PackageError(f"cannot build the package environment in {cache}: {exc}") from exc
     if entry := _read_entry(cache / key):
         return entry
     raise PackageError(f"the package environment {cache / key} changed while it was built")
@@ -188,7 +169,7 @@ def _write_manifest(
 
 
 def _read_entry(entry: Path) -> PackageEnvironment | None:
-    """Return the environment at `entry` if it is whole: every file there, none added, sizes and times as built."""
+    """Return the environment at `entry` if it is whole: its files, their sizes and times are as built."""
     try:
         manifest: dict[str, Any] = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
         if manifest["key"] != entry.name or (manifest["files"], manifest["listing"]) != _listing(entry / "site"):
@@ -201,7 +182,7 @@ def _read_entry(entry: Path) -> PackageEnvironment | None:
 
 
 def verify(environment: PackageEnvironment) -> bool:
-    """Read every file and tell whether the contents are still those that were built; slower than `resolve`'s check."""
+    """Read every file and return whether the contents are still as built. Slower than the check of `resolve`."""
     return _content_digest(environment.path) == environment.digest
 
 
@@ -219,7 +200,7 @@ def _files(site: Path) -> list[os.DirEntry[str]]:
 
 
 def _listing(site: Path) -> tuple[int, str]:
-    """Count and fingerprint the files by name, size and time of change: what a look costs, not a read."""
+    """Count and fingerprint the files by name, size and modification time, without reading them."""
     if not site.is_dir():
         raise FileNotFoundError(site)
     files, fingerprint, base = _files(site), hashlib.sha256(), len(str(site))
@@ -241,14 +222,7 @@ def _content_digest(site: Path) -> str:
 
 
 def _clear(cache: Path, key: str) -> None:
-    """Remove a broken entry and what dead builders of this key left; whoever calls holds the key's lock."""
+    """Remove a broken entry and what killed builds of this key left. The caller holds the key's lock."""
     for leftover in [cache / key, *cache.glob(f".build-{key}-*")]:
         if leftover.exists():
-            _remove_tree(leftover)
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a tree whose directories nobody may write to, ourselves included."""
-    for directory, _, _ in os.walk(path):
-        os.chmod(directory, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+            remove_tree(leftover)

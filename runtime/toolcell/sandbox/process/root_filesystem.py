@@ -1,6 +1,6 @@
-"""What a guest may see of this machine's files: one interpreter, the libraries it needs, wanted packages.
+"""Plan the root file system of a guest: one interpreter, the libraries it needs, the guest package, wanted packages.
 
-Makes the `RootPlan`; carries nothing out.
+Builds what has to be built in the cache and returns a `RootPlan`. The launcher mounts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolcell_bridge.isolation.apply import GUEST_ID, LINKS, SCRATCH
 from toolcell_bridge.isolation.root import RootPlan
 
 PACKAGES = "/packages"
-HARNESS = "/toolcell"
+GUEST_PACKAGE = "/toolcell"
 
 PASSWD = f"sandbox:x:{GUEST_ID}:{GUEST_ID}::/work:/usr/sbin/nologin\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
 GROUP = f"sandbox:x:{GUEST_ID}:\nnobody:x:65534:\n"
@@ -32,7 +32,7 @@ GROUP = f"sandbox:x:{GUEST_ID}:\nnobody:x:65534:\n"
 
 @dataclass(frozen=True, slots=True)
 class RootFilesystem:
-    """A root plan and how to start the interpreter inside it."""
+    """A root plan, and how to start the interpreter inside it."""
 
     root: RootPlan
     executable: str
@@ -40,7 +40,7 @@ class RootFilesystem:
     interpreter: str
     sys_path: tuple[str, ...]
     launcher: str
-    """Step one of starting, on the host, next to its bytecode."""
+    """Path of the launcher script on the host, next to its bytecode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Interpreter:
     library: Path
     """Its standard library."""
     platlibdir: str
-    """Below a prefix, the folder that holds it: lib, on some systems lib64."""
+    """The folder below the prefix that holds it: lib, on some systems lib64."""
 
 
 ASK = """\
@@ -63,7 +63,7 @@ print(json.dumps([os.path.realpath(getattr(sys, "_base_executable", None) or sys
 
 @functools.cache
 def interpreter(python: str | None = None) -> Interpreter:
-    """The interpreter behind `python`, or behind this process; never a virtual environment's.
+    """Find the interpreter behind `python`, or behind this process. A virtual environment is resolved to its base.
 
     Raises:
         SandboxUnavailable: it cannot be located, or is not a CPython that guests can use.
@@ -91,50 +91,51 @@ def _ask(python: str) -> tuple[str, str, str, tuple[int, int], str]:
         )
         executable, library, platlibdir, (major, minor), implementation = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
-        raise SandboxUnavailable(f"{python!r} is not a Python that can be asked where it lives: {exc}") from exc
+        raise SandboxUnavailable(f"{python!r} does not run as a Python interpreter: {exc}") from exc
     return executable, library, platlibdir, (major, minor), implementation
 
 
 @functools.cache
-def view(
-    packages: Path | None = None, harness_extras: tuple[str, ...] = (), python: str | None = None
-) -> RootFilesystem:
-    """What a guest sees; `packages` is a finished package environment.
+def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> RootFilesystem:
+    """Build the root file system of a guest.
+
+    `packages` is a finished package environment. `extras` names modules of the host's interpreter that go into the
+    guest package.
 
     Raises:
         SandboxUnavailable: the interpreter or one of its libraries cannot be found, or the cache cannot be written.
     """
     own = interpreter(python)
-    # What lies here is run as this user: refuse a place where others could plant something.
+    # The files here run as this user: refuse a directory in which others could place some.
     cache = private_directory(default_cache_dir())
-    taken = interpreter_copy.take(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
+    copy = interpreter_copy.build(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
     version = own.library.name
     lib = f"/usr/{own.platlibdir}/{version}"
-    libraries = f"/usr/{interpreter_copy.below_usr(taken.libraries)}"
-    half = guest_package.take(_harness(harness_extras), cache)
-    binds = [(str(taken.root), "/usr"), (str(half), HARNESS)]
+    libraries = f"/usr/{interpreter_copy.below_usr(copy.libraries)}"
+    guest = guest_package.build(_guest_modules(extras), cache)
+    binds = [(str(copy.root), "/usr"), (str(guest), GUEST_PACKAGE)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
-    loader = os.path.basename(taken.loader)
-    links = ((taken.libraries, libraries), (taken.loader, f"{libraries}/{loader}"))
+    loader = os.path.basename(copy.loader)
+    links = ((copy.libraries, libraries), (copy.loader, f"{libraries}/{loader}"))
     root = RootPlan(
         binds=tuple(binds),
         files=(("/etc/passwd", PASSWD), ("/etc/group", GROUP), ("/etc/hosts", ""), ("/etc/nsswitch.conf", "")),
         links=(*LINKS, *((old, new) for old, new in links if not old.startswith("/usr/"))),
         directories=(SCRATCH,),
     )
-    paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), HARNESS)
+    paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), GUEST_PACKAGE)
     return RootFilesystem(
-        root, str(own.executable), f"/usr/bin/{version}", paths, f"{half}/toolcell_bridge/entry/launcher.py"
+        root, str(own.executable), f"/usr/bin/{version}", paths, f"{guest}/toolcell_bridge/entry/launcher.py"
     )
 
 
 def _compiled() -> list[Path]:
-    """Extension modules of the guest's own half. Without their libraries msgpack falls back to Python code."""
+    """List the extension modules of the guest package. Without their libraries msgpack falls back to Python code."""
     return interpreter_copy.shared_objects(Path(msgpack.__file__).parent)
 
 
-def _harness(extras: tuple[str, ...]) -> dict[str, Path]:
-    """Name and folder of the packages the guest's own half needs."""
+def _guest_modules(extras: tuple[str, ...]) -> dict[str, Path]:
+    """Return name and folder of each package that goes into the guest package."""
     modules = {"toolcell_bridge": toolcell_bridge, "msgpack": msgpack} | {name: __import__(name) for name in extras}
     return {name: Path(str(module.__file__)).parent for name, module in modules.items()}

@@ -1,0 +1,63 @@
+"""Create files and directories that appear whole or not at all: build them beside their place, then rename.
+
+Every function is safe in several threads and processes at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_directory(target: Path, prefix: str = ".building-") -> Iterator[Path]:
+    """Yield an empty directory beside `target`. It becomes `target` when the block ends without an error.
+
+    If another process was faster, its directory stays and this one is removed. If the block raises, nothing is left.
+    `prefix` begins the name of the directory under construction, so that a caller can find what a killed process left.
+
+    Raises:
+        OSError: the directory cannot be made or renamed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    building = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        yield building
+        try:
+            building.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        remove_tree(building)
+
+
+def write_file(target: Path, content: bytes, *, mode: int = 0o600, replace: bool = True) -> None:
+    """Write a file that appears whole at `target`.
+
+    Raises:
+        FileExistsError: `target` exists, and `replace` is false.
+        OSError: it cannot be written; nothing is left.
+    """
+    draft = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        if replace:
+            os.replace(draft, target)
+        else:
+            os.link(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory tree, also one whose directories are read-only. A missing one is no error."""
+    for directory, _, _ in os.walk(path):
+        os.chmod(directory, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
