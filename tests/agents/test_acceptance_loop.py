@@ -89,7 +89,7 @@ def calculating() -> Any:
     return calculator
 
 
-@pytest.mark.conforms("EX-33", "N1", "N2", "N3", "N5", "N-b1", "V-15")
+@pytest.mark.conforms("EX-33", "N1", "N2", "N3", "N5", "N-b1")
 async def test_an_agent_is_a_tool_of_another_agent() -> None:
     description = "A specialist for complex mathematical proofs."
     inner = ScriptedModel([calls(("calculator", {"expression": "137 * 48"})), "6576"])
@@ -107,6 +107,24 @@ async def test_an_agent_is_a_tool_of_another_agent() -> None:
     assert definition.parameters["properties"]["task"]["type"] == "string"
     assert unasked.is_error
     assert '"task"' in unasked.text
+
+
+@pytest.mark.conforms("V-15")
+async def test_a_sub_agent_is_added_as_a_tool_or_by_name_description_and_agent() -> None:
+    def math_agent() -> Agent:
+        return Agent(ScriptedModel([calls(("calculator", {"expression": "137 * 48"})), "6576"]), tools=[calculating()])
+
+    def caller() -> Agent:
+        model = ScriptedModel([calls(("math", {"task": "137*48"})), lambda request: request.messages[-1]["content"]])
+        return Agent(model)
+
+    as_tool, by_name = caller(), caller()
+
+    as_tool.add_subagent(math_agent().as_tool("math", "Knows mathematics."))
+    by_name.add_subagent("math", "Knows mathematics.", math_agent())
+
+    assert as_tool.definitions() == by_name.definitions()
+    assert [(await agent.run("How much?")).content for agent in (as_tool, by_name)] == ["6576", "6576"]
 
 
 @pytest.mark.conforms("EX-33", "N5", "J8")

@@ -145,6 +145,21 @@ async def test_an_agent_cannot_call_itself_in_a_circle() -> None:
     assert "a is already working further up; agents cannot call themselves in a circle" in result.text
 
 
+@pytest.mark.conforms("N-b1")
+async def test_an_agent_that_was_run_itself_cannot_be_called_by_the_agents_below_it() -> None:
+    last_message = lambda request: request.messages[-1]["content"]  # noqa: E731
+    a_model = ScriptedModel([calls(("b", {"task": "x"})), last_message])
+    b_model = ScriptedModel([calls(("a", {"task": "x"})), last_message])
+    a, b = Agent(a_model), Agent(b_model)
+    a.add_subagent("b", "The other of the two agents.", b)
+    b.add_subagent("a", "The first of the two agents.", a)
+
+    run = await a.run("go")
+
+    assert "a is already working further up" in run.content
+    assert (a_model.samplings, b_model.samplings) == (2, 2)
+
+
 @pytest.mark.conforms("N-b1", "O-b5")
 async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() -> None:
     async def look() -> str:

@@ -19,8 +19,8 @@ from toolcell.agents import (
     user,
 )
 from toolcell.agents.providers.provider import assistant
-from toolcell.agents.providers.retry import as_provider_error, ask
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.agents.providers.sdk import as_provider_error, send_with_retries
 from toolcell.agents.transcript import compacted, repaired
 from toolcell.errors import UsageError
 from toolcell.tools import Budget, RunContext, ToolContext, ToolRegistry, ToolResult
@@ -235,9 +235,10 @@ async def test_calls_of_one_response_overlap() -> None:
         await meeting.join()
         return "met"
 
-    await loop(ScriptedModel([calls(*[("meet", {})] * 3), "done"]), tools=ToolRegistry([meet]))
+    result = await loop(ScriptedModel([calls(*[("meet", {})] * 3), "done"]), tools=ToolRegistry([meet]))
 
-    assert meeting.most == 3
+    answers = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert answers == ["met", "met", "met"]
 
 
 @pytest.mark.conforms("O-b2")
@@ -374,7 +375,7 @@ async def test_retrying_has_an_end_and_odd_headers_do_no_harm() -> None:
 
     model = Refusing(*[HttpError(429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT")] * 9)
     with pytest.raises(ProviderError, match="HTTP 429"):
-        await ask(RetryPolicy(attempts=3, sleep=sleep), model.chat)
+        await send_with_retries(RetryPolicy(attempts=3, sleep=sleep), model.chat)
 
     assert model.asked == 3
     assert as_provider_error(HttpError(429, retry_after="9999")).retry_after_s == 9999
@@ -476,7 +477,7 @@ async def test_text_is_told_as_it_comes_when_the_provider_streams() -> None:
 async def test_a_script_that_runs_out_says_so() -> None:
     result = await loop(ScriptedModel([]), retry=RetryPolicy(attempts=1))
 
-    assert "the script has 0 lines" in (result.error or "")
+    assert "the scripted model has 0 replies" in (result.error or "")
 
 
 async def test_an_agents_conversation_goes_on_and_can_be_forgotten() -> None:

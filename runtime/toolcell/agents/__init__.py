@@ -1,14 +1,13 @@
-"""Agents: a model, a loop, tools. Any model will do that can `chat`.
+"""Agents: a model, the tool loop, and tools. Any object with a `chat` method can be the model.
 
-Builds on `toolcell.tools` alone; knows no sandbox.
+This package depends on `toolcell.tools` and on no sandbox.
 """
 
-from toolcell.agents.agent import Agent, Network
+from toolcell.agents.agent import Agent, Network, SubAgent
 from toolcell.agents.loop import ToolLoopConfig, ToolLoopResult, run_tool_loop
 from toolcell.agents.processors import Halt, Processor
 from toolcell.agents.providers.provider import Message, ModelResponse, Provider, ProviderError, assistant, system, user
-from toolcell.agents.providers.retry import RetryPolicy
-from toolcell.agents.subagent import SubAgent
+from toolcell.agents.providers.sdk import RetryPolicy
 
 __all__ = [
     "Agent", "Halt", "Message", "ModelResponse", "Network", "Processor", "Provider", "ProviderError", "RetryPolicy",

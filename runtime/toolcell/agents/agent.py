@@ -1,6 +1,6 @@
-"""An agent: a model, its tools and its conversation. Also usable as a tool of another agent.
+"""An agent: a model, its tools and its conversation. An agent can also be a tool of another agent.
 
-The loop does the work; an agent remembers, refuses to run twice at once, and puts its tools together.
+The loop does the work. An agent keeps the conversation, runs one prompt at a time, and collects its tools.
 """
 
 from __future__ import annotations
@@ -10,25 +10,36 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig, ToolLoopResult
+from toolcell.agents.loop import FINAL, MAX_ITERATIONS, TERMINATED, LoopRun, ToolLoopConfig, ToolLoopResult
 from toolcell.agents.providers.provider import Message, Provider, system, user
-from toolcell.agents.subagent import SubAgent
 from toolcell.errors import UsageError
 from toolcell.tools import events
+from toolcell.tools.adapters import with_traits
 from toolcell.tools.ask_user import AskUser, ask_user_shape
+from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext, new_id
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import Event, EventBus
-from toolcell.tools.options import Origin
+from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
 from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.result import ErrorCode, Text, ToolResult
 from toolcell.tools.spec import ToolSpec
+
+MAX_DEPTH = 3
+"""Levels of agents below the first one."""
+
+TASK_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"task": {"type": "string", "description": "What to do, with everything needed to do it."}},
+    "required": ["task"],
+}
 
 Tools = ToolRegistry | Iterable[Any] | None
 
 
 class Agent:
-    """Ask it with `await agent.run("...")`; it remembers the conversation until `reset()`."""
+    """Run a prompt with `await agent.run("...")`. The agent keeps the conversation until `reset()`."""
 
     def __init__(
         self,
@@ -56,7 +67,7 @@ class Agent:
         """Ids of calls that have started and not ended."""
         self._system_prompt = system_prompt
         self._context = context or RunContext(events=self.events)
-        self._injected = _injected(plan_execution, code_execution, ask_user)
+        self._enabled_tools = _enabled_tools(plan_execution, code_execution, ask_user)
         self._active: RunContext | None = None
         self._config = ToolLoopConfig(
             provider=provider,
@@ -66,9 +77,9 @@ class Agent:
             name=name,
             **config,
         )
-        self.events.subscribe(self._note)
+        self.events.subscribe(self._track_pending)
 
-    def _note(self, event: Event) -> None:
+    def _track_pending(self, event: Event) -> None:
         if event.type == events.TOOL_START and event.call_id is not None:
             self.pending_tool_calls.append(event.call_id)
         elif event.type == events.TOOL_END and event.call_id in self.pending_tool_calls:
@@ -81,48 +92,49 @@ class Agent:
         self.registry.add(inner.as_tool(agent, description) if inner is not None else agent)
 
     def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse tools from now on, also in a run that is going on. They stay registered."""
+        """Refuse tools from now on, also in a run that has started. They stay registered."""
         self.registry.blacklist(*names, origins=origins)
 
     def tools_for_run(self, tools: Tools = None) -> ToolRegistry:
-        """What a run works with: the agent's tools, or `tools` instead of them; then what was enabled."""
+        """Return the tools of a run: the agent's own, or `tools` instead, and `execute_plan` and so on if enabled."""
         base = self.registry if tools is None else self.registry.replaced(_as_registry(tools))
-        if not self._injected:
+        if not self._enabled_tools:
             return base.snapshot()
         merged = base.merged()
-        for shape in self._injected:
-            merged.register(shape, replace=True)
+        for spec in self._enabled_tools:
+            merged.register(spec, replace=True)
         return merged.freeze()
 
     def definitions(self) -> list[ToolDefinition]:
-        """What the model is told."""
+        """Return the definitions that the model gets."""
         return self.tools_for_run().definitions()
 
-    # Running
+    # Run a prompt
 
     async def run(
         self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
     ) -> ToolLoopResult:
-        """Go on with the conversation until the model has nothing more to ask.
+        """Continue the conversation with `prompt` until the model answers without a tool call.
 
         `tools` replace the agent's own for this run.
 
         Raises:
-            UsageError: a run of this agent is already going on.
+            UsageError: this agent is already running.
         """
         run = context or self._context.child(run_id=new_id(), state=self._context.state.fresh())
-        with self._only_one(run), self._hearing(run.events):
+        run = run.child(agents=(*run.agents, id(self)))
+        with self._exclusive(run), self._forwarding(run.events):
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
-            # The loop works on this very list, so that a run cut short leaves a whole conversation behind.
+            # The loop appends to this very list, so a run that is cut short leaves a whole conversation behind.
             config = replace(self._config, tools=self.tools_for_run(tools))
-            return await LoopRun.prepared(config, self.messages, run).go()
+            return await LoopRun(config, self.messages, run).run()
 
     @contextmanager
-    def _only_one(self, run: RunContext) -> Iterator[None]:
+    def _exclusive(self, run: RunContext) -> Iterator[None]:
         if self._active is not None:
-            raise UsageError(f"agent {self.name!r} is already running; one prompt at a time")
+            raise UsageError(f"agent {self.name!r} is already running; an agent runs one prompt at a time")
         self._active = run
         try:
             yield
@@ -130,8 +142,8 @@ class Agent:
             self._active = None
 
     @contextmanager
-    def _hearing(self, bus: EventBus) -> Iterator[None]:
-        """Events of a run that brought its own bus are heard by the agent's listeners too."""
+    def _forwarding(self, bus: EventBus) -> Iterator[None]:
+        """Forward the events of a run with its own bus to the agent's listeners."""
         if bus is self.events:
             yield
             return
@@ -142,7 +154,7 @@ class Agent:
             unsubscribe()
 
     def cancel(self, reason: str = "run cancelled") -> None:
-        """End the run that is going on; it returns its result, and every call in it has an answer."""
+        """End the current run. It returns its result, in which every call has an answer."""
         if self._active is not None:
             self._active.cancel(reason)
 
@@ -151,37 +163,37 @@ class Agent:
         self.messages = []
 
     def subscribe(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with every event of the agent's runs; returns what unsubscribes it."""
+        """Call `listener` with every event of the agent's runs. Returns a function that unsubscribes it."""
         return self.events.subscribe(listener)
 
-    # As a tool
+    # As a tool of another agent
 
     def as_tool(self, name: str, description: str, **traits: Any) -> SubAgent:
-        """This agent as a tool with one parameter, `task`. Each call is a fresh conversation."""
+        """Return this agent as a tool with one parameter, `task`. Each call is a new conversation."""
         return SubAgent(self, name, description, traits)
 
-    async def work(self, task: str, run: RunContext) -> ToolLoopResult:
-        """One task for somebody else, in their run and without this agent's memory."""
+    async def run_task(self, task: str, run: RunContext) -> ToolLoopResult:
+        """Do one task as part of another run, without this agent's conversation."""
         messages = [system(self._system_prompt)] if self._system_prompt else []
         config = replace(self._config, tools=self.tools_for_run())
-        return await LoopRun.prepared(config, [*messages, user(task)], run).go()
+        return await LoopRun(config, [*messages, user(task)], run).run()
 
 
 def _as_registry(tools: Tools) -> ToolRegistry:
     return tools if isinstance(tools, ToolRegistry) else ToolRegistry(tools or ())
 
 
-def _injected(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
-    shapes = [plan_shape({})] if plan else []
+def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
+    specs = [plan_shape({})] if plan else []
     if code is not None:
-        shapes.append(code_shape(code, {}))
+        specs.append(code_shape(code, {}))
     if ask_user is not None:
-        shapes.append(ask_user_shape(ask_user))
-    return shapes
+        specs.append(ask_user_shape(ask_user))
+    return specs
 
 
 class Network(Agent):
-    """An agent whose tools are other agents, as `agent_<name>`; it may leave the last word to one of them."""
+    """An agent whose tools are other agents, named `agent_<name>`. It may return a member's answer as its own."""
 
     def __init__(self, provider: Provider, agents: Mapping[str, tuple[str, Agent]], **options: Any) -> None:
         super().__init__(provider, **options)
@@ -192,8 +204,68 @@ class Network(Agent):
     async def run(
         self, prompt: str | Sequence[Message], *, tools: Tools = None, context: RunContext | None = None
     ) -> ToolLoopResult:
-        """Go on with the conversation; an empty answer is replaced by the last member's."""
+        """Continue the conversation. An empty final answer is replaced by that of the last member called."""
         result = await super().run(prompt, tools=tools, context=context)
-        if not result.content and result.stop_reason == "final":
+        if not result.content and result.stop_reason == FINAL:
             return replace(result, content=result.last_output)
         return result
+
+
+class SubAgent:
+    """An agent as a tool. It follows its caller's rules, hooks and budget, and it cannot call itself in a circle."""
+
+    def __init__(self, agent: Agent, name: str, description: str, traits: Mapping[str, Any]) -> None:
+        self.agent = agent
+        self.name = name
+        self.description = description
+        self._traits = with_traits(ToolOptions(orchestrates=True, is_agent=True), traits)
+
+    def to_shape(self) -> ToolSpec:
+        """Return the spec that a registry stores."""
+        return ToolSpec(
+            definition=ToolDefinition(self.name, self.description, TASK_SCHEMA),
+            invoke=self._invoke,
+            traits=self._traits,
+            source=self,
+            requires_result=True,
+        )
+
+    async def _invoke(self, call: Call) -> ToolResult:
+        if (refusal := self._refusal(call.run)) is not None:
+            return _failure(refusal)
+        return _as_tool_result(await self.agent.run_task(call.args["task"], self._inner_run(call)))
+
+    def _refusal(self, run: RunContext) -> str | None:
+        if run.depth >= MAX_DEPTH:
+            return f"agents may be nested {MAX_DEPTH} deep, and this would be level {run.depth + 1}"
+        if id(self.agent) in run.agents:
+            return f"{self.name} is already working further up; agents cannot call themselves in a circle"
+        return None
+
+    def _inner_run(self, call: Call) -> RunContext:
+        """Return the agent's run. It shares the caller's budget and events, and obeys all callers' rules and hooks."""
+        above = call.nested_run()
+        table = call.dispatcher.table
+        return above.child(
+            depth=above.depth + 1,
+            agents=(*above.agents, id(self.agent)),
+            hooks=(*above.hooks, *table.hooks),
+            policies=(*above.policies, *table.policies),
+        )
+
+
+def _failure(reason: str) -> ToolResult:
+    return ToolResult.fail(f"Sub-agent failed: {reason}", code=ErrorCode.TOOL_ERROR)
+
+
+def _as_tool_result(result: ToolLoopResult) -> ToolResult:
+    """Return the answer for the caller's model and the steps as details. `terminate` and `silent` are not passed on."""
+    details = {
+        "stop_reason": result.stop_reason,
+        "iterations": result.iterations,
+        "steps": [{"name": step.name, "input": step.input, "output": step.output} for step in result.steps],
+    }
+    if result.stop_reason not in (FINAL, TERMINATED) and not result.content:
+        return _failure(result.error or result.stop_reason).with_details(details).with_usage(result.usage)
+    text = result.content or result.last_output
+    return ToolResult(parts=(Text(text),), details=details, files=result.files, usage=result.usage)

@@ -1,6 +1,6 @@
-"""Looking at what goes to and comes from a model: edit a request, an answer, a tool's result, or end the run.
+"""Processors: functions that edit a request, a response or a tool's result, or end the run.
 
-Run in the order they were given; the first that raises stops the run.
+Processors run in the order they were given. The first that raises stops the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Halt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Up to three functions, sync or async; each returns what to go on with."""
+    """Up to three functions, sync or async. Each returns the value that the loop continues with."""
 
     pre_llm: Callable[[list[Message]], list[Message] | Awaitable[list[Message]]] | None = None
     post_llm: Callable[[ModelResponse], ModelResponse | Awaitable[ModelResponse]] | None = None
@@ -32,7 +32,7 @@ class Processor:
 
 
 async def before_request(processors: Sequence[Processor], messages: list[Message]) -> list[Message]:
-    """The messages as the model will get them. Edits last for one request; the transcript keeps the original."""
+    """Edit the messages of one request. The transcript keeps the originals."""
     for processor in processors:
         if processor.pre_llm is not None:
             messages = await settle(processor.pre_llm(messages))
@@ -40,7 +40,7 @@ async def before_request(processors: Sequence[Processor], messages: list[Message
 
 
 async def after_response(processors: Sequence[Processor], response: ModelResponse) -> ModelResponse:
-    """The answer as the loop will take it."""
+    """Edit a response before the loop uses it."""
     for processor in processors:
         if processor.post_llm is not None:
             response = await settle(processor.post_llm(response))
@@ -48,7 +48,7 @@ async def after_response(processors: Sequence[Processor], response: ModelRespons
 
 
 async def after_tool(processors: Sequence[Processor], call: Call, result: ToolResult) -> ToolResult:
-    """The result as it enters the transcript."""
+    """Edit a result before it enters the transcript."""
     for processor in processors:
         if processor.post_tool is not None:
             result = await settle(processor.post_tool(call, result))

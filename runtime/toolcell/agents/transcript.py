@@ -1,7 +1,4 @@
-"""The conversation as a list of messages: tools' answers put in, gaps repaired, old answers shortened.
-
-Pure functions over plain data; nothing here asks a model or runs a tool.
-"""
+"""Edit a conversation: add tools' answers, repair gaps, shorten old answers. Pure functions over lists of messages."""
 
 from __future__ import annotations
 
@@ -14,43 +11,61 @@ from toolcell.tools.compat import IMAGE_OMITTED, ErrorStyle, message_text
 from toolcell.tools.result import Image, ToolResult
 
 NO_RESULT = "No result provided"
+ABORTED = "tool execution aborted"
 COMPACT_ABOVE_CHARS = 200_000
 KEEP_ITERATIONS = 2
 COMPACTED_CHARS = 200
-"""Left of an old tool answer."""
+"""Characters kept of an old tool answer."""
 
-_DEAD_ENDS = frozenset({"error", "aborted"})
+_FAILED_REASONS = frozenset({"error", "aborted"})
 
 
 def tool_message(
-    call_id: str, result: ToolResult, *, style: ErrorStyle = "plain", can_see: bool = False, max_chars: int = 100_000
+    call_id: str,
+    result: ToolResult,
+    *,
+    style: ErrorStyle = "plain",
+    supports_images: bool = False,
+    max_chars: int = 100_000,
 ) -> Message:
-    """A tool's answer, tied to its call."""
+    """Make the message that answers a tool call."""
     images = [part for part in result.parts if isinstance(part, Image)]
     text = message_text(result, style, max_chars)
-    if images and not can_see:
+    if images and not supports_images:
         text = "\n".join([*([text] if text else []), *[IMAGE_OMITTED] * len(images)])
     message: Message = {"role": "tool", "content": text, "tool_call_id": call_id}
     if result.is_error:
         message["is_error"] = True
-    if images and can_see:
-        message["images"] = [_plain_image(image) for image in images]
+    if images and supports_images:
+        message["images"] = [_encode_image(image) for image in images]
     return message
 
 
-def _plain_image(image: Image) -> dict[str, str]:
+def _encode_image(image: Image) -> dict[str, str]:
     return {"media_type": image.media_type, "data": base64.b64encode(image.data).decode("ascii")}
 
 
 def missing_answer(call_id: str, text: str = NO_RESULT) -> Message:
-    """Stands in for an answer that never came."""
+    """Make the answer to a call that has no result."""
     return {"role": "tool", "content": text, "tool_call_id": call_id, "is_error": True}
 
 
+def answers_to_open_calls(messages: Sequence[Message]) -> list[Message]:
+    """Make an answer for each call of the last assistant message with calls that has no answer yet."""
+    for index in range(len(messages) - 1, -1, -1):
+        if calls := messages[index].get("tool_calls"):
+            answered = {message.get("tool_call_id") for message in messages[index + 1 :]}
+            return [missing_answer(call["id"], ABORTED) for call in calls if call["id"] not in answered]
+    return []
+
+
 def repaired(messages: Iterable[Message]) -> list[Message]:
-    """A transcript every provider accepts: each call answered right after it was asked for, in order; no answers to
-    nothing; no assistant turns that ended in an error."""
-    done: list[Message] = []
+    """Return a transcript that every provider accepts.
+
+    Every call is answered directly after its message, in order. Answers without a call and assistant messages that
+    ended in an error are left out.
+    """
+    whole: list[Message] = []
     waiting: list[str] = []
     answers: dict[str, Message] = {}
     for message in messages:
@@ -58,14 +73,14 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
             if message.get("tool_call_id") in waiting:
                 answers.setdefault(message["tool_call_id"], message)
             continue
-        done += _answers(waiting, answers)
+        whole += _answers(waiting, answers)
         waiting, answers = [], {}
         if message.get("role") == "assistant":
-            if message.get("finish_reason") in _DEAD_ENDS:
+            if message.get("finish_reason") in _FAILED_REASONS:
                 continue
             waiting = [call["id"] for call in message.get("tool_calls") or ()]
-        done.append(message)
-    return done + _answers(waiting, answers)
+        whole.append(message)
+    return whole + _answers(waiting, answers)
 
 
 def _answers(waiting: Sequence[str], answers: dict[str, Message]) -> list[Message]:
@@ -75,12 +90,12 @@ def _answers(waiting: Sequence[str], answers: dict[str, Message]) -> list[Messag
 def compacted(
     messages: Sequence[Message], above_chars: int = COMPACT_ABOVE_CHARS, keep_iterations: int = KEEP_ITERATIONS
 ) -> list[Message]:
-    """Shorten tool answers from before the last iterations, once the transcript is too long."""
+    """Shorten the tool answers before the last `keep_iterations` iterations, if the transcript is too long."""
     if sum(_size(message) for message in messages) <= above_chars:
         return list(messages)
-    asking = [index for index, message in enumerate(messages) if message.get("tool_calls")]
-    recent = asking[-keep_iterations] if len(asking) >= keep_iterations else 0
-    return [_shortened(message) if index < recent else message for index, message in enumerate(messages)]
+    iterations = [index for index, message in enumerate(messages) if message.get("tool_calls")]
+    first_kept = iterations[-keep_iterations] if len(iterations) >= keep_iterations else 0
+    return [_shortened(message) if index < first_kept else message for index, message in enumerate(messages)]
 
 
 def _size(message: Message) -> int:

@@ -1,1 +1,1 @@
-"""Models behind an API, and the Protocol that any model implements."""
+"""The Protocol that every model implements, and adapters for models behind an API."""

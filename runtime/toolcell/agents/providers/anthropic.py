@@ -1,33 +1,31 @@
 """Models behind Anthropic's Messages API, through the official SDK (`pip install toolcell[anthropic]`).
 
-Translates; decides nothing. Retrying is the loop's business, so the SDK's own is off.
+Translates messages and answers. The loop retries, so the SDK's own retries are off.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError
-from toolcell.agents.providers.retry import as_provider_error
-from toolcell.agents.providers.sdk import SdkProvider, known_options
+from toolcell.agents.providers.provider import Message, ModelResponse, OnText
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, known_options
 from toolcell.errors import UsageError
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import TokenUsage
 
 MAX_TOKENS = 4096
-"""The API wants a number; used when the options give none."""
+"""The API requires a number. Used when the options give none."""
 
 _FINISH_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
 _KEPT_BLOCKS = frozenset({"thinking", "redacted_thinking"})
-"""Blocks the API wants back, unchanged, in front of the tool calls they led to."""
+"""The API requires these blocks back unchanged, before the tool calls that follow them."""
 
 
 class AnthropicProvider(SdkProvider):
-    """Any model an `anthropic.AsyncAnthropic` client reaches."""
+    """Any model that an `anthropic.AsyncAnthropic` client can reach."""
 
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
         super().__init__(client or _new_client(client_options), supports_images)
@@ -35,7 +33,7 @@ class AnthropicProvider(SdkProvider):
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
-        """One message."""
+        """Request one message."""
         create = self._client.messages.create
         answer = await create(**_request(messages, tools, model, known_options(create, options)))
         blocks = [block.model_dump(exclude_none=True) for block in answer.content]
@@ -51,17 +49,10 @@ class AnthropicProvider(SdkProvider):
         on_text: OnText,
         /,
     ) -> ModelResponse:
-        """One message, as it is being made."""
+        """Request one message as a stream."""
         create = self._client.messages.create
-        wanted = _request(messages, tools, model, known_options(create, options))
-        answer = _Growing()
-        try:
-            async with await create(**wanted, stream=True) as events:
-                async for event in events:
-                    answer.add(event, on_text)
-        except Exception as exc:
-            raise answer.broken_off(exc) from exc
-        return answer.response()
+        request = _request(messages, tools, model, known_options(create, options))
+        return await _MessageAccumulator(on_text).read(create(**request, stream=True))
 
 
 def _new_client(options: Mapping[str, Any]) -> Any:
@@ -85,7 +76,7 @@ def _request(
 
 
 def to_anthropic(messages: Iterable[Message]) -> list[Message]:
-    """Messages as the API takes them: tools' answers are blocks of one user message, in the order of the calls."""
+    """Translate messages. All answers to one response's calls become blocks of one user message."""
     sent: list[Message] = []
     for message in messages:
         match message.get("role"):
@@ -128,7 +119,7 @@ def _assistant_blocks(message: Message) -> list[dict[str, Any]] | str:
 
 
 def _read_object(text: str) -> dict[str, Any]:
-    """What the API wants back as an object; arguments that were none were answered with an error."""
+    """Parse a call's arguments. The API requires an object; a call without one was already answered with an error."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -150,35 +141,34 @@ def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: str | None, usag
     return ModelResponse(text, calls, reason, usage, {"blocks": kept} if kept else {})
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A message of which more is coming. A tool's input stays text until its block is whole."""
+class _MessageAccumulator(StreamAccumulator):
+    """Builds a message from stream events. A tool's input stays JSON text: half of it may be missing."""
 
-    blocks: dict[int, dict[str, Any]] = field(default_factory=dict)
-    stop_reason: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    has_shown_text: bool = False
+    def __init__(self, on_text: OnText) -> None:
+        super().__init__(on_text)
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._stop_reason: str | None = None
+        self._input_tokens = 0
+        self._output_tokens = 0
 
-    def add(self, event: Any, on_text: OnText) -> None:
+    def add(self, event: Any) -> None:
         match event.type:
             case "message_start":
-                self.input_tokens = event.message.usage.input_tokens
+                self._input_tokens = event.message.usage.input_tokens
             case "content_block_start":
                 block = event.content_block.model_dump(exclude_none=True)
-                self.blocks[event.index] = block | ({"input": ""} if block["type"] == "tool_use" else {})
+                self._blocks[event.index] = block | ({"input": ""} if block["type"] == "tool_use" else {})
             case "content_block_delta":
-                self._add_delta(self.blocks[event.index], event.delta, on_text)
+                self._add_delta(self._blocks[event.index], event.delta)
             case "message_delta":
-                self.stop_reason = event.delta.stop_reason or self.stop_reason
-                self.output_tokens = event.usage.output_tokens
+                self._stop_reason = event.delta.stop_reason or self._stop_reason
+                self._output_tokens = event.usage.output_tokens
 
-    def _add_delta(self, block: dict[str, Any], delta: Any, on_text: OnText) -> None:
+    def _add_delta(self, block: dict[str, Any], delta: Any) -> None:
         match delta.type:
             case "text_delta":
                 block["text"] += delta.text
-                self.has_shown_text = True
-                on_text(delta.text)
+                self.show(delta.text)
             case "input_json_delta":
                 block["input"] += delta.partial_json
             case "thinking_delta":
@@ -186,14 +176,10 @@ class _Growing:
             case "signature_delta":
                 block["signature"] = delta.signature
 
-    def broken_off(self, exc: Exception) -> ProviderError:
-        """A stream that broke cannot be asked for again once somebody has read its beginning."""
-        error = as_provider_error(exc)
-        error.retryable = error.retryable and not self.has_shown_text
-        return error
+    @property
+    def is_complete(self) -> bool:
+        return self._stop_reason is not None
 
     def response(self) -> ModelResponse:
-        if self.stop_reason is None:
-            raise ProviderError("the model's stream ended before its answer did", retryable=not self.has_shown_text)
-        usage = TokenUsage(self.input_tokens, self.output_tokens)
-        return _response([self.blocks[index] for index in sorted(self.blocks)], self.stop_reason, usage)
+        usage = TokenUsage(self._input_tokens, self._output_tokens)
+        return _response([self._blocks[index] for index in sorted(self._blocks)], self._stop_reason, usage)

@@ -1,28 +1,27 @@
 """Models behind OpenAI's Chat Completions API, through the official SDK (`pip install toolcell[openai]`).
 
-Translates; decides nothing. Retrying is the loop's business, so the SDK's own is off.
+Translates messages and answers. The loop retries, so the SDK's own retries are off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
-from toolcell.agents.providers.retry import as_provider_error
-from toolcell.agents.providers.sdk import SdkProvider, known_options
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, known_options
 from toolcell.errors import UsageError
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
-from toolcell.tools.result import NO_USAGE, TokenUsage
+from toolcell.tools.result import NO_USAGE
 
 _OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason"})
-"""Of our messages; the API does not know them."""
+"""Keys of our messages that the API does not know."""
 
 
 class OpenAIProvider(SdkProvider):
-    """Any model an `openai.AsyncOpenAI` client reaches."""
+    """Any model that an `openai.AsyncOpenAI` client can reach."""
 
     def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
         super().__init__(client or _new_client(client_options), supports_images)
@@ -30,7 +29,7 @@ class OpenAIProvider(SdkProvider):
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
-        """One completion."""
+        """Request one completion."""
         create = self._client.chat.completions.create
         answer = await create(**_request(messages, tools, model, known_options(create, options)))
         if not answer.choices:
@@ -50,17 +49,11 @@ class OpenAIProvider(SdkProvider):
         on_text: OnText,
         /,
     ) -> ModelResponse:
-        """One completion, as it is being made."""
+        """Request one completion as a stream."""
         create = self._client.chat.completions.create
-        wanted = _request(messages, tools, model, known_options(create, options))
-        answer = _Growing()
-        try:
-            async with await create(**wanted, stream=True, stream_options={"include_usage": True}) as chunks:
-                async for chunk in chunks:
-                    answer.add(chunk, on_text)
-        except Exception as exc:
-            raise answer.broken_off(exc) from exc
-        return answer.response()
+        request = _request(messages, tools, model, known_options(create, options))
+        opening = create(**request, stream=True, stream_options={"include_usage": True})
+        return await _CompletionAccumulator(on_text).read(opening)
 
 
 def _new_client(options: Mapping[str, Any]) -> Any:
@@ -81,7 +74,7 @@ def _request(
 
 
 def to_openai(messages: Iterable[Message]) -> list[Message]:
-    """Messages as the API takes them. Tools cannot answer with pictures there, so these follow as the user's."""
+    """Translate messages. A tool's answer cannot hold images in this API, so they follow in a user message."""
     sent: list[Message] = []
     images: list[Mapping[str, str]] = []
     for message in messages:
@@ -112,42 +105,39 @@ class _PartialCall:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class _Growing:
-    """An answer of which more is coming."""
+class _CompletionAccumulator(StreamAccumulator):
+    """Builds a completion from stream chunks."""
 
-    text: str = ""
-    calls: dict[int, _PartialCall] = field(default_factory=dict)
-    finish_reason: str = ""
-    usage: TokenUsage = NO_USAGE
+    def __init__(self, on_text: OnText) -> None:
+        super().__init__(on_text)
+        self._text = ""
+        self._calls: dict[int, _PartialCall] = {}
+        self._finish_reason = ""
+        self._usage = NO_USAGE
 
-    def add(self, chunk: Any, on_text: OnText) -> None:
+    def add(self, chunk: Any) -> None:
         if chunk.usage is not None:
-            self.usage = read_usage(chunk.usage)
+            self._usage = read_usage(chunk.usage)
         for choice in chunk.choices:
-            self.finish_reason = choice.finish_reason or self.finish_reason
+            self._finish_reason = choice.finish_reason or self._finish_reason
             if choice.delta.content:
-                self.text += choice.delta.content
-                on_text(choice.delta.content)
+                self._text += choice.delta.content
+                self.show(choice.delta.content)
             for piece in choice.delta.tool_calls or ():
                 self._add_call(piece)
 
     def _add_call(self, piece: Any) -> None:
-        call = self.calls.setdefault(piece.index, _PartialCall())
+        call = self._calls.setdefault(piece.index, _PartialCall())
         call.id = piece.id or call.id
         if piece.function is not None:
             call.name += piece.function.name or ""
             call.arguments += piece.function.arguments or ""
 
-    def broken_off(self, exc: Exception) -> ProviderError:
-        """A stream that broke cannot be asked for again once somebody has read its beginning."""
-        error = as_provider_error(exc)
-        error.retryable = error.retryable and not self.text
-        return error
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._finish_reason)
 
     def response(self) -> ModelResponse:
-        if not self.finish_reason:
-            raise ProviderError("the model's stream ended before its answer did", retryable=not self.text)
-        ordered = [self.calls[index] for index in sorted(self.calls)]
+        ordered = [self._calls[index] for index in sorted(self._calls)]
         calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
-        return ModelResponse(self.text, calls, self.finish_reason, self.usage)
+        return ModelResponse(self._text, calls, self._finish_reason, self._usage)

@@ -1,6 +1,6 @@
-"""What the loop needs of a model: one `chat`. And what it gets back, read from whatever shape a provider uses.
+"""The Protocol that every model implements, and the messages and responses it exchanges with the loop.
 
-Knows no SDK. Messages are plain dicts in OpenAI's shape, with two keys more where they apply: `is_error` and `images`.
+Messages are plain dicts in OpenAI's format. A tool's answer may have two more keys: `is_error` and `images`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import NO_USAGE, TokenUsage
 
 Message = dict[str, Any]
-"""{"role", "content"}, and `tool_calls` of an assistant, `tool_call_id` (`is_error`, `images`) of a tool's answer."""
+"""Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""
 
 OnText = Callable[[str], None]
 
@@ -24,7 +24,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {"max_tokens": 4096, "temperature": 0.7}
 
 
 class ProviderError(ToolcellError):
-    """A model could not be asked, or did not answer."""
+    """A request to a model failed."""
 
     code = "provider_error"
 
@@ -33,29 +33,29 @@ class ProviderError(ToolcellError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status, when it got that far."""
+        """The HTTP status, if there was a response."""
         self.retryable = retryable
         self.retry_after_s = retry_after_s
-        """What the provider asked to wait."""
+        """The wait that the provider asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """One answer of a model."""
+    """One response of a model."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
     usage: TokenUsage = NO_USAGE
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What only this provider needs back in the next request."""
+    """Data that this provider needs back in its next request."""
 
     @classmethod
     def read(cls, answer: Any) -> Self:
-        """An answer from a ModelResponse, a text, or a dict with `content` and `tool_calls`.
+        """Convert a provider's answer: a ModelResponse, a text, or a dict with `content` and `tool_calls`.
 
         Raises:
-            ProviderError: it is none of these.
+            ProviderError: `answer` is none of these.
         """
         match answer:
             case cls():
@@ -66,11 +66,11 @@ class ModelResponse:
                 calls = tuple(ToolCall.read(call) for call in answer.get("tool_calls") or ())
                 reason = answer.get("finish_reason") or ("tool_calls" if calls else "stop")
                 return cls(answer.get("content") or "", calls, reason, read_usage(answer.get("usage")))
-        raise ProviderError(f"model answered with {type(answer).__name__}, which is no answer")
+        raise ProviderError(f"the provider returned {type(answer).__name__}, which is no answer")
 
 
 def read_usage(usage: Any) -> TokenUsage:
-    """Token counts out of a dict or object, under OpenAI's names or Anthropic's."""
+    """Read token counts from a dict or an object, under OpenAI's names or Anthropic's."""
     if isinstance(usage, TokenUsage):
         return usage
 
@@ -85,17 +85,17 @@ def read_usage(usage: Any) -> TokenUsage:
 
 
 class Provider(Protocol):
-    """A model. May also have `supports_images = True`, and `stream_chat`."""
+    """A model. It may also have `supports_images = True`, and `stream_chat`."""
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> Any:
-        """Answer: a `ModelResponse`, or anything `ModelResponse.read` takes."""
+        """Return the model's response: a `ModelResponse`, or anything that `ModelResponse.read` accepts."""
 
 
 @runtime_checkable
 class StreamingProvider(Protocol):
-    """A model that can show its answer while it is being made."""
+    """A model that can show its response while it is generated."""
 
     async def stream_chat(
         self,
@@ -106,21 +106,21 @@ class StreamingProvider(Protocol):
         on_text: OnText,
         /,
     ) -> Any:
-        """The same as `chat`, telling `on_text` each piece of text as it comes."""
+        """Do the same as `chat`, and call `on_text` with each piece of text as it arrives."""
 
 
 def system(content: str) -> Message:
-    """A system message."""
+    """Make a system message."""
     return {"role": "system", "content": content}
 
 
 def user(content: str) -> Message:
-    """A user message."""
+    """Make a user message."""
     return {"role": "user", "content": content}
 
 
 def assistant(response: ModelResponse) -> Message:
-    """The transcript's record of an answer; arguments stay the JSON text they came as."""
+    """Make the transcript's message from a response. Arguments stay the JSON text of the response."""
     message: Message = {"role": "assistant", "content": response.content}
     if response.tool_calls:
         message["tool_calls"] = [call.to_openai() for call in response.tool_calls]

@@ -1,4 +1,4 @@
-"""A model that says what it was told to say, and remembers what it was asked. For tests and examples."""
+"""A model that returns prepared responses and records its requests. For tests and examples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolcell.agents.providers.provider import Message, ModelResponse, OnText, P
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 
-Line = str | Mapping[str, Any] | ModelResponse | BaseException | Callable[["Request"], Any]
-"""What to say: a final text, a response, an exception to raise, or a function of the request that gives one."""
+Reply = str | Mapping[str, Any] | ModelResponse | BaseException | Callable[["Request"], Any]
+"""A final text, a response, an exception to raise, or a function that makes one of these from the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing the model was asked."""
+    """One request to the model."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolDefinition, ...]
@@ -26,12 +26,12 @@ class Request:
 
     @property
     def tool_names(self) -> list[str]:
-        """Of the tools on offer."""
+        """Names of the tools in the request."""
         return [tool.name for tool in self.tools]
 
 
 def calls(*pairs: tuple[str, Mapping[str, Any] | str], content: str = "") -> ModelResponse:
-    """A response that asks for tools: `calls(("search", {"query": "x"}), ...)`. Ids are made up, one for each."""
+    """Make a response that calls tools: `calls(("search", {"query": "x"}), ...)`. Each call gets an id."""
     made = [
         ToolCall(f"call_{index}_{name}", name, args if isinstance(args, str) else json.dumps(args, ensure_ascii=False))
         for index, (name, args) in enumerate(pairs)
@@ -40,40 +40,40 @@ def calls(*pairs: tuple[str, Mapping[str, Any] | str], content: str = "") -> Mod
 
 
 class ScriptedModel:
-    """Speaks its lines in order; the last may be repeated for ever with `repeat=True`."""
+    """Returns its replies in order. With `repeat=True` it repeats the last one for ever."""
 
-    def __init__(self, lines: Iterable[Line], *, repeat: bool = False, supports_images: bool = False) -> None:
-        self._lines = list(lines)
+    def __init__(self, replies: Iterable[Reply], *, repeat: bool = False, supports_images: bool = False) -> None:
+        self._replies = list(replies)
         self._repeat = repeat
         self.supports_images = supports_images
         self.requests: list[Request] = []
-        """What it was asked, oldest first."""
+        """Requests so far, oldest first."""
 
     @property
     def samplings(self) -> int:
-        """Times it was asked."""
+        """Number of requests so far."""
         return len(self.requests)
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
     ) -> ModelResponse:
-        """Say the next line.
+        """Return the next reply.
 
         Raises:
-            ProviderError: there is none left.
+            ProviderError: there is no reply left.
         """
         snapshot = tuple(json.loads(json.dumps(message)) for message in messages)
         request = Request(snapshot, tuple(tools), model, options)
         index = len(self.requests)
         self.requests.append(request)
-        if index >= len(self._lines) and not (self._repeat and self._lines):
-            raise ProviderError(f"the script has {len(self._lines)} lines and was asked for one more")
-        line: Any = self._lines[min(index, len(self._lines) - 1)]
-        if callable(line):
-            line = line(request)
-        if isinstance(line, BaseException):
-            raise line
-        return ModelResponse.read(line)
+        if index >= len(self._replies) and not (self._repeat and self._replies):
+            raise ProviderError(f"the scripted model has {len(self._replies)} replies, and the loop asked for one more")
+        reply: Any = self._replies[min(index, len(self._replies) - 1)]
+        if callable(reply):
+            reply = reply(request)
+        if isinstance(reply, BaseException):
+            raise reply
+        return ModelResponse.read(reply)
 
     async def stream_chat(
         self,
@@ -84,8 +84,8 @@ class ScriptedModel:
         on_text: OnText,
         /,
     ) -> ModelResponse:
-        """The same, word by word."""
+        """Return the next reply, and pass its text on word by word."""
         response = await self.chat(messages, tools, model, options)
-        for word in response.content.split(" "):
-            on_text(word if word == response.content.split(" ")[0] else f" {word}")
+        for index, word in enumerate(response.content.split(" ")):
+            on_text(f" {word}" if index else word)
         return response
