@@ -1,0 +1,58 @@
+"""What the documentation says is true: links lead somewhere, programs run, figures and names agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+"""A program of the README, followed by what it prints."""
+
+
+def anchor(heading: str) -> str:
+    """The fragment under which GitHub offers a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, fragment = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if fragment:
+            assert fragment in map(anchor, HEADING.findall(target.read_text(encoding="utf-8"))), link
+
+
+def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
+    assert re.findall(r"^\$ (make \w+)", README, re.MULTILINE)[:2] == ["make demo", "make test"]
+
+
+@pytest.mark.isolation
+def test_programs_of_the_readme_print_what_it_says() -> None:
+    programs = PROGRAM.findall(README)
+    assert programs
+    for source, printed in programs:
+        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == printed
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmarks_page() -> None:
+    results = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+), (ms|us|4 clients) \| (.+) \|$", README, re.MULTILINE)
+    assert len(rows) == 3
+    for title, _, figures in rows:
+        section = re.split(rf"^ {re.escape(title)}", results, flags=re.MULTILINE)[1].split("\n\n")[0]
+        assert set(figures.split(" | ")) <= set(section.split()), title
