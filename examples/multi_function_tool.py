@@ -23,7 +23,7 @@ NOTHING = {"type": "object", "properties": {}}
 class Widgets:
     """A shelf of widgets. Two registries with two shelves never see each other's."""
 
-    traits: ClassVar = {
+    options: ClassVar = {
         "widget_list": ToolOptions(read_only=True),
         "widget_delete": ToolOptions(requires_approval=True),
     }

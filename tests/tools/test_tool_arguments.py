@@ -447,8 +447,8 @@ async def test_extras_are_dropped_with_a_warning_unless_the_schema_or_a_setting_
     received: dict[str, Any] = {}
     registry = ToolRegistry()
     kinds: dict[str, Any] = {"silent": {}, "allowing": {"extras": "allow"}, "strict": {"extras": "forbid"}}
-    for name, traits in kinds.items():
-        registry.register(name, "Takes a query and no more", QUERY_SCHEMA, lambda args: args, **traits)
+    for name, options in kinds.items():
+        registry.register(name, "Takes a query and no more", QUERY_SCHEMA, lambda args: args, **options)
     seen: list[Call] = []
     registry.add_hook(after=lambda call, result: seen.append(call))
     args = {"query": "x", "zzz": 1}

@@ -95,12 +95,12 @@ async def test_a_result_is_at_its_calls_place_whatever_ended_first() -> None:
 
 
 @pytest.mark.conforms("F6", "F9")
-@pytest.mark.parametrize("how", ["setting", "argument", "trait"])
+@pytest.mark.parametrize("how", ["setting", "argument", "option"])
 async def test_one_sequential_wish_is_enough_for_the_whole_batch(how: str) -> None:
     crowd = Crowd()
     registry = visiting(crowd, sequential=how == "setting")
 
-    @registry.tool(mode="sequential" if how == "trait" else "")
+    @registry.tool(mode="sequential" if how == "option" else "")
     async def alone() -> str:
         """Be alone while running."""
         await crowd.visit()
@@ -546,7 +546,7 @@ async def test_tools_hooks_and_code_that_call_each_other_never_wait_for_each_oth
 
     async def look(call: Call) -> None:
         if call.name == "relay":
-            await call.dispatcher.dispatch("leaf", {}, context=call.run)
+            await call.registry.dispatch("leaf", {}, context=call.run)
 
     registry = ToolRegistry([leaf], max_workers=2)
     registry.add(relay, exclusive_group="g")

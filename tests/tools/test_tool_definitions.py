@@ -256,9 +256,9 @@ async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None
         """Touch something in the workspace."""
         return "touched"
 
-    entry = registry.entry("look")
+    entry = registry.registered("look")
     assert entry is not None
-    assert (entry.traits.read_only, entry.traits.timeout_s, entry.traits.max_result_bytes) == (True, 5, 100)
+    assert (entry.options.read_only, entry.options.timeout_s, entry.options.max_result_bytes) == (True, 5, 100)
     assert {origin: registry.names(origin) for origin in (MODEL, PLAN, CODE)} == {
         MODEL: ["look"], PLAN: ["look"], CODE: ["touch"],
     }  # fmt: skip
@@ -267,7 +267,7 @@ async def test_traits_decide_who_is_told_of_a_tool_and_who_may_call_it() -> None
     assert refused.text == "look cannot be called from within execute_code"
     assert direct.text == "touch cannot be called by a model directly"
     assert registry.to_mcp()[0]["annotations"]["readOnlyHint"] is True
-    with pytest.raises(RegistrationError, match="no trait is called 'retries'"):
+    with pytest.raises(RegistrationError, match="no option is called 'retries'"):
         registry.tool(look, name="again", retries=3)  # type: ignore[call-overload]
 
 
@@ -292,7 +292,7 @@ def test_nothing_handed_out_can_change_what_the_registry_knows() -> None:
 @pytest.mark.conforms("A-b4")
 def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
     class Files:
-        traits = types.MappingProxyType(
+        options = types.MappingProxyType(
             {"read": ToolOptions(read_only=True), "write": ToolOptions(requires_approval=True)}
         )
 
@@ -305,6 +305,6 @@ def test_an_object_says_what_is_known_of_each_of_its_functions() -> None:
             return ToolResult.ok(name)
 
     registry = ToolRegistry([Files()])
-    known = {name: entry.traits for name in registry if (entry := registry.entry(name)) is not None}
+    known = {name: entry.options for name in registry if (entry := registry.registered(name)) is not None}
 
     assert (known["read"].read_only, known["write"].requires_approval, known["list"]) == (True, True, ToolOptions())

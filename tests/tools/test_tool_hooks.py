@@ -32,11 +32,11 @@ from tools.toolkit import FakeRuntime, recorded
 pytestmark = pytest.mark.anyio
 
 
-def adding(**traits: Any) -> tuple[ToolRegistry, list[Any]]:
+def adding(**options: Any) -> tuple[ToolRegistry, list[Any]]:
     ran: list[Any] = []
     registry = ToolRegistry()
 
-    @registry.tool(**traits)
+    @registry.tool(**options)
     async def add(a: int, b: int = 0) -> int:
         """Add two numbers together."""
         ran.append((a, b))

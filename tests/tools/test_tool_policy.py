@@ -130,9 +130,9 @@ async def sub_agent_with_the_same_registry(registry: ToolRegistry, name: str) ->
 async def sub_agent_with_its_own_copy(registry: ToolRegistry, name: str) -> None:
     """The sub-agent has the tool from somewhere else; the rule is its parent's."""
     own = ToolRegistry()
-    entry = registry.entry(name)
+    entry = registry.registered(name)
     assert entry is not None
-    own.register(entry.shape)
+    own.register(entry.spec)
     inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=own)
     outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]), tools=registry)
     outer.registry.register_or_replace(inner.as_tool("aide", "Helps with everything there is."))
@@ -170,9 +170,9 @@ async def other_tool(registry: ToolRegistry, name: str) -> None:
 
 async def replaced_tools(registry: ToolRegistry, name: str) -> None:
     fresh = ToolRegistry()
-    entry = registry.entry(name)
+    entry = registry.registered(name)
     assert entry is not None
-    fresh.register(entry.shape)
+    fresh.register(entry.spec)
     await Agent(ScriptedModel([calls((name, {})), "done"]), tools=registry).run("go", tools=fresh)
 
 
@@ -201,7 +201,7 @@ async def try_path(path: Any, rule: str) -> None:
         case "allow-list":
             registry.allow_only("harmless", "relay", "execute_*", "aide", "agent_*", "ns_harmless")
         case "hook":
-            registry.add_hook(before=lambda call: Block("no") if "danger" in call.entry.aliases else None)
+            registry.add_hook(before=lambda call: Block("no") if "danger" in call.tool.aliases else None)
 
     await path(registry, "danger")
 

@@ -25,8 +25,8 @@ from toolcell.tools import (
     ToolError,
     ToolRegistry,
     ToolResult,
+    compat,
 )
-from toolcell.tools import compat as shapes
 from toolcell.tools.finalize import cut_text
 from toolcell.tools.result import TokenUsage
 from tools.toolkit import FakeRuntime
@@ -42,14 +42,14 @@ def anyio_backend() -> str:
 
 @pytest.mark.conforms("B1")
 def test_content_and_error_are_two_keys_and_the_second_only_when_there_is_one() -> None:
-    assert shapes.to_content_error(ToolResult.ok("fine")) == {"content": "fine"}
-    assert shapes.to_content_error(ToolResult.fail("no")) == {"content": "", "error": "no"}
-    assert shapes.to_content_error(ToolResult.of({"a": 1})) == {"content": '{"a": 1}'}
+    assert compat.to_content_error(ToolResult.ok("fine")) == {"content": "fine"}
+    assert compat.to_content_error(ToolResult.fail("no")) == {"content": "", "error": "no"}
+    assert compat.to_content_error(ToolResult.of({"a": 1})) == {"content": '{"a": 1}'}
 
 
 @pytest.mark.conforms("B9")
 def test_the_model_reads_the_attached_exception_when_there_is_no_text() -> None:
-    assert shapes.to_for_llm(ToolResult().with_error(ValueError("disk full")))["for_llm"] == "disk full"
+    assert compat.to_for_llm(ToolResult().with_error(ValueError("disk full")))["for_llm"] == "disk full"
     assert ToolResult.fail("", code="x").with_error(ValueError("disk full")).text == "disk full"
     assert ToolResult.ok("fine").with_error(ValueError("disk full")).text == "fine"
 
@@ -95,14 +95,14 @@ RESULTS = [
 @pytest.mark.conforms("B13", "B14", "B1", "B3", "B6", "B10")
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: f"{result.status}-{result.text[:12]}")
 def test_every_result_has_its_place_in_all_four_shapes(result: ToolResult) -> None:
-    pair, parts = shapes.to_content_error(result), shapes.to_parts(result)
-    for_llm, ok_err = shapes.to_for_llm(result), shapes.to_ok_err(result)
+    pair, parts = compat.to_content_error(result), compat.to_parts(result)
+    for_llm, ok_err = compat.to_for_llm(result), compat.to_ok_err(result)
 
-    assert ("error" in pair) == parts.is_error == for_llm["is_error"] == isinstance(ok_err, shapes.Err)
+    assert ("error" in pair) == parts.is_error == for_llm["is_error"] == isinstance(ok_err, compat.Err)
     assert parts.is_error == (result.status not in (Status.OK, Status.PENDING))
     assert for_llm["async"] == (result.status is Status.PENDING)
     assert (parts.details, parts.terminate) == (result.details, result.terminate)
-    assert shapes.observed(result) == f"{'ERROR' if result.is_error else 'SUCCESS'}: {result.text}"
+    assert compat.observed(result) == f"{'ERROR' if result.is_error else 'SUCCESS'}: {result.text}"
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -118,15 +118,15 @@ def test_what_another_shape_can_say_survives_the_way_there_and_back(
     if shown:
         for_llm["for_user"] = shown
     failed = {"for_llm": message, "silent": False, "is_error": True, "async": False}
-    parts = shapes.PartsResult((Text(message), PICTURE), {"n": 1}, flags[0], flags[1])
+    parts = compat.PartsResult((Text(message), PICTURE), {"n": 1}, flags[0], flags[1])
 
-    assert shapes.to_content_error(shapes.from_content_error(pair)) == pair
-    assert shapes.to_for_llm(shapes.from_for_llm(for_llm)) == for_llm
-    assert shapes.to_for_llm(shapes.from_for_llm(failed)) == failed
-    assert shapes.to_parts(shapes.from_parts(parts)) == parts
-    for ok_err in (shapes.Ok(text), shapes.Err(message)):
-        assert shapes.to_ok_err(shapes.from_ok_err(ok_err)) == ok_err
-    assert "err" not in json.loads(json.dumps(shapes.to_for_llm(ToolResult.fail(message, exc=ValueError("secret")))))
+    assert compat.to_content_error(compat.from_content_error(pair)) == pair
+    assert compat.to_for_llm(compat.from_for_llm(for_llm)) == for_llm
+    assert compat.to_for_llm(compat.from_for_llm(failed)) == failed
+    assert compat.to_parts(compat.from_parts(parts)) == parts
+    for ok_err in (compat.Ok(text), compat.Err(message)):
+        assert compat.to_ok_err(compat.from_ok_err(ok_err)) == ok_err
+    assert "err" not in json.loads(json.dumps(compat.to_for_llm(ToolResult.fail(message, exc=ValueError("secret")))))
 
 
 @pytest.mark.conforms("B7", "O-b6")
@@ -266,7 +266,7 @@ async def test_a_failing_command_shows_what_it_printed_beside_its_error() -> Non
     result = await ToolRegistry([shell]).execute("shell")
 
     assert result.text == "exit: 2\nmake: no rule to make target"
-    assert shapes.to_content_error(result) == {"content": "make: no rule to make target", "error": "exit: 2"}
+    assert compat.to_content_error(result) == {"content": "make: no rule to make target", "error": "exit: 2"}
 
 
 @pytest.mark.conforms("B-b2")

@@ -14,14 +14,14 @@ from toolcell.agents.loop import FINAL, MAX_ITERATIONS, TERMINATED, LoopRun, Too
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.errors import UsageError
 from toolcell.tools import events
-from toolcell.tools.adapters import with_traits
-from toolcell.tools.ask_user import AskUser, ask_user_shape
+from toolcell.tools.adapters import with_options
+from toolcell.tools.ask_user import AskUser, ask_user_spec
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext, new_id
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
+from toolcell.tools.orchestration import CodeRuntime, code_spec, plan_spec
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, Text, ToolResult
 from toolcell.tools.spec import ToolSpec
@@ -168,9 +168,9 @@ class Agent:
 
     # As a tool of another agent
 
-    def as_tool(self, name: str, description: str, **traits: Any) -> SubAgent:
+    def as_tool(self, name: str, description: str, **options: Any) -> SubAgent:
         """Return this agent as a tool with one parameter, `task`. Each call is a new conversation."""
-        return SubAgent(self, name, description, traits)
+        return SubAgent(self, name, description, options)
 
     async def run_task(self, task: str, run: RunContext) -> ToolLoopResult:
         """Do one task as part of another run, without this agent's conversation."""
@@ -184,11 +184,11 @@ def _as_registry(tools: Tools) -> ToolRegistry:
 
 
 def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
-    specs = [plan_shape({})] if plan else []
+    specs = [plan_spec({})] if plan else []
     if code is not None:
-        specs.append(code_shape(code, {}))
+        specs.append(code_spec(code, {}))
     if ask_user is not None:
-        specs.append(ask_user_shape(ask_user))
+        specs.append(ask_user_spec(ask_user))
     return specs
 
 
@@ -214,18 +214,18 @@ class Network(Agent):
 class SubAgent:
     """An agent as a tool. It follows its caller's rules, hooks and budget, and it cannot call itself in a circle."""
 
-    def __init__(self, agent: Agent, name: str, description: str, traits: Mapping[str, Any]) -> None:
+    def __init__(self, agent: Agent, name: str, description: str, options: Mapping[str, Any]) -> None:
         self.agent = agent
         self.name = name
         self.description = description
-        self._traits = with_traits(ToolOptions(orchestrates=True, is_agent=True), traits)
+        self._options = with_options(ToolOptions(orchestrates=True, is_agent=True), options)
 
-    def to_shape(self) -> ToolSpec:
+    def to_spec(self) -> ToolSpec:
         """Return the spec that a registry stores."""
         return ToolSpec(
             definition=ToolDefinition(self.name, self.description, TASK_SCHEMA),
             invoke=self._invoke,
-            traits=self._traits,
+            options=self._options,
             source=self,
             requires_result=True,
         )
@@ -245,12 +245,12 @@ class SubAgent:
     def _inner_run(self, call: Call) -> RunContext:
         """Return the agent's run. It shares the caller's budget and events, and obeys all callers' rules and hooks."""
         above = call.nested_run()
-        table = call.dispatcher.table
+        state = call.registry.state
         return above.child(
             depth=above.depth + 1,
             agents=(*above.agents, id(self.agent)),
-            hooks=(*above.hooks, *table.hooks),
-            policies=(*above.policies, *table.policies),
+            hooks=(*above.hooks, *state.hooks),
+            policies=(*above.policies, *state.policies),
         )
 
 

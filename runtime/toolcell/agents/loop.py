@@ -34,7 +34,7 @@ from toolcell.tools.call import Call
 from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
 from toolcell.tools.context import Budget, RunContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.hooks import settle
+from toolcell.tools.hooks import maybe_await
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
@@ -300,7 +300,7 @@ class LoopRun:
         self._steps.append(step_trace(call, result))
         self._files += result.files
         self._usage += result.usage
-        if call.traits.is_agent and not result.is_error:
+        if call.options.is_agent and not result.is_error:
             self._last_output = result.output
         answer = tool_message(
             call.call_id,
@@ -311,7 +311,7 @@ class LoopRun:
         )
         self._append(answer, call_id=call.call_id)
         if config.on_user is not None and (shown := result.user_text) is not None:
-            await settle(config.on_user(shown, result))
+            await maybe_await(config.on_user(shown, result))
 
     # Record and report
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.tools.call import Call
-from toolcell.tools.hooks import settle
+from toolcell.tools.hooks import maybe_await
 from toolcell.tools.result import ToolResult
 
 
@@ -35,7 +35,7 @@ async def before_request(processors: Sequence[Processor], messages: list[Message
     """Edit the messages of one request. The transcript keeps the originals."""
     for processor in processors:
         if processor.pre_llm is not None:
-            messages = await settle(processor.pre_llm(messages))
+            messages = await maybe_await(processor.pre_llm(messages))
     return messages
 
 
@@ -43,7 +43,7 @@ async def after_response(processors: Sequence[Processor], response: ModelRespons
     """Edit a response before the loop uses it."""
     for processor in processors:
         if processor.post_llm is not None:
-            response = await settle(processor.post_llm(response))
+            response = await maybe_await(processor.post_llm(response))
     return response
 
 
@@ -51,5 +51,5 @@ async def after_tool(processors: Sequence[Processor], call: Call, result: ToolRe
     """Edit a result before it enters the transcript."""
     for processor in processors:
         if processor.post_tool is not None:
-            result = await settle(processor.post_tool(call, result))
+            result = await maybe_await(processor.post_tool(call, result))
     return result

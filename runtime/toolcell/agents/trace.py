@@ -29,7 +29,7 @@ class StepTrace:
 def step_trace(call: Call, result: ToolResult) -> StepTrace:
     """The trace of one finished call."""
     given = call.raw_args if isinstance(call.raw_args, str) else to_json(call.raw_args)
-    kind: Literal["tool", "agent"] = "agent" if call.traits.is_agent else "tool"
+    kind: Literal["tool", "agent"] = "agent" if call.options.is_agent else "tool"
     return StepTrace(
         call.name,
         kind,

@@ -167,7 +167,7 @@ class Recorder:
 
     def _tools(self, registry: ToolRegistry, names: list[str]) -> _Common:
         """What a run may call."""
-        entries = tuple(registry.table.entries[name] for name in names)
+        entries = tuple(registry.state.tools[name] for name in names)
         key = tuple(map(id, entries))
         if (known := self._common.get(key)) is None:
             defined = [[entry.name, entry.definition.description, entry.definition.parameters] for entry in entries]

@@ -16,13 +16,13 @@ from toolcell.errors import RegistrationError
 from toolcell.tools.call import Call, ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.docstrings import read_docstring
-from toolcell.tools.options import DEFAULT_TRAITS, ExecutionMode, ToolOptions
+from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_signature
 from toolcell.tools.spec import Decode, Invoke, Prepare, ToolSpec
 from toolcell.tools.threads import ABANDONED, run_in_thread
 
-_TRAIT_NAMES = frozenset(entry.name for entry in fields(ToolOptions))
+_OPTION_NAMES = frozenset(entry.name for entry in fields(ToolOptions))
 
 
 class ToolObject(Protocol):
@@ -58,64 +58,64 @@ class AgentTool:
     prepare: Prepare | None = None
     """Rewrites the raw arguments before they are validated."""
     mode: ExecutionMode = ""
-    traits: ToolOptions = DEFAULT_TRAITS
+    options: ToolOptions = DEFAULT_TOOL_OPTIONS
 
 
 class FunctionTool:
     """A function with the definition derived from it. Calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], shape: ToolSpec) -> None:
+    def __init__(self, function: Callable[..., Any], spec: ToolSpec) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.shape = shape
+        self.spec = spec
 
     @property
     def definition(self) -> ToolDefinition:
         """What the model sees."""
-        return self.shape.definition
+        return self.spec.definition
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
-def with_traits(traits: ToolOptions, changes: Mapping[str, Any]) -> ToolOptions:
-    """Traits with keyword changes; unknown names are refused.
+def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOptions:
+    """ToolOptions with keyword changes; unknown names are refused.
 
     Raises:
-        RegistrationError: there is no such trait.
+        RegistrationError: there is no such option.
     """
-    for name in changes.keys() - _TRAIT_NAMES:
-        raise RegistrationError(f"no trait is called {name!r}; there are: {', '.join(sorted(_TRAIT_NAMES))}")
+    for name in changes.keys() - _OPTION_NAMES:
+        raise RegistrationError(f"no option is called {name!r}; there are: {', '.join(sorted(_OPTION_NAMES))}")
     if "callable_from" in changes:
         changes = {**changes, "callable_from": frozenset(changes["callable_from"])}
-    return replace(traits, **changes) if changes else traits
+    return replace(options, **changes) if changes else options
 
 
-def shapes_of(tool: Any, traits: Mapping[str, Any] | None = None) -> list[ToolSpec]:
+def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSpec]:
     """Every function of a tool, whichever way it is written.
 
     Raises:
         RegistrationError: it is not a tool in any of the known ways.
     """
-    changes = traits or {}
-    return [replace(shape, traits=with_traits(shape.traits, changes)) for shape in _shapes(tool)]
+    changes = options or {}
+    return [replace(spec, options=with_options(spec.options, changes)) for spec in _specs(tool)]
 
 
-def _shapes(tool: Any) -> Iterator[ToolSpec]:
+def _specs(tool: Any) -> Iterator[ToolSpec]:
     if isinstance(tool, ToolSpec):
         yield tool
     elif isinstance(tool, FunctionTool):
-        yield replace(tool.shape, source=tool)
-    elif hasattr(tool, "to_shape"):
-        yield tool.to_shape()
+        yield replace(tool.spec, source=tool)
+    elif hasattr(tool, "to_spec"):
+        yield tool.to_spec()
     elif isinstance(tool, AgentTool):
-        yield record_shape(tool)
+        yield record_spec(tool)
     elif callable(getattr(tool, "definitions", None)) and callable(getattr(tool, "execute", None)):
-        yield from (_object_shape(tool, definition) for definition in tool.definitions())
+        yield from (_object_spec(tool, definition) for definition in tool.definitions())
     elif hasattr(tool, "parameters") and hasattr(tool, "description") and hasattr(tool, "name"):
-        yield _simple_shape(tool)
+        yield _simple_spec(tool)
     elif callable(tool):
-        yield function_shape(tool)
+        yield function_spec(tool)
     else:
         raise RegistrationError(f"{tool!r:.200} is not a tool: it is no function, and has no definitions or parameters")
 
@@ -123,26 +123,26 @@ def _shapes(tool: Any) -> Iterator[ToolSpec]:
 # Functions
 
 
-def function_shape(
+def function_spec(
     function: Callable[..., Any],
     *,
     name: str | None = None,
     description: str | None = None,
     prepare: Prepare | None = None,
-    traits: ToolOptions | None = None,
+    options: ToolOptions | None = None,
 ) -> ToolSpec:
     """A plain function: its name, docstring and signature are the definition."""
     prose, parameters = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, parameters)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
     definition = ToolDefinition(chosen, description or prose, signature.parameters)
-    known = traits or DEFAULT_TRAITS
+    known = options or DEFAULT_TOOL_OPTIONS
     if known.returns is None:
         known = replace(known, returns=signature.returns)
     return ToolSpec(
         definition=definition,
         invoke=_keyword_invoke(function, signature.context_parameter, known.blocking),
-        traits=known,
+        options=known,
         source=function,
         prepare=prepare,
         decode=_decoder(signature),
@@ -188,20 +188,20 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
-def positional_shape(
-    definition: ToolDefinition, function: Callable[..., Any] | None, traits: ToolOptions, source: Any = None
+def positional_spec(
+    definition: ToolDefinition, function: Callable[..., Any] | None, options: ToolOptions, source: Any = None
 ) -> ToolSpec:
     """A function that takes all arguments as one dict."""
     if function is None:
-        return ToolSpec(definition=definition, invoke=None, traits=traits, source=source)
+        return ToolSpec(definition=definition, invoke=None, options=options, source=source)
     called = function
-    invoke = _threaded(lambda call: called(call.args), function, traits)
-    return ToolSpec(definition=definition, invoke=invoke, traits=traits, source=source or function)
+    invoke = _threaded(lambda call: called(call.args), function, options)
+    return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function)
 
 
-def _threaded(invoke: Invoke, function: Callable[..., Any], traits: ToolOptions) -> Invoke:
+def _threaded(invoke: Invoke, function: Callable[..., Any], options: ToolOptions) -> Invoke:
     """Move a synchronous function off the event loop."""
-    if is_async(function) or not traits.blocking:
+    if is_async(function) or not options.blocking:
         return invoke
 
     def in_thread(call: Call) -> Any:
@@ -223,11 +223,11 @@ _RECORD_ARGUMENTS: Mapping[str, Callable[[Call], Any]] = {
 }
 
 
-def record_shape(tool: AgentTool) -> ToolSpec:
+def record_spec(tool: AgentTool) -> ToolSpec:
     """A record with an execute function."""
-    traits = replace(tool.traits, label=tool.label or tool.traits.label, mode=tool.mode or tool.traits.mode)
+    options = replace(tool.options, label=tool.label or tool.options.label, mode=tool.mode or tool.options.mode)
     if tool.execute is None:
-        return ToolSpec(definition=tool.definition, invoke=None, traits=traits, source=tool, prepare=tool.prepare)
+        return ToolSpec(definition=tool.definition, invoke=None, options=options, source=tool, prepare=tool.prepare)
     execute, names = tool.execute, _record_parameters(tool)
 
     def invoke(call: Call) -> Any:
@@ -235,8 +235,8 @@ def record_shape(tool: AgentTool) -> ToolSpec:
 
     return ToolSpec(
         definition=tool.definition,
-        invoke=_threaded(invoke, execute, traits),
-        traits=traits,
+        invoke=_threaded(invoke, execute, options),
+        options=options,
         source=tool,
         prepare=tool.prepare,
         requires_result=True,
@@ -256,24 +256,24 @@ def _record_parameters(tool: AgentTool) -> list[str]:
 # Objects
 
 
-def _object_shape(tool: Any, definition: ToolDefinition) -> ToolSpec:
+def _object_spec(tool: Any, definition: ToolDefinition) -> ToolSpec:
     name = definition.name
-    return _bound_shape(tool, definition, lambda bound, call: bound.execute(call.context, name, call.args))
+    return _bound_spec(tool, definition, lambda bound, call: bound.execute(call.context, name, call.args))
 
 
-def _simple_shape(tool: Any) -> ToolSpec:
+def _simple_spec(tool: Any) -> ToolSpec:
     definition = ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters))
-    return _bound_shape(tool, definition, lambda bound, call: bound.execute(call.context, call.args))
+    return _bound_spec(tool, definition, lambda bound, call: bound.execute(call.context, call.args))
 
 
 def _read(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> ToolSpec:
-    traits = _traits_of(tool, definition.name)
+def _bound_spec(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> ToolSpec:
+    options = _options_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
-        return ToolSpec(definition=definition, invoke=None, traits=traits, source=tool)
+        return ToolSpec(definition=definition, invoke=None, options=options, source=tool)
     is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
 
     def invoke(call: Call) -> Any:
@@ -281,20 +281,20 @@ def _bound_shape(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call
 
     return ToolSpec(
         definition=definition,
-        invoke=_threaded(invoke, tool.execute, traits),
-        traits=traits,
+        invoke=_threaded(invoke, tool.execute, options),
+        options=options,
         source=tool,
         prepare=getattr(tool, "prepare", None),
         requires_result=True,
     )
 
 
-def _traits_of(tool: Any, name: str) -> ToolOptions:
-    """A tool may have `traits`: Traits of all its functions, or a mapping from function name to Traits."""
-    known = getattr(tool, "traits", None)
+def _options_of(tool: Any, name: str) -> ToolOptions:
+    """A tool may have `options`: ToolOptions of all its functions, or a mapping from function name to ToolOptions."""
+    known = getattr(tool, "options", None)
     if isinstance(known, Mapping):
         known = known.get(name)
-    return known if isinstance(known, ToolOptions) else DEFAULT_TRAITS
+    return known if isinstance(known, ToolOptions) else DEFAULT_TOOL_OPTIONS
 
 
 def _personal_copy(tool: Any, call: Call) -> Any:

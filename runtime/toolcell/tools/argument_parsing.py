@@ -8,7 +8,7 @@ from typing import Any
 
 from toolcell.errors import ToolAbort
 from toolcell.tools.call import Call
-from toolcell.tools.hooks import settle
+from toolcell.tools.hooks import maybe_await
 from toolcell.tools.result import ErrorCode
 from toolcell.tools.values import MAX_TEXT_CHARS, BadValue, copy_arguments
 
@@ -45,8 +45,8 @@ async def prepare_arguments(call: Call) -> Any:
         NotPrepared: not JSON, or the preparation failed.
     """
     received = parse_arguments(call.raw_args) if isinstance(call.raw_args, str) else call.raw_args
-    assert call.entry is not None
-    prepare = call.entry.shape.prepare
+    assert call.tool is not None
+    prepare = call.tool.spec.prepare
     if prepare is None or not isinstance(received, Mapping):
         return received
     try:
@@ -54,7 +54,7 @@ async def prepare_arguments(call: Call) -> Any:
     except BadValue as exc:
         raise ArgumentError(f"invalid tool arguments: {exc}") from exc
     try:
-        prepared = await settle(prepare(mine))
+        prepared = await maybe_await(prepare(mine))
     except ToolAbort:
         raise
     except Exception as exc:

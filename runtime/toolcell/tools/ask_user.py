@@ -7,7 +7,7 @@ from typing import Any
 
 from toolcell.tools.call import Call
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.hooks import settle
+from toolcell.tools.hooks import maybe_await
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.spec import ToolSpec
 
@@ -17,11 +17,11 @@ AskUser = Callable[[str], str | Awaitable[str]]
 ASK_TOOL = "ask_user"
 
 
-def ask_user_shape(ask: AskUser) -> ToolSpec:
+def ask_user_spec(ask: AskUser) -> ToolSpec:
     """A tool that asks a person. Plans and code cannot: nobody expects questions in the middle of either."""
 
     async def invoke(call: Call) -> Any:
-        return await settle(ask(call.args["question"]))
+        return await maybe_await(ask(call.args["question"]))
 
     schema = {
         "type": "object",
@@ -32,7 +32,7 @@ def ask_user_shape(ask: AskUser) -> ToolSpec:
         definition=ToolDefinition(ASK_TOOL, "Ask the user a question and wait for the answer.", schema),
         invoke=invoke,
         # People take their time, and the question holds no worker from other tools meanwhile.
-        traits=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
+        options=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
         source=ask,
         requires_result=True,
     )

@@ -12,7 +12,7 @@ import anyio
 
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.tools.call import Call
-from toolcell.tools.pipeline import abandon, conclude, perform, preflight, refuse, run_call
+from toolcell.tools.pipeline import conclude, perform, preflight, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 
@@ -23,7 +23,7 @@ ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
 
 
 async def run_batch(
-    table: RegistryState,
+    state: RegistryState,
     calls: Sequence[Call],
     *,
     sequential: bool = False,
@@ -40,35 +40,35 @@ async def run_batch(
     """
     allowed, surplus = calls[:limit], calls[limit:] if limit is not None else ()
     try:
-        if len(allowed) == 1 or sequential or _any_sequential(table, allowed):
-            results = [await _one(table, call, on_result) for call in allowed]
+        if len(allowed) == 1 or sequential or _any_sequential(state, allowed):
+            results = [await _one(state, call, on_result) for call in allowed]
         else:
-            results = await _overlapping(table, allowed, on_result)
-        return results + [await _surplus(table, call, limit, on_result) for call in surplus]
+            results = await _overlapping(state, allowed, on_result)
+        return results + [await _surplus(state, call, limit, on_result) for call in surplus]
     except BaseException as exc:
         for call in calls:
-            await abandon(call, exc)
+            await record_as_cancelled(call, exc)
         raise
 
 
-def _any_sequential(table: RegistryState, calls: Sequence[Call]) -> bool:
-    entries = (table.entries.get(call.name) for call in calls)
-    return any(entry is not None and entry.traits.mode == "sequential" for entry in entries)
+def _any_sequential(state: RegistryState, calls: Sequence[Call]) -> bool:
+    tools = (state.tools.get(call.name) for call in calls)
+    return any(tool is not None and tool.options.mode == "sequential" for tool in tools)
 
 
-async def _one(table: RegistryState, call: Call, on_result: OnResult | None) -> ToolResult:
-    result = await run_call(table, call)
+async def _one(state: RegistryState, call: Call, on_result: OnResult | None) -> ToolResult:
+    result = await run_call(state, call)
     if on_result is not None:
         await on_result(call, result)
     return result
 
 
-async def _overlapping(table: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
-    refusals = [await preflight(table, call) for call in calls]
+async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+    refusals = [await preflight(state, call) for call in calls]
     results = dict(enumerate(refusals))
 
     async def perform_one(index: int) -> None:
-        results[index] = await perform(table, calls[index])
+        results[index] = await perform(state, calls[index])
 
     admitted = [index for index, refusal in enumerate(refusals) if refusal is None]
     if len(admitted) == 1:
@@ -79,7 +79,7 @@ async def _overlapping(table: RegistryState, calls: Sequence[Call], on_result: O
     for index, call in enumerate(calls):
         result = results[index]
         assert result is not None
-        concluded.append(await conclude(table, call, result))
+        concluded.append(await conclude(state, call, result))
         if on_result is not None:
             await on_result(call, concluded[index])
     return concluded
@@ -106,10 +106,10 @@ def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return group
 
 
-async def _surplus(table: RegistryState, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
+async def _surplus(state: RegistryState, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
     refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
-    result = await refuse(table, call, refusal)
+    result = await refuse(state, call, refusal)
     if on_result is not None:
         await on_result(call, result)
     return result

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from toolcell.errors import RegistrationError
-from toolcell.tools.adapters import positional_shape
+from toolcell.tools.adapters import positional_spec
 from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.options import DEFAULT_TRAITS
+from toolcell.tools.options import DEFAULT_TOOL_OPTIONS
 from toolcell.tools.spec import ToolSpec
 
 PARAMETER_TYPES = ("string", "integer", "number", "boolean", "array", "object")
@@ -69,7 +69,7 @@ class Tool:
         schema = {"type": "object", "properties": self._properties, "required": self._required}
         return ToolDefinition(self.name, self._description, schema)
 
-    def to_shape(self) -> ToolSpec:
+    def to_spec(self) -> ToolSpec:
         """As the registry takes it.
 
         Raises:
@@ -77,4 +77,4 @@ class Tool:
         """
         if self._function is None:
             raise RegistrationError(f"tool {self.name!r} has no function; end with .call(function)")
-        return positional_shape(self.definition, self._function, DEFAULT_TRAITS, source=self)
+        return positional_spec(self.definition, self._function, DEFAULT_TOOL_OPTIONS, source=self)

@@ -17,7 +17,7 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.tools.coercion import Change
 from toolcell.tools.context import RunContext, RunState, new_id
 from toolcell.tools.jobs import Completion, Work, completion_for
-from toolcell.tools.options import DEFAULT_TRAITS, Origin, ToolOptions
+from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ToolResult
 
@@ -35,7 +35,7 @@ class Call:
     """Validated: what the tool receives. Empty until validation."""
     decoded: dict[str, Any] | None = None
     """The same as the Python types the tool declares, where these are more than JSON."""
-    entry: RegisteredTool | None = None
+    tool: RegisteredTool | None = None
     changes: tuple[Change, ...] = ()
     """What coercion mended."""
     warnings: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Call:
 
     def __init__(
         self,
-        dispatcher: RegistryView,
+        registry: RegistryView,
         name: str,
         raw_args: Any,
         call_id: str,
@@ -75,7 +75,7 @@ class Call:
         step: int | None = None,
         message: Any = None,
     ) -> None:
-        self.dispatcher = dispatcher
+        self.registry = registry
         self.name = name
         self.raw_args = raw_args
         """As received; never changed."""
@@ -90,9 +90,9 @@ class Call:
         """The assistant message that asked for it, where there is one."""
 
     @property
-    def traits(self) -> ToolOptions:
+    def options(self) -> ToolOptions:
         """Of the tool; of no tool in particular when there is none by that name."""
-        return self.entry.traits if self.entry is not None else DEFAULT_TRAITS
+        return self.tool.options if self.tool is not None else DEFAULT_TOOL_OPTIONS
 
     @property
     def origin_label(self) -> str:
@@ -119,7 +119,7 @@ class Call:
     def nested_run(self) -> RunContext:
         """The run as calls made by this call's tool see it."""
         if self._nested is None:
-            self._nested = self._make_nested_run() if self.traits.orchestrates else self.run
+            self._nested = self._make_nested_run() if self.options.orchestrates else self.run
         return self._nested
 
     def _make_nested_run(self) -> RunContext:
@@ -130,7 +130,7 @@ class Call:
             "parent_call_id": self.call_id,
             "level": run.level + 1,
             "via": via,
-            "lent_worker": self.lent_worker,
+            "borrowed_worker": self.borrowed_worker,
             "held_groups": self.held_groups,
         }
         if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
@@ -146,7 +146,7 @@ class Call:
             above = above.parent
 
     @property
-    def lent_worker(self) -> anyio.CapacityLimiter | None:
+    def borrowed_worker(self) -> anyio.CapacityLimiter | None:
         """The worker of the nearest call above that holds one: it waits for this call, so its worker is free for it.
 
         Waiting for another would be a deadlock when all are held by calls that wait; taking none would break the cap.
@@ -156,12 +156,12 @@ class Call:
                 if above._lent is None:
                     above._lent = anyio.CapacityLimiter(1)
                 return above._lent
-        return self.run.lent_worker
+        return self.run.borrowed_worker
 
     @property
     def held_groups(self) -> frozenset[str]:
         """Exclusive groups that calls above hold, and so this one need not wait for."""
-        own = {above.traits.exclusive_group for above in self.callers} - {None}
+        own = {above.options.exclusive_group for above in self.callers} - {None}
         return self.run.held_groups | frozenset(group for group in own if group is not None)
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -313,10 +313,10 @@ class ToolContext:
         return completion_for(self._call)
 
     def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
-        """Hand work to the run's job table and return the pending result to give back.
+        """Hand work to the run's job state and return the pending result to give back.
 
         Raises:
-            ToolError: the run keeps no job table.
+            ToolError: the run keeps no job state.
         """
         jobs = self._call.run.state.jobs
         if jobs is None:
@@ -326,7 +326,7 @@ class ToolContext:
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
         """Call another tool on the same path, with the caller's rights."""
         call = self._call
-        return await call.dispatcher.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
+        return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
 
 
 current: ContextVar[Call | None] = ContextVar("toolcell_call", default=None)

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from toolcell.tools.call import Call
 from toolcell.tools.hook_runner import in_hook
 from toolcell.tools.options import Origin
-from toolcell.tools.spec import GateKey, RegisteredTool
+from toolcell.tools.spec import RegisteredTool, ToolIdentity
 
 
 class _LoopGates:
@@ -23,7 +23,7 @@ class _LoopGates:
 
     def __init__(self) -> None:
         self.groups: dict[str, anyio.Lock] = {}
-        self.tools: WeakKeyDictionary[GateKey, anyio.CapacityLimiter] = WeakKeyDictionary()
+        self.tools: WeakKeyDictionary[ToolIdentity, anyio.CapacityLimiter] = WeakKeyDictionary()
 
 
 _gates: anyio.lowlevel.RunVar[_LoopGates] = anyio.lowlevel.RunVar("toolcell_gates")
@@ -37,21 +37,23 @@ def _loop_gates() -> _LoopGates:
         return gates
 
 
-def has_own_gates(entry: RegisteredTool) -> bool:
+def has_own_gates(tool: RegisteredTool) -> bool:
     """True for the few tools that wait for more than a worker."""
-    traits = entry.traits
-    return traits.exclusive_group is not None or traits.max_concurrency is not None
+    options = tool.options
+    return options.exclusive_group is not None or options.max_concurrency is not None
 
 
 @asynccontextmanager
-async def own_gates(call: Call, entry: RegisteredTool) -> AsyncIterator[None]:
+async def own_gates(call: Call, tool: RegisteredTool) -> AsyncIterator[None]:
     """Wait for the tool's own turn, before any worker is taken: waiting for a group keeps no worker from others."""
     async with AsyncExitStack() as held:
-        group = entry.traits.exclusive_group
+        group = tool.options.exclusive_group
         if group is not None and group not in call.held_groups:
             await held.enter_async_context(_loop_gates().groups.setdefault(group, anyio.Lock()))
-        if entry.traits.max_concurrency is not None and all(_gate(above) is not entry.gate for above in call.callers):
-            await held.enter_async_context(_own_limiter(entry, entry.traits.max_concurrency))
+        if tool.options.max_concurrency is not None and all(
+            _gate(above) is not tool.identity for above in call.callers
+        ):
+            await held.enter_async_context(_own_limiter(tool, tool.options.max_concurrency))
         yield
 
 
@@ -61,17 +63,17 @@ async def take_worker(call: Call, limiter: anyio.CapacityLimiter) -> None:
         limiter.acquire_on_behalf_of_nowait(call)
     except anyio.WouldBlock:
         await limiter.acquire_on_behalf_of(call)
-    call.holds_worker = not call.traits.orchestrates
+    call.holds_worker = not call.options.orchestrates
 
 
-def _gate(call: Call) -> GateKey | None:
-    return call.entry.gate if call.entry is not None else None
+def _gate(call: Call) -> ToolIdentity | None:
+    return call.tool.identity if call.tool is not None else None
 
 
-def _own_limiter(entry: RegisteredTool, tokens: int) -> anyio.CapacityLimiter:
+def _own_limiter(tool: RegisteredTool, tokens: int) -> anyio.CapacityLimiter:
     limiters = _loop_gates().tools
-    if (limiter := limiters.get(entry.gate)) is None:
-        limiters[entry.gate] = limiter = anyio.CapacityLimiter(tokens)
+    if (limiter := limiters.get(tool.identity)) is None:
+        limiters[tool.identity] = limiter = anyio.CapacityLimiter(tokens)
     return limiter
 
 
@@ -80,9 +82,9 @@ def worker_limiter(call: Call) -> anyio.CapacityLimiter | None:
     run = call.run
     if run.is_shared:
         return None
-    workers = call.dispatcher.settings.max_workers
-    if call.traits.orchestrates:
+    workers = call.registry.settings.max_workers
+    if call.options.orchestrates:
         return run.state.orchestrators(run.level, call.origin is Origin.PLAN, workers)
     if in_hook.get():  # calls that hold all workers may be waiting for this hook to end
         return None
-    return call.lent_worker or run.state.leaves(workers)
+    return call.borrowed_worker or run.state.leaves(workers)

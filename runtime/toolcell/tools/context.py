@@ -235,7 +235,7 @@ class RunContext:
     """Which, by identity, outermost first."""
     level: int = 0
     """Orchestrating tools above this call."""
-    lent_worker: anyio.CapacityLimiter | None = None
+    borrowed_worker: anyio.CapacityLimiter | None = None
     """The one worker of a call above that waits for this part of the run; calls here take turns with it."""
     held_groups: frozenset[str] = frozenset()
     """Exclusive groups the calls above hold."""

@@ -1,4 +1,4 @@
-"""What a model is told about a tool: name, description, JSON Schema of its arguments, in each provider's shape.
+"""What a model is told about a tool: name, description, JSON Schema of its arguments, in each provider's format.
 
 Knows nothing of how a tool runs. A definition never changes; every `parameters` handed out is a fresh copy.
 """

@@ -63,9 +63,9 @@ async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeou
     Cancellation: from above it passes through, after the tool was cancelled; from the run's own `cancel` or the
     deadline it becomes the result.
     """
-    entry = call.entry
-    assert entry is not None
-    own_s = entry.timeout_s if entry.timeout_s is not None else default_timeout_s
+    tool = call.tool
+    assert tool is not None
+    own_s = tool.timeout_s if tool.timeout_s is not None else default_timeout_s
     call.timeout_s = own_s if call.timeout_s is None else min(own_s, call.timeout_s)
     if call.run.state.cancel_reason is not None:  # while it waited for its task to start
         return _cut_short(call)
@@ -75,7 +75,7 @@ async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeou
         with anyio.CancelScope() as scope:
             call.scope = scope
             active[id(call)] = call
-            result = await _admitted(call, entry, middleware)
+            result = await _admitted(call, tool, middleware)
             if not (scope.cancel_called and result.is_error):
                 return result
         return _cut_short(call)
@@ -99,9 +99,9 @@ def cancelled(reason: str) -> ToolResult:
     return ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED)
 
 
-async def _admitted(call: Call, entry: RegisteredTool, middleware: tuple[Middleware, ...]) -> ToolResult:
-    if has_own_gates(entry):
-        async with own_gates(call, entry):
+async def _admitted(call: Call, tool: RegisteredTool, middleware: tuple[Middleware, ...]) -> ToolResult:
+    if has_own_gates(tool):
+        async with own_gates(call, tool):
             return await _with_worker(call, middleware)
     return await _with_worker(call, middleware)
 
@@ -136,18 +136,18 @@ async def _wrapped(wrap: Middleware, call: Call, proceed: Callable[[], Coroutine
 
 
 async def _invoke(call: Call) -> ToolResult:
-    shape = call.entry.shape  # type: ignore[union-attr]
+    spec = call.tool.spec  # type: ignore[union-attr]
     try:
-        if shape.invoke is None:
+        if spec.invoke is None:
             message = f'tool "{call.name}" has no Execute function'
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
-        value = shape.invoke(call)
+        value = spec.invoke(call)
         if type(value) is CoroutineType:
             value = await _StepByStep(value, partial(_start_clock, call))
         if hasattr(value, "__await__"):  # a future, or what a plain function made of an async one
             _start_clock(call)
             value = await value
-        return as_result(value, shape.requires_result)
+        return as_result(value, spec.requires_result)
     except ToolAbort:
         raise
     except (Exception, SystemExit) as exc:

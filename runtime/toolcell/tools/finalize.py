@@ -98,9 +98,9 @@ def _message_of(exc: BaseException) -> str:
         return ""
 
 
-def seal(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
+def finalize(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
     """The result as everybody else gets it: bounded, without secrets, with its call's ids on it."""
-    limit = call.traits.max_result_bytes
+    limit = call.options.max_result_bytes
     truncated = result.meta.truncated
     if limit is not None and not result.is_error:
         result, truncated = _bounded(result, limit)

@@ -1,4 +1,4 @@
-"""Definitions in the shapes other systems take, where a definition alone is not enough."""
+"""Definitions in the specs other systems take, where a definition alone is not enough."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import ToolOptions
 
 
-def mcp_tool(definition: ToolDefinition, traits: ToolOptions) -> dict[str, Any]:
+def mcp_tool(definition: ToolDefinition, options: ToolOptions) -> dict[str, Any]:
     """One tool as MCP's tools/list gives it.
 
     Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.
     """
     described: dict[str, Any] = definition.to_mcp()
-    if traits.label:
-        described["title"] = traits.label
-    if traits.returns is not None and traits.returns.get("type") == "object":
-        described["outputSchema"] = dict(traits.returns)
+    if options.label:
+        described["title"] = options.label
+    if options.returns is not None and options.returns.get("type") == "object":
+        described["outputSchema"] = dict(options.returns)
     described["annotations"] = {
-        "readOnlyHint": traits.read_only,
-        "idempotentHint": traits.idempotent or traits.read_only,
-        "destructiveHint": traits.requires_approval and not traits.read_only,
+        "readOnlyHint": options.read_only,
+        "idempotentHint": options.idempotent or options.read_only,
+        "destructiveHint": options.requires_approval and not options.read_only,
     }
     return described

@@ -12,7 +12,7 @@ import anyio
 
 from toolcell.errors import ToolAbort
 from toolcell.tools.call import Call
-from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute, settle
+from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute, maybe_await
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 
 logger = logging.getLogger("toolcell.tools")
@@ -45,7 +45,7 @@ async def run_before_hooks(hooks: tuple[Hook, ...], call: Call, recheck: Recheck
         for hook in hooks:
             if hook.before is not None and (refusal := await _before(hook, call, recheck)) is not None:
                 return refusal
-    if call.traits.requires_approval and not call.approved:
+    if call.options.requires_approval and not call.approved:
         message = f'tool "{call.name}" needs approval, and nobody approved this call'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     return None
@@ -121,6 +121,6 @@ async def _after(hook: Hook, call: Call, result: ToolResult) -> ToolResult:
 async def _within(timeout_s: float | None, function: Callable[..., Any] | None, *args: Any) -> Any:
     assert function is not None
     if timeout_s is None:
-        return await settle(function(*args))
+        return await maybe_await(function(*args))
     with anyio.fail_after(timeout_s):
-        return await settle(function(*args))
+        return await maybe_await(function(*args))

@@ -110,7 +110,7 @@ Decision = Approve | Reject | Modify
 Approver = Callable[["Call"], Decision | Awaitable[Decision]]
 
 
-async def settle(value: Any) -> Any:
+async def maybe_await(value: Any) -> Any:
     """Await what needs awaiting; hooks may be either kind of function."""
     return await value if inspect.isawaitable(value) else value
 
@@ -122,9 +122,9 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
     """
 
     async def before(call: Call) -> Verdict:
-        if not call.traits.requires_approval:
+        if not call.options.requires_approval:
             return None
-        match await settle(approver(call)):
+        match await maybe_await(approver(call)):
             case Approve():
                 call.approved = True
                 return None

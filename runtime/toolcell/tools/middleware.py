@@ -25,7 +25,7 @@ def retry(attempts: int = 3, delay_s: float = 0.1) -> Middleware:
     async def middleware(call: Call, proceed: Proceed) -> ToolResult:
         result = await proceed()
         for attempt in range(1, attempts):
-            if not (call.traits.idempotent and _may_pass(result)):
+            if not (call.options.idempotent and _may_pass(result)):
                 break
             await anyio.sleep(delay_s * 2 ** (attempt - 1))
             result = await proceed()
@@ -43,7 +43,7 @@ def cache(ttl_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> M
     remembered: OrderedDict[str, tuple[float, ToolResult]] = OrderedDict()
 
     async def middleware(call: Call, proceed: Proceed) -> ToolResult:
-        if not call.traits.read_only:
+        if not call.options.read_only:
             return await proceed()
         # Who asks is part of the question: a chat must not see another chat's answer.
         run = call.run

@@ -85,4 +85,4 @@ class ToolOptions:
         return origin in allowed or (origin is Origin.SUBAGENT and Origin.MODEL in allowed)
 
 
-DEFAULT_TRAITS = ToolOptions()
+DEFAULT_TOOL_OPTIONS = ToolOptions()

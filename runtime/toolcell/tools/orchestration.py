@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.text import clean
-from toolcell.tools.adapters import with_traits
+from toolcell.tools.adapters import with_options
 from toolcell.tools.call import Call
 from toolcell.tools.context import RunContext
 from toolcell.tools.definition import ToolDefinition
@@ -69,17 +69,17 @@ class CodeRuntime(Protocol):
         """Run `source` to its end. `on_log` hears (stream, text) and `on_progress` values while it runs."""
 
 
-def plan_shape(traits: Mapping[str, Any]) -> ToolSpec:
+def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
     """`execute_plan` as a tool."""
 
     def invoke(call: Call) -> Any:
-        return run_plan(call.dispatcher, call.args, call.nested_run())
+        return run_plan(call.registry, call.args, call.nested_run())
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
     return ToolSpec(
         definition=ToolDefinition(PLAN_TOOL, _PLAN_TEXT, PLAN_SCHEMA),
         invoke=invoke,
-        traits=with_traits(known, traits),
+        options=with_options(known, options),
         source=run_plan,
         args_prefix=f"invalid {PLAN_TOOL} args: ",
         describe=describe_plan,
@@ -87,17 +87,17 @@ def plan_shape(traits: Mapping[str, Any]) -> ToolSpec:
     )
 
 
-def code_shape(runtime: CodeRuntime, traits: Mapping[str, Any]) -> ToolSpec:
+def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
     """`execute_code` as a tool."""
 
     def invoke(call: Call) -> Any:
-        return run_code(runtime, call.dispatcher, call.args["code"], call.nested_run(), call.context.update)
+        return run_code(runtime, call.registry, call.args["code"], call.nested_run(), call.context.update)
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
     return ToolSpec(
         definition=ToolDefinition(CODE_TOOL, _CODE_TEXT, CODE_SCHEMA),
         invoke=invoke,
-        traits=with_traits(known, traits),
+        options=with_options(known, options),
         source=runtime,
         args_prefix=f"invalid {CODE_TOOL} args: ",
         describe=describe_code,
@@ -222,23 +222,23 @@ _CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at o
 _CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
 
 
-def _offers(table: RegistryState, name: str, policies: tuple[CallPolicy, ...]) -> bool:
-    return any(entry.name == name for entry in table.visible(Origin.MODEL, policies))
+def _offers(state: RegistryState, name: str, policies: tuple[CallPolicy, ...]) -> bool:
+    return any(tool.name == name for tool in state.visible(Origin.MODEL, policies))
 
 
-def describe_plan(table: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
-    """For a model that may use what `table` offers."""
-    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(table, CODE_TOOL, policies) else "")
+def describe_plan(state: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
+    """For a model that may use what `state` offers."""
+    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(state, CODE_TOOL, policies) else "")
 
 
-def describe_code(table: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
-    """For a model that may use what `table` offers; with the tools its code may call, as Python."""
-    entries = list(table.visible(Origin.CODE, policies))
-    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(table, PLAN_TOOL, policies) else "")
-    if not entries:
+def describe_code(state: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
+    """For a model that may use what `state` offers; with the tools its code may call, as Python."""
+    tools = list(state.visible(Origin.CODE, policies))
+    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(state, PLAN_TOOL, policies) else "")
+    if not tools:
         return text
-    stubs = python_stubs(entries[:MAX_STUBS])
-    more = ", ".join(entry.name for entry in entries[MAX_STUBS:])
+    stubs = python_stubs(tools[:MAX_STUBS])
+    more = ", ".join(tool.name for tool in tools[MAX_STUBS:])
     rest = f"\n\nAlso available, see list_tools(): {more}" if more else ""
     return (
         f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n```python\n{stubs}\n```{rest}"

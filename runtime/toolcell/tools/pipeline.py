@@ -20,9 +20,9 @@ from toolcell.tools.argument_parsing import ArgumentError, prepare_arguments
 from toolcell.tools.call import Call
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, execute
-from toolcell.tools.finalize import raised, seal
+from toolcell.tools.finalize import finalize, raised
 from toolcell.tools.hook_runner import run_after_hooks, run_before_hooks
-from toolcell.tools.hooks import settle
+from toolcell.tools.hooks import maybe_await
 from toolcell.tools.options import Origin
 from toolcell.tools.registry_state import RegistryState, is_permitted
 from toolcell.tools.result import ErrorCode, Status, ToolResult
@@ -40,38 +40,38 @@ AGENT_PREFIX = "agent_"
 _SUSPECT_ORIGINS = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
 
 
-async def run_call(table: RegistryState, call: Call) -> ToolResult:
+async def run_call(state: RegistryState, call: Call) -> ToolResult:
     """One call from start to end. Raises only `ToolAbort`, `AuditError` and cancellations."""
     try:
-        result = await preflight(table, call)
+        result = await preflight(state, call)
         if result is None:
-            result = await perform(table, call)
-        return await conclude(table, call, result)
+            result = await perform(state, call)
+        return await conclude(state, call, result)
     except BaseException as exc:
-        await abandon(call, exc)
+        await record_as_cancelled(call, exc)
         raise
 
 
-async def preflight(table: RegistryState, call: Call) -> ToolResult | None:
+async def preflight(state: RegistryState, call: Call) -> ToolResult | None:
     """Everything before the tool runs. None: it may. A result: it was refused, and this is why."""
     _start(call)
-    refusal = _permission(table, call)
+    refusal = _permission(state, call)
     if refusal is None:
         refusal = _arguments(call, call.raw_args) if _are_ready(call) else await _prepared_arguments(call)
-    hooks = (*call.run.hooks, *table.hooks) if call.run.hooks else table.hooks
-    if refusal is None and (hooks or call.traits.requires_approval):
+    hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
+    if refusal is None and (hooks or call.options.requires_approval):
         refusal = await run_before_hooks(hooks, call, _arguments)
     call.refusal = refusal
     return refusal if call.run.observer is None else await _record_start(call, refusal)
 
 
-async def refuse(table: RegistryState, call: Call, refusal: ToolResult) -> ToolResult:
+async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolResult:
     """The whole life of a call that is not even looked at."""
     _start(call)
     call.refusal = refusal
     if call.run.observer is not None:
         await _record_start(call, refusal)
-    return await conclude(table, call, refusal)
+    return await conclude(state, call, refusal)
 
 
 def _start(call: Call) -> None:
@@ -82,35 +82,35 @@ def _start(call: Call) -> None:
         logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
 
 
-async def perform(table: RegistryState, call: Call) -> ToolResult:
+async def perform(state: RegistryState, call: Call) -> ToolResult:
     """Run the tool."""
     call.is_executed = True
     call.started_s = time.perf_counter()
-    settings = table.settings
-    result = await execute(call, table.middleware, settings.timeout_s)
+    settings = state.settings
+    result = await execute(call, state.middleware, settings.timeout_s)
     if result.status is Status.PENDING:
         result = await _pending(call, result, settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    call.result = result = seal(result, call, call.duration_s)
+    call.result = result = finalize(result, call, call.duration_s)
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
     return result
 
 
-async def conclude(table: RegistryState, call: Call, result: ToolResult) -> ToolResult:
+async def conclude(state: RegistryState, call: Call, result: ToolResult) -> ToolResult:
     """Everything after the tool ran, or was refused."""
     run = call.run
     if call.is_executed:
-        if table.hooks or run.hooks:
-            result = await run_after_hooks((*run.hooks, *table.hooks), call, result)
+        if state.hooks or run.hooks:
+            result = await run_after_hooks((*run.hooks, *state.hooks), call, result)
     else:
-        result = seal(result, call, 0.0)
+        result = finalize(result, call, 0.0)
     if not run.is_shared:
-        result = _note_repetition(table, call, result)
+        result = _note_repetition(state, call, result)
     _finish(call, result)
     noted = run.observer.call_ended(call) if call.is_started and run.observer is not None else None
     if noted is not None:
-        await settle(noted)
+        await maybe_await(noted)
     return result
 
 
@@ -129,7 +129,7 @@ def _finish(call: Call, result: ToolResult) -> None:
         _log_end(call, result)
 
 
-async def abandon(call: Call, exc: BaseException) -> None:
+async def record_as_cancelled(call: Call, exc: BaseException) -> None:
     """Close the books on a call that is being cancelled from above or ended its run: it has a result all the same."""
     if isinstance(exc, ToolAbort) and not call.run.is_shared:
         call.run.state.abort = exc
@@ -142,45 +142,45 @@ async def abandon(call: Call, exc: BaseException) -> None:
         ended = cancelled(ABORTED) if is_cancelled or not call.is_executed else raised(call.name, exc)
         if call.is_executed:
             call.duration_s = time.perf_counter() - call.started_s
-        call.result = seal(ended, call, call.duration_s)
+        call.result = finalize(ended, call, call.duration_s)
     _finish(call, call.result)
     if call.is_started and call.run.observer is not None:
         with anyio.move_on_after(RECORD_S, shield=True):
-            await settle(call.run.observer.call_ended(call))
+            await maybe_await(call.run.observer.call_ended(call))
 
 
 # Permission
 
 
-def _permission(table: RegistryState, call: Call) -> ToolResult | None:
-    state = call.run.state
-    if state.cancel_reason is not None:
+def _permission(state: RegistryState, call: Call) -> ToolResult | None:
+    run = call.run.state
+    if run.cancel_reason is not None:
         return cancelled(ABORTED)
-    if (refusal := _lookup(table, call)) is not None:
+    if (refusal := _lookup(state, call)) is not None:
         return refusal
-    if state.budget is not None and not state.budget.take_call():
-        message = f"no tool calls left: the run's budget of {state.budget.tool_calls} is used up"
+    if run.budget is not None and not run.budget.take_call():
+        message = f"no tool calls left: the run's budget of {run.budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
     return None
 
 
-def _lookup(table: RegistryState, call: Call) -> ToolResult | None:
-    entry = table.entries.get(call.name)
-    if entry is None:
-        return _unknown(table, call)
-    call.entry = entry
-    policies = (*call.run.policies, *table.policies) if call.run.policies else table.policies
-    is_free = is_permitted(entry, call.origin, policies)
-    if not is_free or any(not is_permitted(entry, origin, policies) for origin in call.run.via):
+def _lookup(state: RegistryState, call: Call) -> ToolResult | None:
+    tool = state.tools.get(call.name)
+    if tool is None:
+        return _unknown(state, call)
+    call.tool = tool
+    policies = (*call.run.policies, *state.policies) if call.run.policies else state.policies
+    is_free = is_permitted(tool, call.origin, policies)
+    if not is_free or any(not is_permitted(tool, origin, policies) for origin in call.run.via):
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
-    if not entry.traits.allows(call.origin):
+    if not tool.options.allows(call.origin):
         return _wrong_origin(call)
     return None
 
 
-def _unknown(table: RegistryState, call: Call) -> ToolResult:
-    names = [entry.name for entry in table.visible(call.origin, call.run.policies)]
+def _unknown(state: RegistryState, call: Call) -> ToolResult:
+    names = [tool.name for tool in state.visible(call.origin, call.run.policies)]
     available = f"; available tools: {listed(names)}" if names else "; no tools are available"
     asked = call.name[:MAX_NAME_CHARS]
     message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
@@ -199,7 +199,7 @@ def _wrong_origin(call: Call) -> ToolResult:
 
 
 def _are_ready(call: Call) -> bool:
-    return not isinstance(call.raw_args, str) and call.entry.shape.prepare is None  # type: ignore[union-attr]
+    return not isinstance(call.raw_args, str) and call.tool.spec.prepare is None  # type: ignore[union-attr]
 
 
 async def _prepared_arguments(call: Call) -> ToolResult | None:
@@ -212,30 +212,30 @@ async def _prepared_arguments(call: Call) -> ToolResult | None:
 
 def _arguments(call: Call, received: Any) -> ToolResult | None:
     """Mend, validate and decode: fill `call.args`, or say what is wrong with what was received."""
-    entry = call.entry
-    assert entry is not None
+    tool = call.tool
+    assert tool is not None
     try:
-        checked = entry.check(received)
+        checked = tool.check(received)
         call.args = checked.args
         if checked.changes or checked.warnings:
             call.changes = (*call.changes, *checked.changes)
             call.warnings = (*call.warnings, *checked.warnings)
-        if entry.shape.decode is not None:
-            call.decoded = entry.decode(checked.args)
+        if tool.spec.decode is not None:
+            call.decoded = tool.decode(checked.args)
     except ArgumentError as exc:
         return _unusable(call, exc)
     return None
 
 
 def _unusable(call: Call, exc: ArgumentError) -> ToolResult:
-    prefix = call.entry.shape.args_prefix if call.entry is not None else None
+    prefix = call.tool.spec.args_prefix if call.tool is not None else None
     message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
     return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
 
 
-async def examine(table: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
+async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
     """What `preflight` would say, without asking hooks, telling anybody or counting the call."""
-    return _lookup(table, call) or (await _prepared_arguments(call) if with_arguments else None)
+    return _lookup(state, call) or (await _prepared_arguments(call) if with_arguments else None)
 
 
 # Records
@@ -247,7 +247,7 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
     assert observer is not None
     try:
         if (noted := observer.call_started(call)) is not None:
-            await settle(noted)
+            await maybe_await(noted)
         call.is_started = True
     except AuditError:
         raise
@@ -270,7 +270,7 @@ async def _pending(call: Call, result: ToolResult, wait_s: float) -> ToolResult:
     return result
 
 
-def _note_repetition(table: RegistryState, call: Call, result: ToolResult) -> ToolResult:
+def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> ToolResult:
     """Tell a model that goes round in circles."""
     failures = call.run.state.failures
     if not (failures or result.is_error):
@@ -282,7 +282,7 @@ def _note_repetition(table: RegistryState, call: Call, result: ToolResult) -> To
     failures[key] = count = failures.pop(key, 0) + 1
     if len(failures) > MAX_REMEMBERED_FAILURES:
         del failures[next(iter(failures))]
-    if count < table.settings.repeat_hint or result.error is None:
+    if count < state.settings.repeat_hint or result.error is None:
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
     return result.with_message(f"{result.error.message}\n({hint})")

@@ -50,8 +50,8 @@ async def run_plan(registry: RegistryView, args: Mapping[str, Any], run: RunCont
 
 def _refuse_recursion(registry: RegistryView, plan: Plan) -> None:
     for step in plan.steps:
-        entry = registry.entry(step.tool)
-        if step.tool == PLAN_TOOL or (entry is not None and PLAN_TOOL in entry.aliases):
+        tool = registry.registered(step.tool)
+        if step.tool == PLAN_TOOL or (tool is not None and PLAN_TOOL in tool.aliases):
             raise PlanError(f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
 
 
@@ -67,7 +67,7 @@ class _PlanRun:
 
     def __init__(self, registry: RegistryView, plan: Plan, calls: Sequence[Call]) -> None:
         self._registry = registry
-        self._table = registry.table
+        self._state = registry.state
         self._plan = plan
         self._calls = calls
         self._same_as: dict[int, int] = {}
@@ -81,7 +81,7 @@ class _PlanRun:
         if self._plan.is_flat and self._plan.on_error == "continue":
             self._coalesce()
             distinct = [call for index, call in enumerate(self._calls) if index not in self._same_as]
-            await run_batch(self._table, distinct, limit=None, sequential=self._table.settings.sequential)
+            await run_batch(self._state, distinct, limit=None, sequential=self._state.settings.sequential)
         else:
             await self._scheduled()
 
@@ -89,8 +89,8 @@ class _PlanRun:
         """Identical steps of tools that only read are one call."""
         first: dict[str, int] = {}
         for index, call in enumerate(self._calls):
-            entry = self._table.entries.get(call.name)
-            if entry is not None and entry.traits.read_only:
+            tool = self._state.tools.get(call.name)
+            if tool is not None and tool.options.read_only:
                 key = json.dumps([call.name, call.raw_args, call.timeout_s], sort_keys=True, default=repr)
                 if first.setdefault(key, index) != index:
                     self._same_as[index] = first[key]
@@ -124,7 +124,7 @@ class _PlanRun:
             except PlanError as exc:
                 call.result = ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
                 return
-        await run_call(self._table, call)
+        await run_call(self._state, call)
 
     def _results_by_id(self) -> dict[str, Any]:
         return {
@@ -166,7 +166,7 @@ class _PlanRun:
 
     async def examined(self, step: Step) -> Row:
         """What can be known of a step without running it. Arguments with references are only known once it runs."""
-        refusal = await examine(self._table, self._calls[step.index], with_arguments=not step.has_references)
+        refusal = await examine(self._state, self._calls[step.index], with_arguments=not step.has_references)
         row = self._head(step)
         return row | ({"status": "valid"} if refusal is None else {"status": "error", "error": refusal.message})
 

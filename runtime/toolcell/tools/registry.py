@@ -1,7 +1,7 @@
-"""The table of tools a program offers, and the door to the one path calls take.
+"""The state of tools a program offers, and the door to the one path calls take.
 
-Reading never locks: every change makes a new table and swaps it in. Snapshots, subsets and namespaces are registries
-too, over the same entries.
+Reading never locks: every change makes a new state and swaps it in. Snapshots, subsets and namespaces are registries
+too, over the same tools.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.tools.adapters import FunctionTool, function_shape, positional_shape, shapes_of, with_traits
+from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.context import RunContext
 from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.orchestration import CodeRuntime, code_shape, plan_shape
+from toolcell.tools.orchestration import CodeRuntime, code_spec, plan_spec
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
-from toolcell.tools.spec import Middleware, Prepare, RegisteredTool, ToolSpec, make_entry
+from toolcell.tools.spec import Middleware, Prepare, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.view import RegistryView
 
 logger = logging.getLogger("toolcell.tools")
@@ -37,13 +37,13 @@ class ToolRegistry(RegistryView):
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
         base = settings or RegistrySettings()
         policy, events = CallPolicy(), EventBus()
-        table = RegistryState(policies=(policy,), settings=replace(base, **changes) if changes else base)
-        self._begin(policy, table, events, RunContext(run_id="direct", events=events, is_shared=True))
+        state = RegistryState(policies=(policy,), settings=replace(base, **changes) if changes else base)
+        self._begin(policy, state, events, RunContext(run_id="direct", events=events, is_shared=True))
         for tool in tools:
             self.add(tool)
 
-    def _begin(self, policy: CallPolicy, table: RegistryState, events: EventBus, shared_run: RunContext) -> None:
-        super().__init__(table, events, shared_run)
+    def _begin(self, policy: CallPolicy, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
+        super().__init__(state, events, shared_run)
         self.policy = policy
         """Rules about who may call what; they count from the next call on, in snapshots too."""
         self._lock = threading.RLock()
@@ -51,21 +51,21 @@ class ToolRegistry(RegistryView):
 
     # Registering
 
-    def add(self, tool: Any, *, replace: bool = False, **traits: Any) -> None:
+    def add(self, tool: Any, *, replace: bool = False, **options: Any) -> None:
         """Register every function of a tool, written in any of the known ways; all of them or none.
 
         Raises:
             RegistrationError: a definition is wrong, or a name is taken and `replace` is False.
         """
-        self._add(shapes_of(tool, traits), replace)
+        self._add(specs_of(tool, options), replace)
 
     @overload
-    def register(self, tool: Any, /, *, replace: bool = ..., **traits: Any) -> None: ...
+    def register(self, tool: Any, /, *, replace: bool = ..., **options: Any) -> None: ...
     @overload
     def register(
         self, name: str, description: str, schema: Mapping[str, Any] | None,
         function: Callable[..., Any] | None, /,
-        *, replace: bool = ..., **traits: Any,
+        *, replace: bool = ..., **options: Any,
     ) -> None: ...  # fmt: skip
 
     def register(
@@ -77,26 +77,26 @@ class ToolRegistry(RegistryView):
         /,
         *,
         replace: bool = False,
-        **traits: Any,
+        **options: Any,
     ) -> None:
         """`register(tool)`, or `register(name, description, schema, function)` with a function of one dict."""
         if description is None:
-            self.add(tool, replace=replace, **traits)
+            self.add(tool, replace=replace, **options)
             return
         definition = ToolDefinition(tool, description, schema)
-        shape = positional_shape(definition, function, with_traits(ToolOptions(), traits))
-        self._add([shape], replace)
+        spec = positional_spec(definition, function, with_options(ToolOptions(), options))
+        self._add([spec], replace)
 
-    def register_or_replace(self, *tool: Any, **traits: Any) -> None:
+    def register_or_replace(self, *tool: Any, **options: Any) -> None:
         """The same, and a tool of the same name gives way."""
-        self.register(*tool, replace=True, **traits)
+        self.register(*tool, replace=True, **options)
 
     @overload
     def tool(self, function: F, /) -> F: ...
     @overload
     def tool(
         self, /, *, name: str | None = ..., description: str | None = ..., prepare: Prepare | None = ...,
-        replace: bool = ..., **traits: Any,
+        replace: bool = ..., **options: Any,
     ) -> Callable[[F], F]: ...  # fmt: skip
 
     def tool(
@@ -108,14 +108,14 @@ class ToolRegistry(RegistryView):
         description: str | None = None,
         prepare: Prepare | None = None,
         replace: bool = False,
-        **traits: Any,
+        **options: Any,
     ) -> Any:
         """Decorate a function to register it: name, docstring and signature are its definition."""
 
         def register(function: F) -> F:
-            known = with_traits(ToolOptions(), traits)
-            shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
-            self._add([shape], replace)
+            known = with_options(ToolOptions(), options)
+            spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
+            self._add([spec], replace)
             return function
 
         return register if function is None else register(function)
@@ -127,39 +127,39 @@ class ToolRegistry(RegistryView):
             RegistrationError: there is no `target`, or `name` is taken or wrong.
         """
         with self._lock:
-            entry = self._table.entries.get(target)
-            if entry is None:
+            tool = self._state.tools.get(target)
+            if tool is None:
                 raise RegistrationError(f"there is no tool {target!r} to give another name")
-            self._put([entry.renamed(name)], replace=False)
+            self._put([tool.renamed(name)], replace=False)
 
-    def _add(self, shapes: Sequence[ToolSpec], replace: bool) -> None:
-        settings = self._table.settings
-        entries = [make_entry(shape, coercion=settings.coercion, extras=settings.extras) for shape in shapes]
-        self._put(entries, replace)
-        for entry in entries:
-            warn_about_description(entry.definition, stacklevel=4)
+    def _add(self, specs: Sequence[ToolSpec], replace: bool) -> None:
+        settings = self._state.settings
+        tools = [compile_tool(spec, coercion=settings.coercion, extras=settings.extras) for spec in specs]
+        self._put(tools, replace)
+        for tool in tools:
+            warn_about_description(tool.definition, stacklevel=4)
 
     def _put(self, new: Sequence[RegisteredTool], replace: bool) -> None:
         with self._lock:
             self._check_open()
-            entries = dict(self._table.entries)
-            if len({entry.name for entry in new}) != len(new):
-                raise RegistrationError(f"a tool offers one name twice: {[entry.name for entry in new]}")
-            for entry in new:
-                if entry.name in entries and not replace:
-                    raise RegistrationError(f"tool {entry.name!r} is already registered; replace=True replaces it")
-                if entry.name in entries:
-                    logger.info("tool %s replaced", entry.name)
-                entries[entry.name] = entry
-            self._change(entries=entries)
+            tools = dict(self._state.tools)
+            if len({tool.name for tool in new}) != len(new):
+                raise RegistrationError(f"a tool offers one name twice: {[tool.name for tool in new]}")
+            for tool in new:
+                if tool.name in tools and not replace:
+                    raise RegistrationError(f"tool {tool.name!r} is already registered; replace=True replaces it")
+                if tool.name in tools:
+                    logger.info("tool %s replaced", tool.name)
+                tools[tool.name] = tool
+            self._change(tools=tools)
 
     def unregister(self, name: str) -> bool:
         """Take a tool away; False when there was none."""
         with self._lock:
             self._check_open()
-            entries = dict(self._table.entries)
-            found = entries.pop(name, None) is not None
-            self._change(entries=entries)
+            tools = dict(self._state.tools)
+            found = tools.pop(name, None) is not None
+            self._change(tools=tools)
             return found
 
     def freeze(self) -> Self:
@@ -172,7 +172,7 @@ class ToolRegistry(RegistryView):
             raise UsageError("this registry is frozen")
 
     def _change(self, **changes: Any) -> None:
-        self._table = replace(self._table, **changes)
+        self._state = replace(self._state, **changes)
 
     # Hooks and rules
 
@@ -180,7 +180,7 @@ class ToolRegistry(RegistryView):
         """Add a hook around every call: `add_hook(before=..., after=..., timeout_s=...)`. First added is outermost."""
         with self._lock:
             self._check_open()
-            self._change(hooks=(*self._table.hooks, hook or Hook(**fields)))
+            self._change(hooks=(*self._state.hooks, hook or Hook(**fields)))
 
     def before_call(self, function: BeforeHook) -> BeforeHook:
         """Decorate a function to see every call before it runs."""
@@ -196,7 +196,7 @@ class ToolRegistry(RegistryView):
         """Wrap the execution of every call; first added is outermost."""
         with self._lock:
             self._check_open()
-            self._change(middleware=(*self._table.middleware, *middleware))
+            self._change(middleware=(*self._state.middleware, *middleware))
 
     def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
         """Refuse tools by name or glob, from `origins` or from anywhere. They stay registered."""
@@ -212,19 +212,19 @@ class ToolRegistry(RegistryView):
 
     # Plans and code
 
-    def enable_plan_execution(self, **traits: Any) -> None:
+    def enable_plan_execution(self, **options: Any) -> None:
         """Offer `execute_plan` to the model."""
-        self._put([make_entry(plan_shape(traits))], replace=True)
+        self._put([compile_tool(plan_spec(options))], replace=True)
 
-    def enable_code_execution(self, runtime: CodeRuntime, **traits: Any) -> None:
+    def enable_code_execution(self, runtime: CodeRuntime, **options: Any) -> None:
         """Offer `execute_code` to the model, run by `runtime`."""
-        self._put([make_entry(code_shape(runtime, traits))], replace=True)
+        self._put([compile_tool(code_spec(runtime, options))], replace=True)
 
     # Other registries over the same tools
 
     def snapshot(self) -> ToolRegistry:
         """This registry as it is now, frozen: what a run works with."""
-        return self if self._frozen else self._derived(self._table.entries).freeze()
+        return self if self._frozen else self._derived(self._state.tools).freeze()
 
     def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:
         """Some of the tools, by name or by predicate. Rules and hooks of this registry hold there too.
@@ -232,24 +232,24 @@ class ToolRegistry(RegistryView):
         Raises:
             UsageError: a name is not registered.
         """
-        entries = self._table.entries
+        tools = self._state.tools
         if callable(select):
-            return self._derived({name: entry for name, entry in entries.items() if select(entry.definition)})
+            return self._derived({name: tool for name, tool in tools.items() if select(tool.definition)})
         wanted = set(select)
-        if missing := sorted(wanted - entries.keys()):
+        if missing := sorted(wanted - tools.keys()):
             raise UsageError(f"no such tools: {', '.join(missing)}")
-        return self._derived({name: entry for name, entry in entries.items() if name in wanted})
+        return self._derived({name: tool for name, tool in tools.items() if name in wanted})
 
     def namespaced(self, prefix: str, separator: str = "_") -> ToolRegistry:
         """The same tools as `prefix_name`; rules about the old names hold for the new ones."""
-        renamed = [entry.renamed(f"{prefix}{separator}{name}") for name, entry in self._table.entries.items()]
-        return self._derived({entry.name: entry for entry in renamed})
+        renamed = [tool.renamed(f"{prefix}{separator}{name}") for name, tool in self._state.tools.items()]
+        return self._derived({tool.name: tool for tool in renamed})
 
     def replaced(self, other: ToolRegistry) -> ToolRegistry:
         """The tools of `other` instead of these, under the rules, hooks and settings of this registry and the rules
         of both."""
-        derived = self._derived(other._table.entries)
-        policies = [*self._table.policies, *(rule for rule in other._table.policies if rule is not self.policy)]
+        derived = self._derived(other._state.tools)
+        policies = [*self._state.policies, *(rule for rule in other._state.policies if rule is not self.policy)]
         derived._change(policies=(*policies, derived.policy))
         return derived
 
@@ -259,26 +259,26 @@ class ToolRegistry(RegistryView):
         Raises:
             RegistrationError: two of them use one name for different tools.
         """
-        entries = dict(self._table.entries)
-        policies = list(self._table.policies)
+        tools = dict(self._state.tools)
+        policies = list(self._state.policies)
         for other in others:
-            for name, entry in other._table.entries.items():
-                if entries.setdefault(name, entry).gate is not entry.gate:
+            for name, tool in other._state.tools.items():
+                if tools.setdefault(name, tool).identity is not tool.identity:
                     raise RegistrationError(f"two registries offer a tool {name!r}")
-            policies += [policy for policy in other._table.policies if policy not in policies]
-        merged = self._derived(entries)
+            policies += [policy for policy in other._state.policies if policy not in policies]
+        merged = self._derived(tools)
         merged._change(policies=(*policies, merged.policy))
         return merged
 
-    def _derived(self, entries: Mapping[str, RegisteredTool]) -> ToolRegistry:
+    def _derived(self, tools: Mapping[str, RegisteredTool]) -> ToolRegistry:
         derived, policy = ToolRegistry.__new__(ToolRegistry), CallPolicy()
-        table = replace(self._table, entries=dict(entries), policies=(*self._table.policies, policy))
-        derived._begin(policy, table, self.events, self._shared_run)
+        state = replace(self._state, tools=dict(tools), policies=(*self._state.policies, policy))
+        derived._begin(policy, state, self.events, self._shared_run)
         return derived
 
     def list(self) -> list[str]:
         """Every registered name, refused ones included."""
-        return [*self._table.entries]
+        return [*self._state.tools]
 
     def __repr__(self) -> str:
         frozen = ", frozen" if self._frozen else ""
@@ -292,11 +292,11 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     prepare: Prepare | None = None,
-    **traits: Any,
+    **options: Any,
 ) -> Any:
     """Decorate a function to make it a tool without registering it; calling it still calls the function."""
     if function is None:
-        return functools.partial(tool, name=name, description=description, prepare=prepare, **traits)
-    known = with_traits(ToolOptions(), traits)
-    shape = function_shape(function, name=name, description=description, prepare=prepare, traits=known)
-    return FunctionTool(function, shape)
+        return functools.partial(tool, name=name, description=description, prepare=prepare, **options)
+    known = with_options(ToolOptions(), options)
+    spec = function_spec(function, name=name, description=description, prepare=prepare, options=known)
+    return FunctionTool(function, spec)

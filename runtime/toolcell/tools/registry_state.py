@@ -1,6 +1,6 @@
-"""What a registry knows at one moment, as frozen data: entries, hooks, rules, settings. And what follows from it.
+"""What a registry knows at one moment, as frozen data: tools, hooks, rules, settings. And what follows from it.
 
-A run keeps the table it started with; changing a registry makes a new one. Rules are the exception: a policy is
+A run keeps the state it started with; changing a registry makes a new one. Rules are the exception: a policy is
 shared, so that forbidding a tool counts at once and everywhere.
 """
 
@@ -42,7 +42,7 @@ class RegistrySettings:
 class RegistryState:
     """One moment of a registry."""
 
-    entries: Mapping[str, RegisteredTool] = field(default_factory=dict)
+    tools: Mapping[str, RegisteredTool] = field(default_factory=dict)
     hooks: tuple[Hook, ...] = ()
     middleware: tuple[Middleware, ...] = ()
     policies: tuple[CallPolicy, ...] = ()
@@ -52,21 +52,21 @@ class RegistryState:
         """What a caller from `origin` is told about, in order of registration."""
         every = (*policies, *self.policies)
         advertised = all(policy.advertise_blocked for policy in every)
-        for entry in self.entries.values():
-            if entry.traits.allows(origin) and (advertised or is_permitted(entry, origin, every)):
-                yield entry
+        for tool in self.tools.values():
+            if tool.options.allows(origin) and (advertised or is_permitted(tool, origin, every)):
+                yield tool
 
-    def definition(self, entry: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
+    def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
         """What a model is told about one tool, given everything else on offer."""
-        definition = entry.definition
-        if entry.shape.describe is None:
+        definition = tool.definition
+        if tool.spec.describe is None:
             return definition
-        return ToolDefinition(entry.name, entry.shape.describe(self, policies), definition.parameters)
+        return ToolDefinition(tool.name, tool.spec.describe(self, policies), definition.parameters)
 
 
-def is_permitted(entry: RegisteredTool, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:
+def is_permitted(tool: RegisteredTool, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:
     """True when no rule forbids the tool under any of its names."""
-    aliases = entry.aliases
+    aliases = tool.aliases
     if len(aliases) == 1:
         name = aliases[0]
         for policy in policies:  # noqa: SIM110  a loop is faster than all(), and this is asked of every call

@@ -1,6 +1,6 @@
-"""A tool as the registry keeps it: definition, traits, compiled checks and one way of being invoked.
+"""A tool as the registry keeps it: definition, options, compiled checks and one way of being invoked.
 
-Whatever shape a tool was written in, `adapters` turns it into entries; nothing past this point knows the shapes.
+Whatever spec a tool was written in, `adapters` turns it into tools; nothing past this point knows the specs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ToolSpec:
     definition: ToolDefinition
     invoke: Invoke | None
     """None: a tool that cannot run."""
-    traits: ToolOptions
+    options: ToolOptions
     source: Any
     """What the user registered."""
     prepare: Prepare | None = None
@@ -49,7 +49,7 @@ class ToolSpec:
     """Returning None is a mistake of the tool, not an empty result."""
 
 
-class GateKey:
+class ToolIdentity:
     """Identity of a tool under whatever names, for limits of its own."""
 
 
@@ -58,23 +58,23 @@ class RegisteredTool:
     """One callable name of a registry."""
 
     name: str
-    shape: ToolSpec
-    traits: ToolOptions
+    spec: ToolSpec
+    options: ToolOptions
     checker: ArgumentChecker
     aliases: tuple[str, ...]
     """Every name the tool ever went by, this one included: a rule about one is a rule about all."""
-    gate: GateKey = field(default_factory=GateKey)
+    identity: ToolIdentity = field(default_factory=ToolIdentity)
 
     @property
     def timeout_s(self) -> float | None:
         """Its own; orchestrating tools end with what they run, so without one of their own they have none."""
-        traits = self.traits
-        return math.inf if traits.orchestrates and traits.timeout_s is None else traits.timeout_s
+        options = self.options
+        return math.inf if options.orchestrates and options.timeout_s is None else options.timeout_s
 
     @property
     def definition(self) -> ToolDefinition:
-        """What the model sees, under this entry's name."""
-        definition = self.shape.definition
+        """What the model sees, under this tool's name."""
+        definition = self.spec.definition
         return definition if definition.name == self.name else definition.renamed(self.name)
 
     def check(self, received: Any) -> CheckedArguments:
@@ -95,38 +95,38 @@ class RegisteredTool:
         Raises:
             NotPrepared: a type has rules its JSON Schema cannot express, and they are not met.
         """
-        assert self.shape.decode is not None
+        assert self.spec.decode is not None
         try:
-            return self.shape.decode(args)
+            return self.spec.decode(args)
         except (ValueError, TypeError) as exc:
             problem = f'invalid tool arguments: validation failed for tool "{self.name}":\n  - {exc}'
             raise ArgumentError(problem) from exc
 
     def renamed(self, name: str) -> RegisteredTool:
         """The same tool under another name; rules about the old name still hold."""
-        renamed = replace(self.shape, definition=self.definition.renamed(name))
+        renamed = replace(self.spec, definition=self.definition.renamed(name))
         check_definition(renamed.definition)
         checker = self.checker.renamed(name)
-        return RegisteredTool(name, renamed, self.traits, checker, (*self.aliases, name), self.gate)
+        return RegisteredTool(name, renamed, self.options, checker, (*self.aliases, name), self.identity)
 
 
-def make_entry(shape: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
+def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
     """Check a tool and compile what its calls will need.
 
     Raises:
         RegistrationError: its definition is wrong.
     """
-    check_definition(shape.definition)
-    traits = shape.traits
-    if traits.orchestrates and traits.exclusive_group is not None:
+    check_definition(spec.definition)
+    options = spec.options
+    if options.orchestrates and options.exclusive_group is not None:
         raise RegistrationError(
-            f"tool {shape.definition.name!r}: a tool that runs others cannot hold an exclusive group while it waits"
+            f"tool {spec.definition.name!r}: a tool that runs others cannot hold an exclusive group while it waits"
         )
     checker = ArgumentChecker(
-        shape.definition, traits.coercion or coercion, traits.extras or extras, validate=traits.validate
+        spec.definition, options.coercion or coercion, options.extras or extras, validate=options.validate
     )
-    name = shape.definition.name
-    return RegisteredTool(name, shape, traits, checker, (name,))
+    name = spec.definition.name
+    return RegisteredTool(name, spec, options, checker, (name,))
 
 
 Proceed = Callable[[], Awaitable[ToolResult]]

@@ -18,9 +18,9 @@ _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 
 
-def python_stubs(entries: Iterable[RegisteredTool]) -> str:
+def python_stubs(tools: Iterable[RegisteredTool]) -> str:
     """Stubs of several tools, as one module's text."""
-    return "\n\n\n".join(python_stub(entry.definition, entry.traits.returns) for entry in entries)
+    return "\n\n\n".join(python_stub(tool.definition, tool.options.returns) for tool in tools)
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:

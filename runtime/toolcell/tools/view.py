@@ -24,28 +24,28 @@ from toolcell.tools.stubs import python_stubs
 class RegistryView:
     """What may be known of a registry, and the door to the one path calls take."""
 
-    def __init__(self, table: RegistryState, events: EventBus, shared_run: RunContext) -> None:
-        self._table = table
+    def __init__(self, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
+        self._state = state
         self.events = events
         """Of calls made without a run of their own."""
         self._shared_run = shared_run
 
     @property
-    def table(self) -> RegistryState:
+    def state(self) -> RegistryState:
         """Everything this registry knows at this moment."""
-        return self._table
+        return self._state
 
     @property
     def settings(self) -> RegistrySettings:
         """How calls behave unless a tool says otherwise."""
-        return self._table.settings
+        return self._state.settings
 
     def definitions(
         self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
     ) -> list[ToolDefinition]:
         """What a caller from `origin` is told, in order of registration; refused tools are left out."""
-        table = self._table
-        return [table.definition(entry, policies) for entry in table.visible(origin, policies)]
+        state = self._state
+        return [state.definition(tool, policies) for tool in state.visible(origin, policies)]
 
     def all_definitions(self) -> list[ToolDefinition]:
         """The definitions a model is told."""
@@ -53,32 +53,32 @@ class RegistryView:
 
     def names(self, origin: Origin = Origin.MODEL) -> list[str]:
         """The names a caller from `origin` may use."""
-        return [entry.name for entry in self._table.visible(origin)]
+        return [tool.name for tool in self._state.visible(origin)]
 
     def get(self, name: str) -> tuple[Any, bool]:
         """Shape: (the tool as it was registered, True), or (None, False)."""
-        entry = self._table.entries.get(name)
-        return (entry.shape.source, True) if entry is not None else (None, False)
+        tool = self._state.tools.get(name)
+        return (tool.spec.source, True) if tool is not None else (None, False)
 
-    def entry(self, name: str) -> RegisteredTool | None:
+    def registered(self, name: str) -> RegisteredTool | None:
         """A tool as the registry keeps it."""
-        return self._table.entries.get(name)
+        return self._state.tools.get(name)
 
     def has(self, name: str) -> bool:
         """True when a tool of that name is registered, refused or not."""
-        return name in self._table.entries
+        return name in self._state.tools
 
     def count(self) -> int:
         """How many names are registered."""
-        return len(self._table.entries)
+        return len(self._state.tools)
 
     def is_empty(self) -> bool:
         """True when there are none."""
-        return not self._table.entries
+        return not self._state.tools
 
     def get_summaries(self) -> list[str]:
         """Shape: "- `name` - description", one for each tool."""
-        return [f"- `{entry.name}` - {entry.definition.description}" for entry in self._table.entries.values()]
+        return [f"- `{tool.name}` - {tool.definition.description}" for tool in self._state.tools.values()]
 
     def to_provider_defs(self, origin: Origin = Origin.MODEL) -> list[ProviderToolDef]:
         """Definitions as OpenAI takes them."""
@@ -93,25 +93,25 @@ class RegistryView:
         return [definition.to_anthropic() for definition in self.definitions(origin)]
 
     def to_mcp(self, origin: Origin = Origin.MODEL) -> list[dict[str, Any]]:
-        """Definitions as MCP's tools/list gives them, traits as annotations."""
-        table = self._table
-        return [mcp_tool(table.definition(entry), entry.traits) for entry in table.visible(origin)]
+        """Definitions as MCP's tools/list gives them, options as annotations."""
+        state = self._state
+        return [mcp_tool(state.definition(tool), tool.options) for tool in state.visible(origin)]
 
     def to_python(self, origin: Origin = Origin.CODE) -> str:
         """The tools as typed Python functions without bodies, for a model that writes code, or its author."""
-        return python_stubs(self._table.visible(origin))
+        return python_stubs(self._state.visible(origin))
 
     def __len__(self) -> int:
-        return len(self._table.entries)
+        return len(self._state.tools)
 
     def __bool__(self) -> bool:
         return True
 
     def __contains__(self, name: object) -> bool:
-        return name in self._table.entries
+        return name in self._state.tools
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table.entries)
+        return iter(self._state.tools)
 
     # Calling
 
@@ -135,7 +135,7 @@ class RegistryView:
 
         Cancellation: passes through; the tool was cancelled, and its end was recorded.
         """
-        return await run_call(self._table, self.new_call(name, args, call_id=call_id, origin=origin, context=context))
+        return await run_call(self._state, self.new_call(name, args, call_id=call_id, origin=origin, context=context))
 
     def new_call(
         self,
@@ -182,14 +182,14 @@ class RegistryView:
         ]
         settings = self.settings
         in_turn = settings.sequential if sequential is None else sequential
-        return await run_batch(self._table, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
+        return await run_batch(self._state, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
 
     async def refuse(
         self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None
     ) -> tuple[Call, ToolResult]:
         """Give a call that nothing here could run its place in the record."""
         made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
-        return made, await refuse(self._table, made, refusal)
+        return made, await refuse(self._state, made, refusal)
 
     def new_run(self, **fields: Any) -> RunContext:
         """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
