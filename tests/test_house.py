@@ -21,7 +21,7 @@ LAYERS = (
     ("toolcell_bridge.wire",),
     ("toolcell_bridge.guest", "toolcell_bridge.isolation"),
     ("toolcell_bridge.entry",),
-    ("toolcell.atomic", "toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
+    ("toolcell.atomic", "toolcell.lazy", "toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
     ("toolcell.audit", "toolcell.sandbox", "toolcell.tools"),
     ("toolcell.run",),
     ("toolcell.runtime", "toolcell.sync"),
@@ -37,7 +37,6 @@ INDEPENDENT = ("calls", "connection", "ending", "outcome", "output", "run", "ses
 CYCLES_LEFT = {
     "toolcell.tools": 18,
     "toolcell.sandbox.docker": 6,
-    "toolcell.agents": 2,
     "toolcell.cli": 2,
     "toolcell_bridge.entry": 3,
 }

@@ -1,12 +1,20 @@
 """Run a model's Python in a kernel-isolated sandbox, with your tools as its only way out.
 
-Names are loaded when they are first used, so that importing this costs next to nothing.
+Each public name is imported when it is first used, so `import toolcell` costs next to nothing.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from toolcell.lazy import lazy_names
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuditConfig", "AuditLog", "ErrorInfo", "ExecutionResult", "Limits", "Logs", "Outcome", "OutputFile",
+    "PackageError", "Policy", "PoolConfig", "RegistrationError", "RunContext", "Runtime", "SandboxUnavailable",
+    "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolDefinition", "ToolRegistry", "ToolResult", "ToolcellError",
+    "Usage", "UsageError", "__version__", "tool",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig
@@ -24,38 +32,15 @@ if TYPE_CHECKING:
     from toolcell.runtime import Runtime
     from toolcell.sync import SyncRuntime
     from toolcell.tools import RunContext, ToolDefinition, ToolRegistry, ToolResult, tool
-
-__version__ = "0.1.0"
-
-_HOMES = {
-    "toolcell.audit.config": ("AuditConfig",),
-    "toolcell.audit.log": ("AuditLog",),
-    "toolcell.config": ("Limits", "Policy", "PoolConfig"),
-    "toolcell.errors": (
-        "PackageError", "RegistrationError", "SandboxUnavailable", "ToolAbort", "ToolcellError", "UsageError",
-    ),
-    "toolcell.results": ("ErrorInfo", "ExecutionResult", "Logs", "Outcome", "OutputFile", "ToolCallRecord", "Usage"),
-    "toolcell.runtime": ("Runtime",),
-    "toolcell.sync": ("SyncRuntime",),
-    "toolcell.tools": ("RunContext", "ToolDefinition", "ToolRegistry", "ToolResult", "tool"),
-}  # fmt: skip
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "AuditConfig", "AuditLog", "ErrorInfo", "ExecutionResult", "Limits", "Logs", "Outcome", "OutputFile",
-    "PackageError", "Policy", "PoolConfig", "RegistrationError", "RunContext", "Runtime", "SandboxUnavailable",
-    "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolDefinition", "ToolRegistry", "ToolResult", "ToolcellError",
-    "Usage", "UsageError", "__version__", "tool",
-]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'toolcell' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "toolcell.errors",
+        "toolcell.results",
+        "toolcell.config",
+        "toolcell.tools",
+        "toolcell.runtime",
+        "toolcell.sync",
+        "toolcell.audit.config",
+        "toolcell.audit.log",
+    )

@@ -1,0 +1,31 @@
+"""Public names that a package imports when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def lazy_names(package: str, *modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of `package`, whose `__all__` lists its public names.
+
+    A name is looked up in `modules`, in their order. List modules that import little first: a name from one of them
+    is found before the others are loaded.
+    """
+
+    def get_name(name: str) -> Any:
+        namespace = vars(sys.modules[package])
+        if name in namespace["__all__"]:
+            for module in modules:
+                home = vars(importlib.import_module(module))
+                if name in home:
+                    namespace[name] = home[name]
+                    return home[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def list_names() -> list[str]:
+        return list(vars(sys.modules[package])["__all__"])
+
+    return get_name, list_names
