@@ -17,6 +17,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 """A program of the README, followed by what it prints."""
+CITED = re.compile(r"\bconforms\(([^)]*)\)")
+DEFINED = re.compile(r"^\| ([A-Z][A-Z]?(?:-b|-)?\d+) \| \S", re.MULTILINE)
 
 
 def anchor(heading: str) -> str:
@@ -56,3 +58,14 @@ def test_figures_of_the_readme_are_those_of_the_benchmarks_page() -> None:
     for title, _, figures in rows:
         section = re.split(rf"^ {re.escape(title)}", results, flags=re.MULTILINE)[1].split("\n\n")[0]
         assert set(figures.split(" | ")) <= set(section.split()), title
+
+
+def test_every_requirement_that_a_test_cites_is_defined_on_the_conformance_page() -> None:
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    cited = {name for marker in CITED.findall(tests) for name in re.findall(r'"([^"]+)"', marker)}
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    defined = DEFINED.findall(page.partition("## Requirements without a test")[0])
+
+    assert len(cited) > 300
+    assert not cited - set(defined)
+    assert len(defined) == len(set(defined))
