@@ -41,8 +41,6 @@ class Outcome(enum.StrEnum):
     """The caller cancelled the run, or a tool raised `ToolAbort`."""
     UNAVAILABLE = "unavailable"
     """No sandbox could be had; no code ran."""
-    SUSPENDED = "suspended"
-    """A tool's answer is still pending; the run can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)

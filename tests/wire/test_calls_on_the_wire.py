@@ -22,7 +22,6 @@ from toolcell_bridge.wire.messages import (
     Done,
     FilePart,
     FileProblem,
-    Interrupt,
     Log,
     Message,
     Progress,
@@ -181,7 +180,7 @@ def test_what_was_under_way_when_the_guest_was_done_is_dropped() -> None:
     for number in (1, 2, 3):
         deliver(guest, CallTool(number, "f", {}, None), host)
     deliver(guest, CancelCall(3), host)
-    late = host.send(ToolReturn(2, "x")) + host.send(Interrupt("slow")) + host.send(ToolFail(3, "c", "m", False, None))
+    late = host.send(ToolReturn(2, "x")) + host.send(ToolFail(3, "c", "m", False, None))
     deliver(guest, Done(True, None), host)
 
     guest.receive_data(late)
@@ -212,14 +211,6 @@ def test_after_done_a_guest_has_nothing_to_say(late: Message) -> None:
     host.receive_data(encode(late))
     with pytest.raises(RemoteProtocolError, match="illegal in state idle"):
         host.next_message()
-
-
-def test_an_interrupt_after_done_is_the_hosts_error() -> None:
-    host, guest = running_pair()
-    assert deliver(host, Interrupt("stop"), guest) == Interrupt("stop")
-    deliver(guest, Done(False, None), host)
-    with pytest.raises(LocalProtocolError, match="Interrupt is illegal in state idle"):
-        host.send(Interrupt("stop"))
 
 
 @pytest.mark.conforms("Q-b7")
@@ -306,11 +297,6 @@ class HonestEnds(RuleBasedStateMachine):
     @rule()
     def host_runs(self) -> None:
         self.to_guest += self.host.send(PutFile("a", b"", True)) + self.host.send(RUN)
-
-    @precondition(lambda self: self.host.state is State.RUNNING)
-    @rule()
-    def host_interrupts(self) -> None:
-        self.to_guest += self.host.send(Interrupt("x"))
 
     @precondition(lambda self: self.host.outstanding)
     @rule(data=st.data(), ok=st.booleans())

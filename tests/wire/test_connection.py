@@ -19,7 +19,6 @@ from toolcell_bridge.wire.messages import (
     FilePart,
     FileProblem,
     Hello,
-    Interrupt,
     Log,
     Message,
     Progress,
@@ -34,7 +33,7 @@ SAMPLES: dict[type[Message], Message] = {
     type(message): message
     for message in (
         *(HELLO, RUN, PutFile("a", b"", True), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
-        *(Interrupt("r"), CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
+        *(CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
         *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Done(True, None)),
     )
 }
@@ -87,9 +86,6 @@ def test_each_end_receives_exactly_what_the_others_table_allows(state: State, ki
         if (state, kind) in moves:
             assert end.next_message() == SAMPLES[kind]
             assert end.state is moves[state, kind]
-        elif moves is HOST_MOVES and (state, kind) == (State.IDLE, Interrupt):
-            assert end.next_message() is None
-            assert end.state is State.IDLE
         else:
             with pytest.raises(RemoteProtocolError):
                 end.next_message()
@@ -122,7 +118,7 @@ def test_a_dead_connection_stays_dead_and_says_why() -> None:
         with pytest.raises(RemoteProtocolError, match="dead: RunScript is illegal"):
             host.receive_data(b"")
         with pytest.raises(LocalProtocolError, match="dead: RunScript is illegal"):
-            host.send(Interrupt("stop"))
+            host.send(ToolReturn(1, None))
     assert not host.outstanding
 
 

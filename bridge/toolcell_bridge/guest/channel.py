@@ -18,7 +18,6 @@ from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import (
     CallTool,
     CancelCall,
-    Interrupt,
     Message,
     Plain,
     PutFile,
@@ -69,7 +68,6 @@ class Channel:
         self._misses = 0
         self._sending = False
         self._held: list[Message] = []
-        self.interrupted: str | None = None
 
     @property
     def fileno(self) -> int:
@@ -244,7 +242,5 @@ class Channel:
                 slot.answer = message
                 if slot.on_answer is not None:
                     slot.on_answer()
-        elif isinstance(message, Interrupt):
-            self.interrupted = message.reason
         else:
             self._inbox.append(message)

@@ -5,7 +5,7 @@ Every message, sent or received, is a row of a table. Knows no sockets, no clock
     NEW --Hello--> IDLE --Run--> RUNNING --Done--> IDLE            anything else: DEAD
 
 Messages cross on the wire, so three kinds of row exist only because of a race, and are dropped by the end that
-receives them: an answer or `Interrupt` that was under way when the guest said `Done`; an answer to a call the guest
+receives them: an answer that was under way when the guest sent `Done`; an answer to a call the guest
 has cancelled; a `CancelCall` for a call the host has just answered.
 """
 
@@ -26,7 +26,6 @@ from toolcell_bridge.wire.messages import (
     FilePart,
     FileProblem,
     Hello,
-    Interrupt,
     Log,
     Message,
     Progress,
@@ -57,7 +56,6 @@ HOST_MOVES: Final[Moves] = {
     (State.IDLE, RunScript): State.RUNNING,
     (State.RUNNING, ToolReturn): State.RUNNING,
     (State.RUNNING, ToolFail): State.RUNNING,
-    (State.RUNNING, Interrupt): State.RUNNING,
 }
 """What the host may send."""
 
@@ -77,7 +75,6 @@ GUEST_MOVES: Final[Moves] = {
 LATE_MOVES: Final[Moves] = {
     (State.IDLE, ToolReturn): State.IDLE,
     (State.IDLE, ToolFail): State.IDLE,
-    (State.IDLE, Interrupt): State.IDLE,
 }
 """What the guest may receive besides `HOST_MOVES`: sent before the host saw `Done`."""
 
@@ -216,9 +213,6 @@ class Connection:
         self._calls.clear()
         return True
 
-    def _interrupt(self, message: Interrupt, error: type[ProtocolError]) -> bool:
-        return self.state is State.RUNNING
-
     def _call(self, message: CallTool, error: type[ProtocolError]) -> bool:
         if message.id <= self._last_id:
             raise error(f"call id {message.id} does not come after {self._last_id}")
@@ -274,7 +268,6 @@ _TRACKED: Final[dict[type[Message], Callable[..., bool]]] = {
     RunScript: Connection._run,
     Result: Connection._result,
     Done: Connection._done,
-    Interrupt: Connection._interrupt,
     CallTool: Connection._call,
     CancelCall: Connection._cancel,
     ToolReturn: Connection._answer,

@@ -68,13 +68,6 @@ class ToolFail:
     details: Plain
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """Host: end the run soon, as Ctrl-C would. The deadline behind it does not depend on the guest obeying."""
-
-    reason: str
-
-
 # Guest to host. Nothing in them is believed further than its type.
 
 
@@ -164,7 +157,7 @@ class Done:
     """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
 
 
-HostMessage: TypeAlias = RunScript | PutFile | ToolReturn | ToolFail | Interrupt
+HostMessage: TypeAlias = RunScript | PutFile | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
     Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done
 )  # fmt: skip
@@ -175,7 +168,6 @@ TAGS: Final[dict[int, type[Message]]] = {
     2: PutFile,
     3: ToolReturn,
     4: ToolFail,
-    5: Interrupt,
     16: Hello,
     17: CallTool,
     18: CancelCall,
@@ -186,4 +178,4 @@ TAGS: Final[dict[int, type[Message]]] = {
     23: FileProblem,
     24: Done,
 }
-"""First element of each message on the wire. A tag is never given to another message, not even a later one."""
+"""First element of each message on the wire. A tag is never reused. Tag 5 is reserved: it interrupts a run."""

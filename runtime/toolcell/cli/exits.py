@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolcell.errors import AuditError, PackageError, RegistrationError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import Outcome
 
-OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, SUSPENDED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
@@ -14,7 +14,6 @@ MEANINGS: dict[int, str] = {
     UNAVAILABLE: "no sandbox could be started: a required isolation layer or a package is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
     BROKEN: "the sandbox died by itself or broke the bridge protocol",
-    SUSPENDED: "a tool's answer is still pending",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
 }
 
@@ -32,7 +31,6 @@ BY_OUTCOME: dict[Outcome, int] = {
     Outcome.PROTOCOL_ERROR: BROKEN,
     Outcome.CANCELLED: INTERRUPTED,
     Outcome.UNAVAILABLE: UNAVAILABLE,
-    Outcome.SUSPENDED: SUSPENDED,
 }
 
 BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (
