@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from toolcell import Outcome
+from toolcell.tools.options import ToolOptions
+from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
@@ -69,3 +74,20 @@ def test_every_requirement_that_a_test_cites_is_defined_on_the_conformance_page(
     assert len(cited) > 300
     assert not cited - set(defined)
     assert len(defined) == len(set(defined))
+
+
+def test_the_table_of_messages_is_the_one_in_the_code() -> None:
+    page = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([\w, ]+) \|", page, re.MULTILINE)
+
+    assert [(int(tag), name, columns.split(", ")) for tag, name, columns in rows] == [
+        (tag, kind.__name__, [field.name for field in fields(kind)]) for tag, kind in TAGS.items()
+    ]
+
+
+def test_the_pages_name_every_outcome_and_every_tool_option() -> None:
+    scripts, tools = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("scripts.md", "tools.md"))
+    row = next(line for line in scripts.splitlines() if line.startswith("| `outcome` |"))
+
+    assert set(re.findall(r"`(\w+)`", row)[1:]) == {str(outcome) for outcome in Outcome}
+    assert set(re.findall(r"`(\w+)`", tools)) >= {field.name for field in fields(ToolOptions)} - {"is_agent"}
