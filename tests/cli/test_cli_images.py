@@ -65,7 +65,7 @@ def test_images_are_listed_with_sizes_and_with_whose_guest_they_hold(engine: Eng
     status, text, _ = invoke("list")
     assert status == exits.OK
     assert reference.DEFAULT_IMAGE in text and "56.7 MB" in text
-    assert "0.0.1 (not this one)" in text and "numpy 2.4" in text
+    assert "0.0.1 (another one)" in text and "numpy 2.4" in text
 
 
 def test_the_list_as_data_says_the_same(engine: Engine) -> None:
@@ -136,11 +136,11 @@ def test_a_doctor_finds_nothing_missing_where_all_is_there() -> None:
 
 def test_a_doctor_names_each_thing_missing_with_its_remedy() -> None:
     info = DaemonInfo(**{**{name: getattr(INFO, name) for name in INFO.__slots__}, "runtimes": ("runc",), "security": (), "has_init": False})  # fmt: skip
-    lacks = doctor_docker.lacks(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
+    lacks = doctor_docker.missing(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
     assert len(lacks) == 7
     assert all(what and fix for what, fix in lacks)
     stale = ImageRef("sha256:1", reference.DEFAULT_IMAGE, "3.13.1", "0.0.1")
-    assert any("another installation's guest" in what for what, _ in doctor_docker.lacks(INFO, {}, [stale]))
+    assert any("another installation's guest" in what for what, _ in doctor_docker.missing(INFO, {}, [stale]))
 
 
 def test_a_doctor_without_an_engine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import START_IT, Client
+from toolcell.sandbox.docker.client import START_DAEMON, Client
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("DOCKER_HOST", address)
 
     for said in (refusal(), refusal(address), refusal("tcp://127.0.0.1:1")):
-        assert START_IT in said
+        assert START_DAEMON in said
     assert f"no Docker daemon answers at {address} (" in refusal()
     assert "no Docker daemon answers at tcp://127.0.0.1:1 (" in refusal("tcp://127.0.0.1:1")
 
@@ -56,7 +56,7 @@ def test_a_socket_of_others_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def knock(address: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("toolcell.sandbox.docker.client._knock", knock)
+    monkeypatch.setattr("toolcell.sandbox.docker.client.check_socket", knock)
     assert "may not talk to the Docker daemon at unix:///theirs.sock: join the group" in refusal("unix:///theirs.sock")
 
 

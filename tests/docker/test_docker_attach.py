@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.sandbox.docker import attach as attach_module
-from toolcell.sandbox.docker.attach import AttachedStream, pumped
-from toolcell.sandbox.docker.demultiplex import BrokenStream, Demultiplexer, DoneCounter, FencedOutput
+from toolcell.sandbox.docker.attach import AttachedStream, pump_through_socket
+from toolcell.sandbox.docker.demultiplex import BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.framing import frame
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Log, RunScript
 
 from .docker_sandboxes import certificate
 
-FENCE = b"\0fence-of-a-test."
+END_MARKER = b"\0marker-of-a-test"
 PATIENCE_S = 10
 
 
@@ -91,24 +91,24 @@ def test_the_protocols_own_last_word_is_recognised() -> None:
     assert counter.done == 1
 
 
-@given(st.lists(st.one_of(st.just(FENCE), st.binary(max_size=20)), max_size=10), st.lists(st.integers(0, 300)))
+@given(st.lists(st.one_of(st.just(END_MARKER), st.binary(max_size=20)), max_size=10), st.lists(st.integers(0, 300)))
 def test_fences_are_taken_out_whatever_the_split_and_nothing_else_is(writes: list[bytes], places: list[int]) -> None:
-    output = FencedOutput(FENCE)
+    output = MarkedOutput(END_MARKER)
     taken = b""
 
     for piece in cut(b"".join(writes), places):
         output.feed(piece)
         taken += output.take()
 
-    fences = sum(each == FENCE for each in writes)
-    if fences == output.fences:  # hypothesis may write one by chance
-        assert taken + bytes(output._data) == b"".join(writes).replace(FENCE, b"")
+    fences = sum(each == END_MARKER for each in writes)
+    if fences == output.markers:  # hypothesis may write one by chance
+        assert taken + bytes(output._data) == b"".join(writes).replace(END_MARKER, b"")
 
 
-def a_pair(fence: bytes = FENCE) -> tuple[AttachedStream, socket.socket]:
+def a_pair(end_marker: bytes = END_MARKER) -> tuple[AttachedStream, socket.socket]:
     ours, theirs = socket.socketpair()
     theirs.settimeout(PATIENCE_S)
-    return AttachedStream(ours, fence=fence), theirs
+    return AttachedStream(ours, end_marker=end_marker), theirs
 
 
 @pytest.mark.anyio
@@ -135,7 +135,7 @@ async def test_the_last_word_waits_for_what_was_written_before_it() -> None:
 
             async def late() -> None:
                 await anyio.lowlevel.checkpoint()
-                daemon.sendall(said(2, b"written before" + FENCE))
+                daemon.sendall(said(2, b"written before" + END_MARKER))
 
             tasks.start_soon(late)
             with anyio.fail_after(PATIENCE_S):
@@ -159,7 +159,7 @@ async def test_a_script_that_broke_its_own_output_does_not_hold_its_last_word() 
 async def test_a_fence_forged_by_a_script_costs_it_only_its_own_output() -> None:
     stream, daemon = a_pair()
     with daemon:
-        daemon.sendall(said(2, FENCE + b"mine") + said(1, done_frame()))
+        daemon.sendall(said(2, END_MARKER + b"mine") + said(1, done_frame()))
         with anyio.fail_after(PATIENCE_S):
             assert await stream.receive() == done_frame()
         assert stream.take_output() == b"mine"
@@ -264,7 +264,7 @@ def encrypted(tmp_path: Path) -> tuple[socket.socket, ssl.SSLSocket]:
     remote = ours.wrap_socket(a, server_hostname="127.0.0.1")
     greeting.join(PATIENCE_S)
     served[0].settimeout(PATIENCE_S)
-    return pumped(remote), served[0]
+    return pump_through_socket(remote), served[0]
 
 
 @pytest.mark.anyio

@@ -343,9 +343,9 @@ class Relay:
             if self._context is None:
                 carrier = client
             else:
-                from toolcell.sandbox.docker.attach import pumped
+                from toolcell.sandbox.docker.attach import pump_through_socket
 
-                carrier = pumped(self._context.wrap_socket(client, server_side=True))
+                carrier = pump_through_socket(self._context.wrap_socket(client, server_side=True))
             with carrier:
                 back = threading.Thread(target=self._carry, args=(daemon, carrier), daemon=True)
                 back.start()

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from toolcell import Limits, Policy, SandboxUnavailable
-from toolcell.sandbox.docker.backend import GUEST_LAYERS, DockerBackend, accepted
+from toolcell.sandbox.docker.backend import DockerBackend
 from toolcell.sandbox.docker.hardening import (
     CONTAINER_LAYERS,
+    GUEST_LAYERS,
     OWN_PROCESSES,
     Blueprint,
     container_config,
+    daemon_layers,
+    live_layers,
     required_layers,
     resources,
-    walls_of,
 )
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.seccomp_profile import container_profile
@@ -241,7 +243,7 @@ def inspection(**changes: object) -> dict[str, Any]:
 
 
 def test_walls_are_what_the_daemon_made_and_not_what_was_asked() -> None:
-    whole = walls_of(inspection())
+    whole = daemon_layers(inspection())
 
     assert whole.keys() | GUEST_LAYERS >= CONTAINER_LAYERS
     for change, lost in [
@@ -256,22 +258,22 @@ def test_walls_are_what_the_daemon_made_and_not_what_was_asked() -> None:
         ({"PidsLimit": 0}, "cgroup"),
         ({"PidsLimit": None}, "cgroup"),
     ]:
-        assert whole.keys() - walls_of(inspection(**change)).keys() == {lost}, change
-    assert walls_of(inspection(Privileged=True)) == {}
-    assert walls_of(inspection(CapAdd=["SYS_ADMIN"])) == {}
+        assert whole.keys() - daemon_layers(inspection(**change)).keys() == {lost}, change
+    assert daemon_layers(inspection(Privileged=True)) == {}
+    assert daemon_layers(inspection(CapAdd=["SYS_ADMIN"])) == {}
 
 
 def test_a_guest_cannot_vouch_for_walls_that_are_the_daemons() -> None:
     with pytest.raises(SandboxUnavailable, match="net"):
-        accepted(frozenset({"net"}), {}, {"net": "trust me"})
+        live_layers(frozenset({"net"}), {}, {"net": "trust me"})
 
 
 def test_a_guest_without_a_wall_that_is_required_is_refused() -> None:
     said = dict.fromkeys(GUEST_LAYERS - {"landlock"}, "up")
 
     with pytest.raises(SandboxUnavailable, match="landlock"):
-        accepted(required_layers(Policy(), None), walls_of(inspection()), said)
-    assert accepted(required_layers(Policy(), "runsc"), walls_of(inspection()), said)
+        live_layers(required_layers(Policy(), None), daemon_layers(inspection()), said)
+    assert live_layers(required_layers(Policy(), "runsc"), daemon_layers(inspection()), said)
 
 
 def test_the_callers_own_requirement_counts_where_he_made_one() -> None:

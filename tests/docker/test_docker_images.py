@@ -12,7 +12,7 @@ import pytest
 
 from toolcell.errors import PackageError, SandboxUnavailable
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.images import build, check, reference
+from toolcell.sandbox.docker.images import build, check, packages, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 pytestmark = pytest.mark.docker
@@ -52,7 +52,7 @@ def test_the_image_holds_this_guest_and_nothing_to_misuse(docker_client: Client,
 
 def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker_image: ImageRef) -> None:
     code = "import json, sys, toolcell_bridge as b, os; print(json.dumps([b.__file__, os.getuid(), os.getgid(), sys.path]))"
-    file, uid, gid, path = json.loads(build.run_python(docker_client, docker_image.id, code))
+    file, uid, gid, path = json.loads(check.run_python(docker_client, docker_image.id, code))
     assert file == "/usr/lib/toolcell/guest/toolcell_bridge/__init__.py"
     assert (uid, gid) == (65534, 65534)
     assert "" not in path
@@ -61,11 +61,11 @@ def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker
 def test_modules_are_compiled_in_the_image(docker_client: Client, docker_image: ImageRef) -> None:
     """Its root is read-only, so whatever is not compiled would be compiled anew in every sandbox."""
     code = "import asyncio, json, toolcell_bridge.wire.messages as m; from os.path import exists; print(exists(m.__cached__), exists(asyncio.__cached__))"
-    assert build.run_python(docker_client, docker_image.id, code).split() == ["True", "True"]
+    assert check.run_python(docker_client, docker_image.id, code).split() == ["True", "True"]
 
 
 def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker_image: ImageRef) -> None:
-    found = reference.ensure_image(docker_client)
+    found = packages.ensure_image(docker_client)
     assert found.id.startswith("sha256:")
     assert reference.require_image(docker_client, docker_image.id).id == docker_image.id
     assert (found.guest_version, found.tag) == (reference.VERSION, reference.DEFAULT_IMAGE)
@@ -76,7 +76,7 @@ def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker
 def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) -> None:
     """Our command builds our own images only; another name is to be pulled or built, or left out."""
     with pytest.raises(SandboxUnavailable, match=r"no image nope:1; docker pull or docker build it") as caught:
-        reference.ensure_image(docker_client, "nope:1")
+        packages.ensure_image(docker_client, "nope:1")
     assert "toolcell images check nope:1" in str(caught.value)
     assert f"leave the image out for {reference.DEFAULT_IMAGE}, which `toolcell images build` makes" in str(
         caught.value
@@ -88,13 +88,13 @@ def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) 
 def test_another_versions_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
     other = relabelled(docker_client, docker_image, scraps, "old", {reference.GUEST: "0.0.1"})
     with pytest.raises(SandboxUnavailable, match=r"guest in \S+ is toolcell 0\.0\.1, this is toolcell .* images build"):
-        reference.ensure_image(docker_client, other)
+        packages.ensure_image(docker_client, other)
 
 
 def test_an_image_of_somebody_else_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
     other = relabelled(docker_client, docker_image, scraps, "foreign", {reference.GUEST: ""})
     with pytest.raises(SandboxUnavailable, match=r"not a sandbox image .* images build --base"):
-        reference.ensure_image(docker_client, other)
+        packages.ensure_image(docker_client, other)
 
 
 def test_labels_that_lie_are_noticed(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
@@ -118,16 +118,16 @@ def relabelled(client: Client, image: ImageRef, scraps: list[str], name: str, la
 def test_packages_are_built_into_an_image_once(
     docker_client: Client, docker_image: ImageRef, wheel: Path, scraps: list[str]
 ) -> None:
-    derived = reference.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    derived = packages.ensure_image(docker_client, docker_image.id, [str(wheel)])
     scraps.append(derived.tag)
 
     assert derived.packages == {"answer-box": "1.0"}
     assert derived.guest_version == docker_image.guest_version
     assert check.problems(docker_client, derived) == []
     code = "import answer_box, os; print(answer_box.ANSWER, os.path.exists(answer_box.__cached__))"
-    assert build.run_python(docker_client, derived.id, code).split() == ["42", "True"]
-    assert reference.ensure_image(docker_client, docker_image.id, [str(wheel)]).id == derived.id
-    assert reference.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
+    assert check.run_python(docker_client, derived.id, code).split() == ["42", "True"]
+    assert packages.ensure_image(docker_client, docker_image.id, [str(wheel)]).id == derived.id
+    assert packages.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
 
 
 def test_no_package_stands_in_for_the_guests_own(
@@ -141,10 +141,10 @@ def test_no_package_stands_in_for_the_guests_own(
             "usurper-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr("usurper-1.0.dist-info/RECORD", "toolcell_bridge/__init__.py,,\n")
-    derived = reference.ensure_image(docker_client, docker_image.id, [str(wheel)])
+    derived = packages.ensure_image(docker_client, docker_image.id, [str(wheel)])
     scraps.append(derived.tag)
 
-    told = build.run_python(docker_client, derived.id, "import toolcell_bridge; print(toolcell_bridge.__file__)")
+    told = check.run_python(docker_client, derived.id, "import toolcell_bridge; print(toolcell_bridge.__file__)")
     assert told.startswith("/usr/lib/toolcell/guest/")
 
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_installed_leaves_no_image(
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(b"no archive")
     with pytest.raises(PackageError, match=r"could not fetch .*broken-1\.0"):
-        reference.ensure_image(docker_client, docker_image.id, [str(broken)])
+        packages.ensure_image(docker_client, docker_image.id, [str(broken)])
     assert {each.tag for each in reference.list_images(docker_client)} == before
 
 
@@ -173,8 +173,8 @@ def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_regist
 
 def test_a_question_to_an_image_leaves_no_container(docker_client: Client, docker_image: ImageRef) -> None:
     with pytest.raises(SandboxUnavailable, match=r"(?s)exit status 1.*ZeroDivisionError"):
-        build.run_python(docker_client, docker_image.id, "1/0")
+        check.run_python(docker_client, docker_image.id, "1/0")
     assert (
-        docker_client.api.containers(all=True, filters={"label": f"{reference.ROLE}={reference.QUESTION}", "exited": 1})
+        docker_client.api.containers(all=True, filters={"label": f"{reference.ROLE}={reference.PROBE}", "exited": 1})
         == []
     )

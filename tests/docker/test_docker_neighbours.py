@@ -13,7 +13,7 @@ from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.shared.backend import SLOTS
 
 from .docker_sandboxes import LIMITS
-from .forked_sandboxes import ECHO, TRY, containers, running, tools
+from .shared_sandboxes import ECHO, TRY, containers, running, tools
 
 pytestmark = pytest.mark.usefixtures("way")
 

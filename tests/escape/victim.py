@@ -136,7 +136,7 @@ class Containers:
 
     def inits(self) -> dict[str, int]:
         """Ids of all there are, dying ones too, and the host's number for each one's first process; 0 is unknown."""
-        from toolcell.sandbox.docker.client import Client, NotThere, explained, list_labelled
+        from toolcell.sandbox.docker.client import Client, NotFound, call_api, list_labelled
         from toolcell.sandbox.docker.reaper import LABEL_HOST, own_identity
 
         if self._client is None:
@@ -146,8 +146,8 @@ class Containers:
             ident = container["Id"]
             pid = self._inits.get(ident, 0)
             if not pid:
-                with suppress(NotThere):
-                    pid = explained(self._client.api.inspect_container, ident)["State"]["Pid"]
+                with suppress(NotFound):
+                    pid = call_api(self._client.api.inspect_container, ident)["State"]["Pid"]
             found[ident] = pid
         self._inits = found
         return found

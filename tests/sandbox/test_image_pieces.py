@@ -54,7 +54,7 @@ def prepare() -> ModuleType:
     ],
 )
 def test_a_debian_packages_file_goes_where_the_merged_layout_has_it(name: str, kept: str | None) -> None:
-    assert debian_base.kept_as(name) == kept
+    assert debian_base.target_path(name) == kept
 
 
 def test_packages_are_merged_without_anything_to_elevate_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_packages_are_merged_without_anything_to_elevate_with(monkeypatch: pytes
 
 def test_without_apt_the_other_way_to_get_a_base_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base"), debian_base.fetched():
+    with pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base"), debian_base.download():
         pass
 
 
@@ -156,16 +156,18 @@ def test_requirements_are_read_without_comments() -> None:
 
 def test_a_derived_image_is_addressed_by_what_it_is_made_of() -> None:
     wanted = parse_wanted(["pandas>=2", "polars"])
-    assert packages.address(IMAGE, wanted) == packages.address(IMAGE, wanted[::-1])
-    assert packages.address(IMAGE, wanted) != packages.address(IMAGE, wanted[:1])
-    assert packages.address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != packages.address(IMAGE, wanted)
+    assert packages.content_address(IMAGE, wanted) == packages.content_address(IMAGE, wanted[::-1])
+    assert packages.content_address(IMAGE, wanted) != packages.content_address(IMAGE, wanted[:1])
+    assert packages.content_address(dataclasses.replace(IMAGE, id="sha256:2"), wanted) != packages.content_address(
+        IMAGE, wanted
+    )
 
 
 def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
     client: Any = None  # never asked
     assert packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
-    assert not packages.has(IMAGE, parse_wanted(["numpy>=3"])[0])
-    assert not packages.has(IMAGE, parse_wanted(["numpy[extra]"])[0])
+    assert not packages.provides(IMAGE, parse_wanted(["numpy>=3"])[0])
+    assert not packages.provides(IMAGE, parse_wanted(["numpy[extra]"])[0])
     with pytest.raises(UsageError):
         packages.derive(client, IMAGE, ["--index-url=http://evil"])
 
@@ -178,9 +180,9 @@ def test_labels_are_read_as_a_strangers_data() -> None:
     }
     found = reference.read_image(told)
     assert (found.tag, found.packages, found.is_current) == ("sha256:9", {}, False)
-    assert "toolcell 9.9" in str(reference.unusable(found))
+    assert "toolcell 9.9" in str(reference.why_unusable(found))
     assert "not a sandbox image" in str(
-        reference.unusable(reference.read_image({"Id": "x", "Config": {"Labels": None}}))
+        reference.why_unusable(reference.read_image({"Id": "x", "Config": {"Labels": None}}))
     )
 
 

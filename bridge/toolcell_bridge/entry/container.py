@@ -167,7 +167,7 @@ def serve_single(settings: dict[str, Any]) -> None:
     rehearsal = Rehearsal(frame_bytes)
     for _ in range(WARM_UPS):
         rehearsal.run()
-    channel = fenced_channel(PipePair(INPUT, OUTPUT), frame_bytes, settings.get("fence", b""))
+    channel = fenced_channel(PipePair(INPUT, OUTPUT), frame_bytes, settings.get("end_marker", b""))
     runner = Runner(channel, WORKSPACE)
     places = make_places()
     become_guarded(INPUT)

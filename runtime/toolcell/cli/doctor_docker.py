@@ -1,9 +1,11 @@
-"""What `toolcell doctor` says of the Docker backend: engine, runtimes, images, and how to get what is missing."""
+"""The Docker part of `toolcell doctor`: engine, runtimes, images, and how to get what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from rich.filesize import decimal
 
 from toolcell.cli.engine import GET_ENGINE, engine, host
 from toolcell.errors import SandboxUnavailable
@@ -22,29 +24,29 @@ NEEDED: dict[str, tuple[str, str]] = {
     "SwapLimit": ("the engine cannot limit swap", "boot with swapaccount=1, or run without swap"),
     "PidsLimit": ("the engine cannot limit processes", "boot a kernel with the pids cgroup"),
 }
-"""What an engine says of itself in GET /info, what it means when it is false, and the remedy."""
+"""Fields of GET /info. For each one: what it means when it is false, and the remedy."""
 
 
 def examine() -> dict[str, Any]:
-    """Describe the engine, if there is one. Nothing here is required: the process backend does without."""
+    """Describe the engine, if there is one. It is optional: the process backend needs none."""
     try:
         with engine() as client:
-            from toolcell.sandbox.docker.client import explained
+            from toolcell.sandbox.docker.client import call_api
             from toolcell.sandbox.docker.images import reference
 
-            return describe(host(), client.info, explained(client.api.info), reference.list_images(client))
+            return describe(host(), client.info, call_api(client.api.info), reference.list_images(client))
     except SandboxUnavailable as exc:
         return no_engine(host(), str(exc))
 
 
 def no_engine(where: str, why: str) -> dict[str, Any]:
-    """What is said where nothing answers. `why` ends with the remedy, which need not be to get an engine."""
+    """Describe a missing engine. `why` ends with the remedy, which need not be to install an engine."""
     what = why.removesuffix(f": {GET_ENGINE}")
     return {"host": where, "daemon": None, "missing": [{"what": what, "fix": GET_ENGINE if what != why else ""}]}
 
 
-def describe(where: str, info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> dict[str, Any]:
-    """Put what an engine says of itself beside what sandboxes need."""
+def describe(where: str, info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[ImageRef]) -> dict[str, Any]:
+    """Describe an engine and what sandboxes miss in it. `daemon`: the answer of GET /info."""
     return {
         "host": where,
         "daemon": f"{'Podman' if info.is_podman else 'Docker'} {info.version}",
@@ -58,15 +60,15 @@ def describe(where: str, info: DaemonInfo, told: Mapping[str, Any], found: Seque
             {"tag": each.tag, "guest": each.guest_version, "current": each.is_current, "size_bytes": each.size_bytes}
             for each in found
         ],
-        "missing": [{"what": what, "fix": fix} for what, fix in lacks(info, told, found)],
+        "missing": [{"what": what, "fix": fix} for what, fix in missing(info, daemon, found)],
     }
 
 
-def lacks(info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) -> list[tuple[str, str]]:
-    """What is missing and how to get it."""
+def missing(info: DaemonInfo, daemon: Mapping[str, Any], found: Sequence[ImageRef]) -> list[tuple[str, str]]:
+    """Return what is missing and how to get it."""
     from toolcell.sandbox.docker.images import reference
 
-    wanted = [lack for name, lack in NEEDED.items() if told.get(name) is False]
+    wanted = [lack for name, lack in NEEDED.items() if daemon.get(name) is False]
     if not any("seccomp" in each for each in info.security):
         wanted.append(("the engine has no seccomp", "boot a kernel with CONFIG_SECCOMP_FILTER"))
     if not info.has_init:
@@ -81,11 +83,11 @@ def lacks(info: DaemonInfo, told: Mapping[str, Any], found: Sequence[ImageRef]) 
 
 
 def lines(docker: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The same as headings and text."""
+    """Return the description as headings and text."""
     if docker["daemon"] is None:
         return [("docker", f"no engine at {docker['host']}")]
     runtimes = [f"{name} (default)" if name == docker["default_runtime"] else name for name in docker["runtimes"]]
-    images = [f"{each['tag']} ({each['size_bytes'] / 1e6:.1f} MB)" for each in docker["images"]]
+    images = [f"{each['tag']} ({decimal(each['size_bytes'])})" for each in docker["images"]]
     return [
         ("docker", f"{docker['daemon']}, API {docker['api']}, at {docker['host']}"),
         ("  cgroups", docker["cgroups"]),

@@ -21,16 +21,16 @@ GET_ENGINE = (
 
 
 def host() -> str:
-    """Where the engine is looked for."""
+    """Return the address of the engine."""
     return os.environ.get("DOCKER_HOST") or LOCAL
 
 
 @contextmanager
 def engine() -> Iterator[Client]:
-    """Reach the engine; its client library, slow to import, is left alone where nothing can answer.
+    """Connect to the engine. The client library is slow to import, so it is not imported when the socket is missing.
 
     Raises:
-        SandboxUnavailable: there is none, or it does not answer.
+        SandboxUnavailable: there is no engine, or it does not answer.
     """
     where = host()
     if where.startswith("unix://") and _is_missing(Path(where.removeprefix("unix://"))):
@@ -47,5 +47,5 @@ def engine() -> Iterator[Client]:
 def _is_missing(path: Path) -> bool:
     try:
         return not path.exists()
-    except PermissionError:  # who may not look into its folder is told so by the client
+    except PermissionError:  # the client reports it better
         return False

@@ -1,4 +1,4 @@
-"""`toolcell images`: build, list and check the images that containers of the Docker backend are made of."""
+"""`toolcell images`: build, list and check the images of the Docker backend."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import anyio
 import anyio.to_thread
 import typer
+from rich.filesize import decimal
 from rich.text import Text
 
 from toolcell.cli import exits
@@ -14,22 +15,20 @@ from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import build, check, debian_base, reference
+from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
-SUMMARY = """Images for `backend="docker"`.
+SUMMARY = """Build, list and check images for `backend="docker"`.
 
-They are built here, not pulled: an interpreter of your choice and the guest of this installation. The engine is the one
-at $DOCKER_HOST, which may be Podman's socket, or else the local Docker daemon.
+Images are built on this machine and never pulled: an interpreter of your choice with the guest of this installation.
+The engine is the one at $DOCKER_HOST, which may be Podman's socket, else the local Docker daemon.
 """
 
-EPILOG = (
-    f"Exit status: {exits.OK} all is well, {exits.UNAVAILABLE} no engine, or an image is missing or cannot be used."
-)
+EPILOG = f"Exit status: {exits.OK} success, {exits.UNAVAILABLE} there is no engine, or an image is missing or unusable."
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
 
-STALE = "its guest is not the one of this installation; build it anew"
+STALE = "its guest differs from the guest of this installation; build it again"
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -46,32 +45,30 @@ def build_image(
         str | None, typer.Option(metavar="IMAGE", help=f"Build on this image [default: {build.DEFAULT_BASE}].")
     ] = None,
     debian: Annotated[bool, typer.Option("--debian", help="Build on Debian packages; needs no registry.")] = False,
-    suite: Annotated[str, typer.Option(help="Which Debian.")] = debian_base.SUITE,
-    mirror: Annotated[str, typer.Option(help="Where its packages are.")] = debian_base.MIRROR,
+    suite: Annotated[str, typer.Option(help="Debian release.")] = debian_base.SUITE,
+    mirror: Annotated[str, typer.Option(help="Debian mirror.")] = debian_base.MIRROR,
     data: Annotated[bool, typer.Option("--data", help="Also build python-data: numpy, pandas, and so on.")] = False,
     package: Annotated[
         list[str] | None,
-        typer.Option("--package", "-p", metavar="REQUIREMENT", help="Also build what a Runtime(packages=...) derives."),
+        typer.Option("--package", "-p", metavar="REQUIREMENT", help="Also build the image for Runtime(packages=...)."),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Do every step again, even those that would not differ.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat every step instead of using cached stages.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the sandbox image. Doing it again after an upgrade takes seconds and replaces the older one."""
+    """Build the sandbox image. A build after an upgrade takes seconds and replaces the older image."""
     if debian and base:
         raise UsageError("--base and --debian exclude each other: both say what to build on")
 
     def work(watch: Watch) -> list[ImageRef]:
         with engine() as client:
-            on = build.import_debian(client, suite=suite, mirror=mirror, say=watch.say) if debian else base
-            built = [build.build_python(client, on, fresh=fresh, say=watch.say)]
+            on = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say) if debian else base
+            built = [build.build_python(client, on, fresh=fresh, report=watch.say)]
             if data:
-                built.append(build.build_data(client, built[0], fresh=fresh, say=watch.say))
+                built.append(build.build_data(client, built[0], fresh=fresh, report=watch.say))
             if package:
-                built.append(reference.ensure_image(client, built[-1].tag, package))
+                built.append(packages.ensure_image(client, built[-1].tag, package))
             for each in built:
-                watch.say(f"trying {each.tag}")
+                watch.say(f"checking {each.tag}")
                 check.require_sound(client, each)
             return built
 
@@ -79,9 +76,9 @@ def build_image(
 
 
 def list_images(as_json: AsJson = False) -> None:
-    """List sandbox images: what is in them, how large they are, and what the engine keeps to build them quickly."""
+    """List sandbox images with their contents and sizes, and what the engine keeps for quick builds."""
     with engine() as client:
-        found, kept = reference.list_images(client), reference.kept(client)
+        found, kept = reference.list_images(client), reference.list_build_images(client)
     if as_json:
         total = sum(int(each["Size"]) for each in kept)
         print_json({"images": [as_dict(each) for each in found], "kept": len(kept), "kept_bytes": total})
@@ -91,22 +88,20 @@ def list_images(as_json: AsJson = False) -> None:
         return
     _show_images(found)
     if kept:
-        size = megabytes(sum(int(each["Size"]) for each in kept))
-        stdout().print(
-            f"{len(kept)} more kept to build quickly or for programs still running, {size} with what they share"
-        )
+        size = decimal(sum(int(each["Size"]) for each in kept))
+        stdout().print(f"{len(kept)} more images kept for quick builds or running programs, {size} with shared layers")
 
 
 def check_images(
     image: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags; left out, all there are.")
+        list[str] | None, typer.Argument(metavar="[IMAGE...]", help="Tags; all images when left out.")
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Start them with this runtime, runsc for instance.")
+        str | None, typer.Option(metavar="NAME", help="Start them with this runtime, for example runsc.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start each image once and look around inside: its guest, its user, and what could be misused."""
+    """Start each image once and check its guest, its user, and what could be misused."""
 
     def work(watch: Watch) -> list[tuple[ImageRef, list[str]]]:
         with engine() as client:
@@ -130,7 +125,7 @@ def check_images(
 
 
 def _watched(doing: str, work: Any) -> Any:
-    """Run blocking work with a progress line. A build that is interrupted leaves the older image in place."""
+    """Run blocking work with a progress line. An interrupted build leaves the older image in place."""
 
     async def shell(watch: Watch) -> Any:
         watch.doing = doing
@@ -140,7 +135,7 @@ def _watched(doing: str, work: Any) -> Any:
 
 
 def as_dict(image: ImageRef) -> dict[str, Any]:
-    """An image as data."""
+    """Return an image as JSON data."""
     return {
         "tag": image.tag,
         "id": image.id,
@@ -164,9 +159,9 @@ def _show(found: list[ImageRef], as_json: bool) -> None:
 def _show_images(found: list[ImageRef]) -> None:
     console, width = stdout(), max(len(each.tag) for each in found)
     for each in found:
-        line = Text.assemble(safe(f"{each.tag:<{width}}", "cyan"), f"  {megabytes(each.size_bytes):>9}  ")
+        line = Text.assemble(safe(f"{each.tag:<{width}}", "cyan"), f"  {decimal(each.size_bytes):>9}  ")
         line.append_text(safe(f"Python {each.python}  guest {each.guest_version}"))
-        line.append_text(safe("" if each.is_current else " (not this one)", "yellow"))
+        line.append_text(safe("" if each.is_current else " (another one)", "yellow"))
         console.print(line.append_text(safe(f"  {each.id.removeprefix('sha256:')[:12]}", "dim")))
         if each.packages:
             console.print(
@@ -174,15 +169,10 @@ def _show_images(found: list[ImageRef]) -> None:
             )
 
 
-def megabytes(size: int) -> str:
-    """Decimal, as engines count."""
-    return f"{size / 1e6:.1f} MB"
-
-
 def _show_checked(results: list[tuple[ImageRef, list[str]]]) -> None:
     console = stdout()
     for image, problems in results:
         word, style = ("BAD", "bold red") if problems else ("good", "green")
-        console.print(Text.assemble((f"{word:<6}", style), safe(image.tag, "bold"), f"  {megabytes(image.size_bytes)}"))
+        console.print(Text.assemble((f"{word:<6}", style), safe(image.tag, "bold"), f"  {decimal(image.size_bytes)}"))
         for problem in problems:
             console.print(safe(f"      {problem}", "yellow"))

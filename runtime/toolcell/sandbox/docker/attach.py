@@ -1,7 +1,7 @@
-"""The bridge of a containered guest: one attached stream that carries its stdin, stdout and stderr.
+"""The bridge of a guest in a container: one attached stream that carries its stdin, stdout and stderr.
 
-Standard output is the bridge; standard error is whatever was written raw to descriptors 1 and 2. Works on plain
-sockets, which move bytes without a thread; a connection that is no plain socket (TLS, ssh) gets one to pump it.
+Standard output carries the bridge. Standard error carries what the script writes raw to descriptors 1 and 2. A plain
+socket moves bytes without a thread; a connection that is no plain socket (TLS, ssh) gets a thread that pumps it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, FencedOutput
+from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell.sandbox.stream import SocketStream
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import Client
 
 OUTPUT_BYTES = 4 << 20
-"""Raw output held for `take_output`. Beyond it nothing more is read, and the guest waits in its write()."""
+"""Most raw output held for `take_output`. Beyond it nothing more is read, and the guest waits in its write()."""
 
-FENCE_S = 0.5
-"""How long the last word of a run is held back for the raw output that was written before it. Normally both come
-together; a script that broke its own standard error makes its run end this much later."""
+END_MARKER_S = 0.5
+"""How long the last frame of a run is held back for the raw output that was written before it. Normally both arrive
+together. A script that broke its own standard error makes its run end this much later."""
 
-SOAKED_BYTES = 16 << 20
-"""What is kept of all that a killed container's guest had still said; the rest is read and dropped."""
+DRAINED_BYTES = 16 << 20
+"""Most bridge bytes that `drain` keeps of a killed container; the rest is read and dropped."""
 
 PIECE_BYTES = 16 * 1024
-"""Most that is handed on at once: of the smallest frames, a few milliseconds' worth."""
+"""Most that `receive` returns at once. Decoding this many of the smallest frames takes a few milliseconds."""
 
 PUMP_BYTES = 64 * 1024
 
 
-async def attach(client: Client, container: str, *, fence: bytes = b"") -> AttachedStream:
-    """Attach to a created container, before it is started, so that nothing it says is missed.
+async def attach(client: Client, container: str, *, end_marker: bytes = b"") -> AttachedStream:
+    """Attach to a created container. Call it before the container is started, so that no output is missed.
 
     Raises:
-        SandboxUnavailable: the daemon would not.
+        SandboxUnavailable: the daemon refused.
     """
-    return AttachedStream(await client.call(_attach_now, client, container), fence=fence)
+    return AttachedStream(await client.call(_attach_now, client, container), end_marker=end_marker)
 
 
 def _attach_now(client: Client, container: str) -> socket.socket:
@@ -53,9 +53,9 @@ def _attach_now(client: Client, container: str) -> socket.socket:
     response = getattr(found, "_response", None)
     inner = getattr(found, "_sock", found)
     if type(inner) is not socket.socket:
-        return pumped(inner, response)
+        return pump_through_socket(inner, response)
     plain = inner.dup()
-    # Ours from here on: the SDK's objects around it would close it whenever they are collected.
+    # A duplicate of our own: the SDK's objects would close the original when they are collected.
     if response is not None:
         response.close()
     found.close()
@@ -63,16 +63,16 @@ def _attach_now(client: Client, container: str) -> socket.socket:
 
 
 class AttachedStream:
-    """The host's end of one attached container: a `ByteStream` whose bytes are the bridge's."""
+    """The host's end of one attached container: a `ByteStream` that carries the bridge."""
 
-    def __init__(self, sock: socket.socket, *, fence: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, *, end_marker: bytes = b"") -> None:
         self._sock = sock
-        self._raw = SocketStream(sock)
-        self._parts = Demultiplexer()
-        self._frames = DoneCounter()
-        self._output = FencedOutput(fence)
-        self._held = bytearray()
-        self._room = anyio.Event()
+        self._connection = SocketStream(sock)
+        self._demultiplexer = Demultiplexer()
+        self._done_frames = DoneCounter()
+        self._output = MarkedOutput(end_marker)
+        self._bridge = bytearray()
+        self._has_room = anyio.Event()
         self._is_ending = False
         self._is_full = False
         self._is_over = False
@@ -81,46 +81,46 @@ class AttachedStream:
     @property
     def sent_bytes(self) -> int:
         """Bytes of the bridge sent so far."""
-        return self._raw.sent_bytes
+        return self._connection.sent_bytes
 
     @sent_bytes.setter
     def sent_bytes(self, value: int) -> None:
-        self._raw.sent_bytes = value
+        self._connection.sent_bytes = value
 
     @property
     def is_over(self) -> bool:
-        """The other end was found gone: the container has ended, or the daemon."""
+        """The container has ended, or the daemon is gone."""
         return self._is_over
 
     async def receive(self) -> bytes:
         """Return the bridge's next bytes, or b"" when the container or the daemon is gone."""
-        while not self._held and not self._is_over:
+        while not self._bridge and not self._is_over:
             await self._read()
-        if self._waits_for_fence():
-            with anyio.move_on_after(FENCE_S):
-                while self._waits_for_fence() and not self._is_over:
+        if self._lacks_end_marker():
+            with anyio.move_on_after(END_MARKER_S):
+                while self._lacks_end_marker() and not self._is_over:
                     await self._read()
-            self._output.fences = self._frames.done
-        if len(self._held) >= PIECE_BYTES:
-            # The daemon, unlike a guest's own socket, always has more at hand: without this a flood of tiny frames
-            # would keep the event loop from deadlines and from other runs. Before anything is taken: cancelled here,
-            # nothing is lost.
+            self._output.markers = self._done_frames.done
+        if len(self._bridge) >= PIECE_BYTES:
+            # The daemon always has more to read, unlike a guest's own socket. Without this checkpoint a flood of tiny
+            # frames would keep the event loop from deadlines and other runs. It comes before bytes are taken, so that
+            # a cancellation loses none.
             await anyio.lowlevel.checkpoint()
-        data = bytes(self._held[:PIECE_BYTES])
-        del self._held[:PIECE_BYTES]
+        data = bytes(self._bridge[:PIECE_BYTES])
+        del self._bridge[:PIECE_BYTES]
         return data
 
-    def _waits_for_fence(self) -> bool:
-        return bool(self._output.fence) and self._frames.done > self._output.fences
+    def _lacks_end_marker(self) -> bool:
+        return bool(self._output.end_marker) and self._done_frames.done > self._output.markers
 
     async def _read(self) -> None:
-        """Take one piece off the connection."""
+        """Read once from the connection and sort the bytes by stream."""
         while len(self._output) > OUTPUT_BYTES and not self._is_ending:
-            self._room = anyio.Event()
-            await self._room.wait()
+            self._has_room = anyio.Event()
+            await self._has_room.wait()
         try:
-            data = await self._raw.receive()
-            pieces = self._parts.feed(data)
+            data = await self._connection.receive()
+            pieces = self._demultiplexer.feed(data)
         except BrokenStream:
             self.close()
             data, pieces = b"", []
@@ -129,72 +129,72 @@ class AttachedStream:
             if stream == STDOUT:
                 self.received_bytes += len(piece)
                 if not self._is_full:
-                    self._frames.feed(piece)
-                    self._held += piece
+                    self._done_frames.feed(piece)
+                    self._bridge += piece
             else:
                 self._output.feed(piece)
-        if not self._held and not self._is_over:
-            # Raw output alone must not keep the event loop from deadlines and others.
+        if not self._bridge and not self._is_over:
+            # A flood of raw output alone must not keep the event loop from deadlines and other runs.
             await anyio.lowlevel.checkpoint()
 
     async def send(self, data: bytes) -> None:
-        """Write all of `data`; returns silently when the other end is gone, `receive` will tell."""
-        await self._raw.send(data)
+        """Write all of `data`. Return silently when the other end is gone: `receive` reports that."""
+        await self._connection.send(data)
 
     def take_output(self) -> bytes:
-        """Take the raw output that has been received so far, without waiting."""
+        """Take the raw output received so far, without waiting."""
         data = self._output.take(is_last=self._is_over)
-        self._room.set()
+        self._has_room.set()
         return data
 
     def expect_end(self) -> None:
-        """Read on however much raw output there is: the container has been killed, what is on its way is little."""
+        """Lift the limit on raw output: the container has been killed, so little is still on its way."""
         self._is_ending = True
-        self._room.set()
+        self._has_room.set()
 
-    async def soak(self) -> None:
-        """Read to the end into what `receive` returns afterwards.
+    async def drain(self) -> None:
+        """Read to the end of the stream; `receive` returns the bytes afterwards.
 
-        A daemon cannot end a container while what its guest says is stuck on the way to us.
+        The daemon cannot end a container while bytes of its guest are stuck on the way to us.
         """
         self.expect_end()
         while not self._is_over:
             await self._read()
-            self._is_full = len(self._held) > SOAKED_BYTES
-            await anyio.lowlevel.checkpoint()  # a flood of tiny frames is slow to take apart, and others are waiting
+            self._is_full = len(self._bridge) > DRAINED_BYTES
+            await anyio.lowlevel.checkpoint()  # sorting a flood of tiny frames is slow, and other runs wait
 
     def close(self) -> None:
         """Close the connection; a waiting `receive` returns b""."""
         self.expect_end()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._raw.close()
+        self._connection.close()
 
 
 # Connections that are no plain sockets.
 
 
-def pumped(remote: Any, response: Any = None) -> socket.socket:
-    """A plain socket whose other end a daemon thread carries to and from `remote`; closing it ends the thread.
+def pump_through_socket(remote: Any, response: Any = None) -> socket.socket:
+    """Return a plain socket. A daemon thread pumps bytes between it and `remote`; closing the socket ends the thread.
 
-    `response`: what the SDK holds the connection by; closed with it.
+    `response`: the SDK's response that holds the connection; it is closed with the connection.
     """
     ours, theirs = socket.socketpair()
     pump = _pump_tls if isinstance(remote, ssl.SSLSocket) else _pump_channel
 
-    def carry() -> None:
-        with suppress(Exception), theirs:  # however a connection ends, it has ended
+    def run() -> None:
+        with suppress(Exception), theirs:  # any error means that the connection has ended
             pump(remote, theirs)
         for each in (remote, response):
             with suppress(Exception):
                 each.close()
 
-    threading.Thread(target=carry, name="toolcell-attach", daemon=True).start()
+    threading.Thread(target=run, name="toolcell-attach", daemon=True).start()
     return ours
 
 
 def _pump_tls(remote: ssl.SSLSocket, local: socket.socket) -> None:
-    """Both directions in one thread: OpenSSL allows no two in one connection."""
+    """Pump both directions in one thread: OpenSSL allows only one thread per connection."""
     remote.setblocking(False)
     watched = select.poll()
     watched.register(remote, select.POLLIN)
@@ -211,7 +211,7 @@ def _pump_tls(remote: ssl.SSLSocket, local: socket.socket) -> None:
 
 
 def _from_tls(remote: ssl.SSLSocket, local: socket.socket) -> bool:
-    """Carry what has arrived; False at its end."""
+    """Pump what has arrived; return False at the end of the connection."""
     while True:
         try:
             data = remote.recv(PUMP_BYTES)
@@ -242,16 +242,16 @@ def _wait(sock: socket.socket, event: int) -> None:
 
 
 def _pump_channel(remote: Any, local: socket.socket) -> None:
-    """A channel with blocking recv and sendall that two threads may use at once, such as an ssh one."""
+    """Pump a channel whose blocking recv and sendall two threads may use at once, such as an ssh channel."""
 
-    def outwards() -> None:
+    def pump_out() -> None:
         with suppress(Exception):
             while data := local.recv(PUMP_BYTES):
                 remote.sendall(data)
         with suppress(Exception):
             remote.close()
 
-    threading.Thread(target=outwards, name="toolcell-attach-out", daemon=True).start()
+    threading.Thread(target=pump_out, name="toolcell-attach-out", daemon=True).start()
     while data := remote.recv(PUMP_BYTES):
         local.sendall(data)
     local.shutdown(socket.SHUT_RDWR)

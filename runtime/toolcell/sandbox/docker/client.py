@@ -1,7 +1,7 @@
-"""The Docker API off the event loop: one thin layer over the `docker` SDK.
+"""Call the Docker API without blocking the event loop: a thin layer over the `docker` SDK.
 
-Every blocking call runs in a worker thread and every failure becomes `SandboxUnavailable` that says what to do.
-Podman's socket and remote daemons answer the same calls. Knows nothing of sandboxes.
+Every blocking call runs in a worker thread. Every failure becomes a `SandboxUnavailable` that says what to do.
+Podman's socket and remote daemons answer the same calls. This module knows nothing of sandboxes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -27,13 +28,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CALL_S = 60.0
-"""One API call. Creating a container on a machine under load takes seconds, never a minute."""
+"""Timeout of one API call. Creating a container on a machine under load takes seconds, never a minute."""
 
 CALLS_AT_ONCE = 16
-"""Worker threads talking to one daemon. It serialises most of its work, so more only wait."""
+"""Worker threads that talk to one daemon. A daemon serialises most of its work, so more threads would only wait."""
 
 SET_IT = "set DOCKER_HOST to a daemon or to Podman's socket"
-START_IT = f'start it ("systemctl start docker"), or {SET_IT}'
+START_DAEMON = f'start it ("systemctl start docker"), or {SET_IT}'
 ADDRESSES = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 
@@ -45,71 +46,75 @@ class DaemonInfo:
     api_version: str
     is_podman: bool
     is_local: bool
-    """Reached over a Unix socket. Its containers' cgroups may be visible in our /sys/fs/cgroup."""
+    """The daemon is reached over a Unix socket. Its containers' cgroups may be visible in our /sys/fs/cgroup."""
     cgroup_version: str
     cgroup_driver: str
     storage_driver: str
     runtimes: tuple[str, ...]
     default_runtime: str
     security: tuple[str, ...]
-    """As `docker info` has them, e.g. "name=seccomp,profile=default"."""
+    """As `docker info` prints them, for example "name=seccomp,profile=default"."""
     architecture: str
     has_init: bool
-    """It can put a small init in front of a container's program."""
+    """The daemon can put a small init in front of a container's program."""
 
 
-class NotThere(SandboxUnavailable):
+class NotFound(SandboxUnavailable):
     """The daemon has no such container or image."""
 
 
 class Conflict(SandboxUnavailable):
-    """The object is not in a state for that: already stopped, already being removed."""
+    """The object is in the wrong state: it has already stopped, or is already being removed."""
 
 
 class Client:
-    """One daemon. Make it with `connect`."""
+    """A connection to one daemon. Make it with `connect`."""
 
     def __init__(self, api: APIClient, info: DaemonInfo, address: str) -> None:
-        """`address`: as DOCKER_HOST has it."""
+        """`address`: in the form of DOCKER_HOST."""
         self._address = address
         self.api = api
-        """The SDK's own client, for calls made through `call`."""
+        """The SDK's own client. Calls go through `call`."""
         self.info = info
         self._limiter = anyio.CapacityLimiter(CALLS_AT_ONCE)
 
     @classmethod
     async def connect(cls, docker_host: str | None = None) -> Client:
-        """Reach the daemon at `docker_host`, at DOCKER_HOST (with DOCKER_TLS_VERIFY, DOCKER_CERT_PATH), or here.
+        """Connect to the daemon at `docker_host`, else at DOCKER_HOST, else to the local one.
+
+        DOCKER_TLS_VERIFY and DOCKER_CERT_PATH apply as in Docker's own command line.
 
         Raises:
-            SandboxUnavailable: nothing answers there; says what to do.
+            SandboxUnavailable: no daemon answers; the message says what to do.
         """
         return await anyio.to_thread.run_sync(cls.connect_now, docker_host)
 
     @classmethod
     def connect_now(cls, docker_host: str | None = None) -> Client:
-        """As `connect`, blocking."""
+        """Blocking form of `connect`."""
         address = _address(docker_host)
-        api, info = explained_at(address, _connect, docker_host)
+        with translate_errors(address):
+            api, info = _connect(docker_host)
         return cls(api, info, address)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Make one blocking call in a worker thread.
 
-        Cancellation: takes effect after the call, whose result is never lost on the way.
+        Cancellation: takes effect after the call, so its result is never lost.
 
         Raises:
-            SandboxUnavailable: the daemon refused or is gone; `NotThere`, `Conflict` where that is the reason.
+            SandboxUnavailable: the daemon refused or is gone; `NotFound` or `Conflict` where that is the reason.
         """
         work = functools.partial(function, *args, **kwargs)
-        return await anyio.to_thread.run_sync(explained_at, self._address, self._knocking, work, limiter=self._limiter)
+        return await anyio.to_thread.run_sync(self._call_now, work, limiter=self._limiter)
 
-    def _knocking(self, work: Callable[[], R]) -> R:
-        _knock(self._address)
-        return work()
+    def _call_now(self, work: Callable[[], R]) -> R:
+        with translate_errors(self._address):
+            check_socket(self._address)
+            return work()
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
-        """Create a container from the body of POST /containers/create; returns its id."""
+        """Create a container from the body of POST /containers/create; return its id."""
         made = await self.call(self.api.create_container_from_config, dict(config), name)
         return str(made["Id"])
 
@@ -118,39 +123,39 @@ class Client:
         await self.call(self.api.start, container)
 
     async def inspect(self, container: str) -> dict[str, Any]:
-        """Everything the daemon knows of a container."""
-        found: dict[str, Any] = await self.call(self.api.inspect_container, container)
-        return found
+        """Return everything the daemon knows of a container."""
+        inspected: dict[str, Any] = await self.call(self.api.inspect_container, container)
+        return inspected
 
     async def kill(self, container: str) -> None:
-        """Send SIGKILL to all of a container. Already dead or gone is well."""
+        """Send SIGKILL to every process of a container. Do nothing when it is dead or gone."""
         try:
             await self.call(self.api.kill, container)
-        except (NotThere, Conflict):
+        except (NotFound, Conflict):
             return
 
     async def remove(self, container: str) -> None:
-        """Kill and remove a container with its volumes. Already gone, or being removed, is well."""
+        """Kill and remove a container with its volumes. Do nothing when it is gone or being removed."""
         try:
             await self.call(self.api.remove_container, container, v=True, force=True)
-        except (NotThere, Conflict):
+        except (NotFound, Conflict):
             return
 
     async def update(self, container: str, resources: Mapping[str, int]) -> None:
-        """Change resource limits of a live container, by their names in HostConfig."""
+        """Change resource limits of a live container. The keys are those of HostConfig."""
         await self.call(_update, self.api, container, dict(resources))
 
     async def list(self, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
-        """Containers, stopped ones too, that carry all `labels`; None is any value."""
+        """List containers that carry all `labels`, stopped ones too. A value of None matches any value."""
         return await self.call(list_labelled, self.api, labels)
 
     async def stats(self, container: str) -> dict[str, Any]:
-        """One measurement, without the second of waiting that the daemon does for a rate."""
-        found: dict[str, Any] = await self.call(self.api.stats, container, stream=False, one_shot=True)
-        return found
+        """Measure a container once, without the second that the daemon waits to compute a rate."""
+        stats: dict[str, Any] = await self.call(self.api.stats, container, stream=False, one_shot=True)
+        return stats
 
     async def aclose(self) -> None:
-        """Close idle connections. Attached streams live on."""
+        """Close idle connections. Attached streams stay open."""
         await anyio.to_thread.run_sync(self.api.close)
 
 
@@ -162,12 +167,12 @@ def list_labelled(api: APIClient, labels: Mapping[str, str | None]) -> list[dict
 
 
 def connect_api(docker_host: str | None) -> APIClient:
-    """A client of the daemon, with the API version both sides know."""
+    """Make an SDK client that speaks the newest API version both sides know."""
     import docker.utils
 
     address = _address(docker_host)
-    _check(address)
-    _knock(address)
+    _check_address(address)
+    check_socket(address)
     environment = dict(os.environ) | ({"DOCKER_HOST": address} if docker_host is not None else {})
     known = docker.utils.kwargs_from_env(environment=environment)
     return docker.APIClient(version="auto", timeout=int(CALL_S), **known)
@@ -177,11 +182,11 @@ def _address(docker_host: str | None) -> str:
     return docker_host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
-def _check(address: str) -> None:
-    """See that an address is one, and that what it needs beside the SDK is here.
+def _check_address(address: str) -> None:
+    """Check the form of an address, and that the packages it needs are installed.
 
     Raises:
-        SandboxUnavailable: it names no daemon, or one over ssh without paramiko; says what to do.
+        SandboxUnavailable: the address is malformed, or needs paramiko; the message says what to do.
     """
     import docker.errors
     import docker.utils
@@ -201,17 +206,17 @@ def _check(address: str) -> None:
             ) from exc
 
 
-def _knock(address: str) -> None:
-    """See that somebody listens on a Unix socket: where nobody does, the SDK would leave its own open.
+def check_socket(address: str) -> None:
+    """Check that a process listens on a Unix socket. When none does, the SDK would leak its own socket.
 
     Raises:
-        OSError: nobody does.
+        OSError: no process listens.
     """
     path = address.removeprefix("unix://")
     if path != address and hasattr(socket, "AF_UNIX"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-            caller.settimeout(CALL_S)
-            caller.connect(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(CALL_S)
+            probe.connect(path)
 
 
 def _connect(docker_host: str | None) -> tuple[APIClient, DaemonInfo]:
@@ -224,7 +229,7 @@ def _connect(docker_host: str | None) -> tuple[APIClient, DaemonInfo]:
 
 
 def daemon_info(info: Mapping[str, Any], version: Mapping[str, Any], base_url: str) -> DaemonInfo:
-    """Pick what matters from GET /info and GET /version."""
+    """Read the answers of GET /info and GET /version."""
     components = [str(each.get("Name", "")) for each in version.get("Components") or ()]
     return DaemonInfo(
         version=str(info.get("ServerVersion") or version.get("Version") or ""),
@@ -248,32 +253,38 @@ def _update(api: Any, container: str, resources: dict[str, int]) -> None:
     api._result(response, True)
 
 
-def explained(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the SDK; its exceptions come out as ours, with what to do about them."""
-    return explained_at("", function, *args, **kwargs)
+def call_api(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call the SDK and translate its exceptions into ours."""
+    with translate_errors():
+        return function(*args, **kwargs)
 
 
-def explained_at(address: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """As `explained`, naming the daemon's address where nobody answers."""
+@contextmanager
+def translate_errors(address: str = "") -> Iterator[None]:
+    """Turn the SDK's exceptions into ours. `address`: named in the message when no daemon answers.
+
+    Raises:
+        SandboxUnavailable: the SDK is missing, the daemon refused, or no daemon answers.
+    """
     try:
         import docker.errors
         import requests.exceptions
     except ImportError as exc:
         raise SandboxUnavailable(f'the Docker backend needs the "docker" package ({exc}): pip install docker') from exc
     try:
-        return function(*args, **kwargs)
+        yield
     except docker.errors.NotFound as exc:
-        raise NotThere(_said(exc)) from exc
+        raise NotFound(_daemon_message(exc)) from exc
     except docker.errors.APIError as exc:
-        raise (Conflict if exc.status_code in (304, 409) else SandboxUnavailable)(_said(exc)) from exc
+        raise (Conflict if exc.status_code in (304, 409) else SandboxUnavailable)(_daemon_message(exc)) from exc
     except requests.exceptions.Timeout as exc:
         raise SandboxUnavailable(f"the Docker daemon did not answer within {CALL_S:g} s; is it overloaded?") from exc
-    except _no_answer() as exc:
+    except _connection_errors() as exc:
         raise SandboxUnavailable(_unreachable(exc, address)) from exc
 
 
-def _no_answer() -> tuple[type[Exception], ...]:
-    """What the SDK raises where no daemon answers; of paramiko it lets through what is no OSError."""
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that the SDK raises when no daemon answers. Some of paramiko's are no OSError."""
     import docker.errors
     import requests.exceptions
 
@@ -282,7 +293,7 @@ def _no_answer() -> tuple[type[Exception], ...]:
     return (docker.errors.DockerException, requests.exceptions.RequestException, OSError, *over_ssh)
 
 
-def _said(error: Any) -> str:
+def _daemon_message(error: Any) -> str:
     return f"the Docker daemon says: {error.explanation or error}"
 
 
@@ -297,9 +308,9 @@ def _unreachable(error: BaseException, address: str) -> str:
         return f"this user may not talk to the Docker daemon{at}: join the group of its socket, or run rootless Docker"
     if other := next((each for each in causes if isinstance(each, APIError)), None):
         return f"what answers{at} is no Docker daemon (HTTP {other.status_code}): {SET_IT}, DOCKER_TLS_VERIFY=1 for TLS"
-    if not any(isinstance(each, OSError) for each in causes):  # nobody was asked: certificates are missing, perhaps
+    if not any(isinstance(each, OSError) for each in causes):  # no connection was tried: certificates may be missing
         return f"cannot ask a Docker daemon{at} ({error}): see DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
-    return f"no Docker daemon answers{at} ({error}): {START_IT}"
+    return f"no Docker daemon answers{at} ({error}): {START_DAEMON}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

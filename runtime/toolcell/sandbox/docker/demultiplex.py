@@ -1,8 +1,8 @@
-"""Takes an attached container's two streams apart, and finds the fences in the second.
+"""Split an attached container's bytes into its two streams, and find the end markers in standard error.
 
-A fence is a random word that the guest writes to its standard error just before the last frame of a run: Docker copies
-the two streams independently, and without it what a script wrote raw could arrive after the word that it has ended.
-Works on bytes alone.
+An end marker is a random word that the guest writes to standard error just before the last frame of a run. Docker
+copies the two streams independently: without the marker, raw output could arrive after the frame that ends the run.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ HEADER_BYTES = 8
 STDOUT = 1
 STDERR = 2
 DAEMON = 3
-"""What the daemon itself has to say about the stream, instead of the program."""
+"""Messages of the daemon itself about the stream."""
 
 DONE_HEAD = b"\x93\x18"
-"""How the body of a `Done` message begins: an array of three, then its tag."""
+"""The first bytes of a `Done` message: an array of three, then the tag."""
 
 LENGTH_BYTES = 4
 
 
 class BrokenStream(Exception):
-    """These bytes are no multiplexed stream: it is the daemon, or something between, that broke."""
+    """The bytes are no multiplexed stream: the daemon, or a proxy before it, is broken."""
 
 
 @dataclass(slots=True)
 class Demultiplexer:
-    """The format of Docker's attach: [stream, 0, 0, 0, length as 4 bytes big-endian], then so many bytes."""
+    """Parse the format of Docker's attach: [stream, 0, 0, 0, length as 4 bytes big-endian], then `length` bytes."""
 
     _header: bytearray = field(default_factory=bytearray)
     _stream: int = 0
     _left: int = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Take received bytes; returns (stream, piece) in order. Pieces need not be whole writes.
+        """Take received bytes; return (stream, piece) in order. A piece need not be a whole write.
 
         Raises:
-            BrokenStream: a header says something no daemon sends.
+            BrokenStream: a header is invalid.
         """
         pieces: list[tuple[int, bytes]] = []
         at = 0
@@ -65,14 +65,14 @@ class Demultiplexer:
 
 @dataclass(slots=True)
 class DoneCounter:
-    """Counts the `Done` frames in the bytes of a bridge, without judging anything: the connection does that."""
+    """Counts the `Done` frames in the bytes of a bridge. It validates nothing: the connection does that."""
 
     done: int = 0
     _head: bytearray = field(default_factory=bytearray)
     _left: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Take more of the bridge."""
+        """Take more bytes of the bridge."""
         at, size = 0, len(data)
         while at < size:
             if self._left:
@@ -94,31 +94,33 @@ class DoneCounter:
 
 
 @dataclass(slots=True)
-class FencedOutput:
-    """What came on standard error, without its fences."""
+class MarkedOutput:
+    """Bytes of standard error, without the end markers."""
 
-    fence: bytes
-    """Empty: there are none."""
+    end_marker: bytes
+    """Empty when the guest writes no markers."""
 
-    fences: int = 0
+    markers: int = 0
+    """End markers found so far."""
+
     _data: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Take more of the stream."""
-        looked = max(0, len(self._data) - len(self.fence))
+        """Take more bytes of the stream."""
+        searched = max(0, len(self._data) - len(self.end_marker))
         self._data += data
-        while self.fence and (at := self._data.find(self.fence, looked)) >= 0:
-            del self._data[at : at + len(self.fence)]
-            self.fences += 1
-            looked = at
+        while self.end_marker and (at := self._data.find(self.end_marker, searched)) >= 0:
+            del self._data[at : at + len(self.end_marker)]
+            self.markers += 1
+            searched = at
 
     def take(self, *, is_last: bool = False) -> bytes:
-        """Take what is there, but for the beginning of a fence that is not whole yet and may become so."""
-        sizes = range(0) if is_last else range(len(self.fence) - 1, 0, -1)
-        keep = next((size for size in sizes if self._data.endswith(self.fence[:size])), 0)
+        """Take what has arrived, except for what may be the beginning of an end marker. `is_last`: take that too."""
+        sizes = range(0) if is_last else range(len(self.end_marker) - 1, 0, -1)
+        keep = next((size for size in sizes if self._data.endswith(self.end_marker[:size])), 0)
         end = len(self._data) - keep
         taken = bytes(self._data[:end])
         del self._data[:end]

@@ -1,6 +1,6 @@
-"""What a backend shares among its containers: the daemon, the image, the events, the watcher; and one such container.
+"""An open connection to a container engine, and everything that one backend has there: image, events, containers.
 
-Both modes launch through here, so that what is started is cleaned up in one place. Knows no guest.
+Both modes launch their containers here, so that everything started is also cleaned up here. This module knows no guest.
 """
 
 from __future__ import annotations
@@ -14,97 +14,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
 from toolcell.sandbox.docker.client import Client
-from toolcell.sandbox.docker.events import ContainerState, Events
-from toolcell.sandbox.docker.hardening import LABEL_MODE, OWN_PROCESSES, Blueprint
-from toolcell.sandbox.docker.images.reference import ImageRef, ensure_image
-from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
-
-END_S = 5.0
-"""How long a killed container may take to be reported dead, and then removed."""
-
-MEMORY_NEWS_S = 0.5
-"""How long after a container's SIGKILL the news may take that it was the kernel's, for memory."""
-
-SIGNALLED = 128
-SIGKILL = 9
-
-
-class Container:
-    """One started container and the stream to its guest."""
-
-    def __init__(self, engine: Engine, name: str, ident: str, stream: AttachedStream, fate: ContainerState) -> None:
-        self._engine = engine
-        self.name = name
-        self.id = ident
-        self.stream = stream
-        self.fate = fate
-        self.inspected: Mapping[str, Any] = {}
-        self.meter = UsageReader(None, None)
-        self.is_killed = False
-        self._was_alive = False
-        """When it was killed, as far as we knew. Who was dead by then died of something else."""
-        self._is_destroyed = False
-
-    async def look(self, blueprint: Blueprint) -> None:
-        """Learn what it was really made with, and where it can be measured."""
-        self.inspected = await self._engine.client.inspect(self.name)
-        pid = int((self.inspected.get("State") or {}).get("Pid") or 0)
-        cgroup = find_cgroup(pid, self.id) if self._engine.client.info.is_local and pid else None
-        self.meter = UsageReader(cgroup, None if blueprint.is_gvisor else OWN_PROCESSES)
-
-    def is_alive(self) -> bool:
-        """False once its end is known."""
-        return not (self.is_killed or self.fate.is_dead or self.stream.is_over)
-
-    def kill(self) -> None:
-        """Have it killed, without waiting. Safe to call at any time."""
-        if self.is_killed or self.fate.is_dead:
-            return
-        self.is_killed, self._was_alive = True, not self.stream.is_over
-        self.stream.expect_end()
-        self.meter.kill()
-        self._engine.soon(self._engine.client.kill, self.name)
-
-    async def ended(self) -> Exit:
-        """Wait until it has ended, at most a few seconds, and say how. Nobody else may be reading its stream."""
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as reading:
-                reading.start_soon(self.stream.soak)
-                is_dead = await self.fate.wait_for(lambda fate: fate.is_dead, END_S)
-                reading.cancel_scope.cancel()
-            if not is_dead:
-                await self._ask()
-            fate = self.fate
-            if fate.exit_code == SIGNALLED + SIGKILL and not (self._was_alive or self._is_destroyed):
-                await fate.wait_for(lambda fate: bool(fate.memory_kills), MEMORY_NEWS_S)
-        code = fate.exit_code
-        if code is None:
-            return Exit()
-        return Exit(signal=code - SIGNALLED) if code > SIGNALLED else Exit(code=code)
-
-    async def _ask(self) -> None:
-        with suppress(SandboxUnavailable):
-            state = (await self._engine.client.inspect(self.name)).get("State") or {}
-            if not state.get("Running"):
-                self.fate.take("oom" if state.get("OOMKilled") else "", {})
-                self.fate.take("die", {"exitCode": state.get("ExitCode")})
-
-    async def destroy(self) -> None:
-        """Kill and remove it. Safe to call twice. When this returns nothing of it is left, if the daemon answers."""
-        if self._is_destroyed:
-            return
-        self._is_destroyed = self.is_killed = True
-        with anyio.CancelScope(shield=True):
-            self.stream.close()
-            if not self.fate.is_removed:
-                await self._engine.remove(self.name)
-                # It may have been removing itself already; a daemon that does says so at once, and goes on.
-                await self.fate.wait_for(lambda fate: fate.is_removed, END_S)
-            self._engine.forget(self)
+from toolcell.sandbox.docker.container import END_S, Container, ContainerState, Events
+from toolcell.sandbox.docker.hardening import LABEL_MODE, Blueprint
+from toolcell.sandbox.docker.images.packages import ensure_image
+from toolcell.sandbox.docker.images.reference import ImageRef
 
 
 class Engine:
@@ -118,17 +34,18 @@ class Engine:
         self._tasks = tasks
         self._events = Events(client, {reaper.LABEL_BACKEND: key})
         self._living: set[Container] = set()
-        self._left: set[str] = set()
+        self._unremoved: set[str] = set()
+        """Names of containers that could not be removed because the daemon was away."""
         self._labels = {reaper.LABEL_BACKEND: key, reaper.LABEL_HOST: str(reaper.own_identity())}
 
     @classmethod
     async def open(
         cls, *, docker_host: str | None, image: str | None, packages: Sequence[str], runtime: str | None
     ) -> Engine:
-        """Reach the daemon, find the image, remove what dead hosts left, and begin to watch.
+        """Connect to the daemon, find the image, remove the containers of dead hosts, and begin to listen.
 
         Raises:
-            SandboxUnavailable: there is no daemon, no image or no such runtime; says what to do.
+            SandboxUnavailable: there is no daemon, image or runtime of that name; the message says what to do.
         """
         client = await Client.connect(docker_host)
         try:
@@ -146,97 +63,107 @@ class Engine:
         await tasks.__aenter__()
         engine = cls(client, found, watcher, tasks, key)
         try:
-            await engine._reap()
+            await engine._remove_orphans()
             await engine._events.listen()
         except BaseException:
             await engine.aclose()
             raise
         return engine
 
-    async def _reap(self) -> None:
+    @property
+    def watcher_pid(self) -> int:
+        """Process id of the watcher, which removes the containers when this process is killed."""
+        return self._watcher.pid
+
+    async def _remove_orphans(self) -> None:
         me = reaper.own_identity()
         found = await self.client.list({reaper.LABEL_HOST: None})
         for container in reaper.orphans(found, me, is_local=self.client.info.is_local):
             await self.client.remove(container)
 
     def labels(self, mode: str) -> dict[str, str]:
-        """What every container of this backend carries."""
+        """Return the labels of every container of this backend."""
         return {**self._labels, LABEL_MODE: mode}
 
-    def soon(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Do it in the background; what a daemon that is gone could not do is forgotten."""
-        self._tasks.start_soon(self._quietly, function, *args)
+    def run_in_background(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Run `function` in the background and ignore that the daemon is gone."""
+        self._tasks.start_soon(self._run_quietly, function, *args)
 
-    async def _quietly(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+    async def _run_quietly(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
         with suppress(SandboxUnavailable):
             await function(*args)
 
-    async def launch(self, config: Mapping[str, Any], blueprint: Blueprint, *, fence: bytes = b"") -> Container:
-        """Create, attach, start, inspect.
+    async def launch(self, config: Mapping[str, Any], blueprint: Blueprint, *, end_marker: bytes = b"") -> Container:
+        """Create, attach, start and inspect a container.
 
         Cancellation: what was made is removed.
 
         Raises:
-            SandboxUnavailable: nothing is left of it.
+            SandboxUnavailable: nothing of the container is left.
         """
         await self._events.listen()
-        for left in tuple(self._left):
-            self.soon(self.remove, left)
+        for unremoved in tuple(self._unremoved):
+            self.run_in_background(self.remove, unremoved)
         name = f"toolcell-{uuid.uuid4().hex[:16]}"
         stream: AttachedStream | None = None
-        fate: ContainerState | None = None
+        state: ContainerState | None = None
         ident = ""
         try:
             ident = await self.client.create(config, name)
-            fate = self._events.follow(ident)
-            stream = await attach(self.client, ident, fence=fence)
-            container = Container(self, name, ident, stream, fate)
+            state = self._events.follow(ident)
+            stream = await attach(self.client, ident, end_marker=end_marker)
+            container = Container(self, name, ident, stream, state)
             await self.client.start(ident)
-            await container.look(blueprint)
+            await container.inspect(blueprint)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                if stream is not None:
-                    stream.close()
-                # By name: the daemon may have made it although its answer did not come.
-                await self.remove(name)
-                if fate is not None and name not in self._left:
-                    await fate.wait_for(lambda fate: fate.is_removed, END_S)
-                self._events.forget(ident)
+                await self._undo_launch(name, ident, stream, state)
             raise
         self._living.add(container)
         return container
+
+    async def _undo_launch(
+        self, name: str, ident: str, stream: AttachedStream | None, state: ContainerState | None
+    ) -> None:
+        if stream is not None:
+            stream.close()
+        # By name: the daemon may have created the container although its answer did not arrive.
+        await self.remove(name)
+        if state is not None and name not in self._unremoved:
+            await state.wait_for(lambda state: state.is_removed, END_S)
+        self._events.forget(ident)
 
     async def remove(self, name: str) -> None:
         """Remove a container now, or when the daemon is back."""
         try:
             await self.client.remove(name)
-            self._left.discard(name)
+            self._unremoved.discard(name)
         except SandboxUnavailable:
-            self._left.add(name)
+            self._unremoved.add(name)
 
     def forget(self, container: Container) -> None:
-        """It has been destroyed."""
+        """Forget a container that has been destroyed."""
         self._living.discard(container)
         self._events.forget(container.id)
 
     async def aclose(self) -> None:
         """Remove every container of this backend. Safe to call twice.
 
-        Cancellation: shielded; bounded by the daemon's answers.
+        Cancellation: shielded; bounded by the timeout of the daemon's answers.
         """
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as ending:
+            async with anyio.create_task_group() as destroying:
                 for container in tuple(self._living):
-                    ending.start_soon(container.destroy)
-            for name in tuple(self._left):
+                    destroying.start_soon(container.destroy)
+            for name in tuple(self._unremoved):
                 await self.remove(name)
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
         with anyio.CancelScope(shield=True):
             await self._events.aclose()
             await self.client.aclose()
-            if self._left:
-                # The daemon is away; the watcher waits for it longer than a caller would.
-                self._watcher.leave_it()
+            if self._unremoved:
+                # The daemon is away. The watcher waits for it longer than a caller would.
+                self._watcher.detach()
             else:
                 await anyio.to_thread.run_sync(self._watcher.dismiss)

@@ -1,19 +1,26 @@
-"""What a sandbox's container is made with, and which walls a container that exists really has.
+"""Describe a sandbox's container: how it is created, what its guest is told, and which layers isolate it in the end.
 
-`container_config` is a pure function from limits to the body of POST /containers/create; `walls_of` reads back what the
-daemon made of it. Both sides of every wall are here to be compared in one look.
+`container_config` turns limits into the body of POST /containers/create. `daemon_layers` reads back what the daemon
+made of it, and `live_layers` adds the layers that the guest applied itself. All functions are pure.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from math import ceil
 from typing import Any, Literal
 
+import msgpack
+
 from toolcell.config import MIB, Layer, Limits, Policy
+from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.seccomp_profile import MACHINES, container_profile
+from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
+from toolcell_bridge.guest.lint import PRELOAD
+from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 LABEL_MODE = "io.toolcell.mode"
 
@@ -22,30 +29,30 @@ SCRATCH = "/sandbox"
 SHARED_MEMORY = "/dev/shm"
 
 SHARED_MEMORY_BYTES = MIB
-"""Most of it for semaphores and small segments, out of `disk_bytes`: a path below /dev cannot be a link into the
-workspace."""
+"""Most that /dev/shm gets, out of `disk_bytes`. It is for semaphores and small segments. It is a separate file system
+because a path below /dev cannot be a link into the workspace."""
 
 SHARED_MEMORY_INODES = 256
 
 SHARED_MEMORY_SHARE = 8
-"""It gets no more than one part in so many of `disk_bytes`."""
+"""/dev/shm gets at most this fraction (one eighth) of `disk_bytes`."""
 
 GVISOR_TMP = "/tmp"
-"""gVisor puts a file system of its own there, without any limit, unless it is told what it is to be."""
+"""gVisor mounts a file system without any limit there, unless the container's configuration mounts one."""
 
 GVISOR_TMP_SHARE = 16
 
 OWN_PROCESSES = 2
-"""What counts towards a container's ceiling without being the script's: its init, and the guest's parent, which ends
-it when the host hangs up (in the forked mode, which forks the guests)."""
+"""Processes that count towards a container's ceiling and are not the script's: the init, and the guest's parent. The
+parent ends the guest when the host hangs up; in a shared container it forks the guests."""
 
 GVISOR_PROCESSES = 512
-"""What gVisor's own threads may take, and a share for each process of the guest: on the host both are counted."""
+"""Threads that gVisor itself may use. The host counts them in addition to a number for each process of the guest."""
 
 GVISOR_PER_PROCESS = 4
 
 START_PROCESSES = 32
-"""Ceiling while a container starts: the runtime's threads are counted in it until the guest takes over."""
+"""Ceiling of processes while a container starts: the runtime's threads count until the guest takes over."""
 
 START_FILES = 64
 """Ceiling of descriptors while a container starts; the guest lowers it to `open_files`."""
@@ -56,8 +63,9 @@ MASKED = (
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
     "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys",
 )  # fmt: skip
-"""Docker's own list and a little more: told explicitly, for daemons whose default is shorter. Of /sys all: links and
-sizes there tell of the host's disks and cards, and no Landlock keeps anybody from readlink() and stat()."""
+"""Docker's own list and a little more, given explicitly because the default of some daemons is shorter. All of /sys
+is masked: links and sizes there describe the host's disks and cards, and Landlock restricts neither readlink() nor
+stat()."""
 
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
@@ -66,11 +74,19 @@ CONTAINER_LAYERS: frozenset[Layer] = frozenset(
         "pid", "mount", "net", "ipc", "uts", "landlock", "seccomp", "capabilities", "no_new_privs", "rlimits", "cgroup"
     }
 )  # fmt: skip
-"""What a container must have unless the policy says otherwise: a daemon seldom gives a user namespace, and whether it
-gives a cgroup namespace depends on the kernel's cgroup version."""
+"""Layers that a container must have unless the policy says otherwise. A daemon seldom gives a user namespace. Whether
+it gives a cgroup namespace depends on the kernel's cgroup version."""
 
 NOT_UNDER_GVISOR: frozenset[Layer] = frozenset({"landlock"})
-"""Its kernel has none; it is itself the wall between a guest's file names and the host's."""
+"""gVisor's kernel has no Landlock; gVisor itself stands between a guest's file names and the host's."""
+
+GUEST_LAYERS = frozenset({"landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"})
+"""Layers that only the guest can apply. It names them in its Hello, before any foreign code runs. For every other layer
+the daemon's word counts."""
+
+SHARED_ID_PROCESSES = 65_536
+"""RLIMIT_NPROC of a guest. The kernel counts a user id over the whole machine, and all containers have the same one,
+so this limit must never be the one that refuses. The container's own ceiling refuses."""
 
 Mode = Literal["single", "forked"]
 
@@ -82,25 +98,25 @@ class Blueprint:
     image: str
     mode: Mode = "single"
     runtime: str | None = None
-    """As the daemon names it, e.g. "runsc"; None is the daemon's default."""
+    """The name that the daemon has for it, for example "runsc". None is the daemon's default."""
     cpus: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the interpreter before the guest takes over, e.g. PYTHONHASHSEED."""
+    """Environment of the interpreter before the guest takes over, for example PYTHONHASHSEED."""
 
     @property
     def is_gvisor(self) -> bool:
-        """The container has a kernel of its own."""
+        """gVisor gives the container a kernel of its own."""
         return is_gvisor(self.runtime)
 
 
 def is_gvisor(runtime: str | None) -> bool:
-    """A runtime by that name is gVisor's."""
+    """Return whether a runtime of this name is gVisor's."""
     return runtime is not None and "runsc" in runtime
 
 
 def required_layers(policy: Policy, runtime: str | None) -> frozenset[str]:
-    """The layers without which nothing runs: the caller's choice where he made one."""
+    """Return the layers without which no code runs: those of the policy, else the defaults of the runtime."""
     if "require" in policy.model_fields_set:
         return frozenset(policy.require)
     return CONTAINER_LAYERS - (NOT_UNDER_GVISOR if is_gvisor(runtime) else frozenset())
@@ -108,12 +124,12 @@ def required_layers(policy: Policy, runtime: str | None) -> frozenset[str]:
 
 @cache
 def seccomp_text() -> str:
-    """Our profile as the daemon takes it."""
+    """Return our seccomp profile in the form that the daemon expects."""
     return json.dumps(container_profile(MACHINES), separators=(",", ":"))
 
 
 def container_config(blueprint: Blueprint, limits: Limits, *, command: Sequence[str] | None = None) -> dict[str, Any]:
-    """The whole of what a container is created with."""
+    """Return the body of POST /containers/create."""
     return {
         "Image": blueprint.image,
         "Cmd": list(command or (blueprint.mode,)),
@@ -126,7 +142,7 @@ def container_config(blueprint: Blueprint, limits: Limits, *, command: Sequence[
         "AttachStdout": True,
         "AttachStderr": True,
         "OpenStdin": True,
-        # When the attached host goes away the guest's stdin ends, and with it the guest.
+        # When the attached host goes away, the guest's stdin ends, and the guest ends with it.
         "StdinOnce": True,
         "Tty": False,
         "NetworkDisabled": True,
@@ -175,28 +191,28 @@ def _shared_memory_bytes(limits: Limits) -> int:
 
 
 def _tmpfs(blueprint: Blueprint, limits: Limits) -> dict[str, str]:
-    """Every place that can be written to: together no larger than `disk_bytes`."""
+    """Return the mounts that can be written to. Together they are no larger than `disk_bytes`."""
     owner = "mode=700,uid={},gid={}".format(*GUEST_USER.split(":"))
     shared = _shared_memory_bytes(limits)
-    places = {SCRATCH: (limits.disk_bytes - shared, limits.inodes), SHARED_MEMORY: (shared, SHARED_MEMORY_INODES)}
+    mounts = {SCRATCH: (limits.disk_bytes - shared, limits.inodes), SHARED_MEMORY: (shared, SHARED_MEMORY_INODES)}
     if blueprint.is_gvisor:
         rest = limits.disk_bytes - shared
         own = rest // GVISOR_TMP_SHARE
-        places |= {SCRATCH: (rest - own, limits.inodes), GVISOR_TMP: (own, limits.inodes)}
+        mounts |= {SCRATCH: (rest - own, limits.inodes), GVISOR_TMP: (own, limits.inodes)}
     return {
-        place: f"rw,noexec,nosuid,nodev,size={size},nr_inodes={inodes},{owner}"
-        for place, (size, inodes) in places.items()
+        path: f"rw,noexec,nosuid,nodev,size={size},nr_inodes={inodes},{owner}"
+        for path, (size, inodes) in mounts.items()
     }
 
 
 def ulimits(limits: Limits) -> list[dict[str, Any]]:
-    """Per-process ceilings from the first process on; the guest lowers its own further."""
+    """Return the rlimits of every process of the container. The guest lowers its own further."""
     rows = {"core": 0, "nofile": max(limits.open_files, START_FILES), "memlock": 0, "msgqueue": 0}
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in rows.items()]
 
 
 def resources(blueprint: Blueprint, limits: Limits, *, starting: bool = False) -> dict[str, int]:
-    """The ceilings that a live container can be given anew."""
+    """Return the ceilings that can be changed on a live container."""
     processes = limits.processes + OWN_PROCESSES
     if blueprint.is_gvisor:
         processes = GVISOR_PROCESSES + GVISOR_PER_PROCESS * limits.processes
@@ -208,28 +224,80 @@ def resources(blueprint: Blueprint, limits: Limits, *, starting: bool = False) -
     }
 
 
-def walls_of(inspected: Mapping[str, Any]) -> dict[str, str]:
-    """The layers that the daemon says this container has, by what it was really made with."""
+def daemon_layers(inspected: Mapping[str, Any]) -> dict[str, str]:
+    """Return the layers that the daemon gives this container, read from what it was really made with."""
     host = inspected.get("HostConfig") or {}
     config = inspected.get("Config") or {}
-    walls: dict[str, str] = {}
+    layers: dict[str, str] = {}
     if host.get("Privileged") or host.get("CapAdd"):
-        return walls
+        return layers
     user = str(config.get("User") or "")
     if user and not user.startswith(("0", "root")) and host.get("UsernsMode") not in ("", "host", None):
-        walls["user"] = f"user namespace {host.get('UsernsMode')}"
+        layers["user"] = f"user namespace {host.get('UsernsMode')}"
     if host.get("PidMode", "") in ("", "private"):
-        walls["pid"] = "own, with an init" if host.get("Init") else "own"
+        layers["pid"] = "own, with an init" if host.get("Init") else "own"
     if host.get("ReadonlyRootfs") and not host.get("Binds") and not host.get("Mounts"):
-        walls["mount"] = "read-only image, sized tmpfs"
+        layers["mount"] = "read-only image, sized tmpfs"
     if host.get("NetworkMode") == "none":
-        walls["net"] = "loopback only"
+        layers["net"] = "loopback only"
     if host.get("IpcMode") in ("private", "none"):
-        walls["ipc"] = str(host["IpcMode"])
+        layers["ipc"] = str(host["IpcMode"])
     if host.get("UTSMode", "") in ("", "private"):
-        walls["uts"] = "own hostname"
+        layers["uts"] = "own hostname"
     if host.get("CgroupnsMode") == "private":
-        walls["cgroup_ns"] = "own root"
+        layers["cgroup_ns"] = "own root"
     if host.get("Memory") and host.get("Memory") == host.get("MemorySwap") and (host.get("PidsLimit") or 0) > 0:
-        walls["cgroup"] = "the daemon's: memory without swap, processes, cpu"
-    return walls
+        layers["cgroup"] = "the daemon's: memory without swap, processes, cpu"
+    return layers
+
+
+def live_layers(
+    required: frozenset[str], from_daemon: Mapping[str, str], from_guest: Mapping[str, str]
+) -> dict[str, str]:
+    """Join the layers of the daemon with those that the guest applied.
+
+    Raises:
+        SandboxUnavailable: a required layer is missing.
+    """
+    layers = {**from_daemon, **{name: detail for name, detail in from_guest.items() if name in GUEST_LAYERS}}
+    missing = sorted(required - layers.keys())
+    if missing:
+        raise SandboxUnavailable(
+            f"required isolation is not live in the container: {', '.join(missing)}; `toolcell doctor` says why"
+        )
+    return layers
+
+
+def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPlan:
+    """Return the per-process limits inside a container. gVisor counts per container, so there NPROC refuses."""
+    has_own_kernel = blueprint is not None and blueprint.is_gvisor
+    return RlimitPlan(
+        cpu_s=ceil(limits.cpu_s) + 1,
+        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
+        processes=limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES,
+        open_files=limits.open_files,
+        file_size_bytes=limits.disk_bytes,
+    )
+
+
+def settings_frame(
+    limits: Limits,
+    policy: Policy,
+    preload: Sequence[str],
+    rlimits: RlimitPlan,
+    end_marker: bytes = b"",
+    **extra: object,
+) -> bytes:
+    """Return the first frame that a guest in a container reads, in either mode."""
+    body: bytes = msgpack.packb(
+        {
+            "frame_bytes": limits.frame_bytes,
+            "environment": policy.environment(),
+            "rlimits": asdict(rlimits),
+            "preload": [*PRELOAD[policy.lint], *preload],
+            "lint": policy.lint,
+            "end_marker": end_marker,
+            **extra,
+        }
+    )
+    return len(body).to_bytes(4, "big") + body

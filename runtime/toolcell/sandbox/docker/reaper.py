@@ -1,9 +1,9 @@
-"""Containers whose host process is gone: telling whose they are, and removing them.
+"""Remove containers whose host process is gone.
 
-Three nets, each for what the one before lets through. A guest ends when the stream from its host does; a watcher
-process removes what its host left when it was killed, also in the middle of creating; and whoever opens a backend next
-removes what dead hosts of this machine left when the watcher was killed too. Imports the SDK only when there is
-something to remove: a watcher that waits must weigh nothing.
+There are three steps, each for what the step before misses. A guest ends when the stream from its host ends. A watcher
+process removes the containers of a host that was killed, also of one that was just creating some. The next host that
+opens a backend removes the containers of dead hosts of this machine, for when the watcher was killed too.
+The SDK is imported only when there is something to remove: a waiting watcher must use little memory.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 LABEL_HOST = "io.toolcell.host"
-"""Who made the container, as `HostIdentity` writes itself."""
+"""Label of the process that made the container: a `HostIdentity` as text."""
 
 LABEL_BACKEND = "io.toolcell.backend"
-"""Which backend of that process."""
+"""Label of the backend, within that process, that made the container."""
 
-PASSED_ON = (
+WATCHER_ENVIRONMENT = (
     "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONFIG", "HOME", "PATH", "LANG", "SSH_AUTH_SOCK",
     "XDG_RUNTIME_DIR",
 )  # fmt: skip
 
 SWEEP_EVERY_S = 0.25
 SWEEPS_EMPTY = 12
-"""Looks in a row that must find nothing: a daemon may still be making what its client was killed asking for."""
+"""Sweeps in a row that must find nothing: the daemon may still be creating a container for the killed host."""
 
 SWEEP_AT_MOST_S = 60.0
 END_S = 5.0
@@ -40,7 +40,7 @@ END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """A process, told apart from any other that ever had its pid."""
+    """Identifies a process among all that ever had its pid."""
 
     machine: str
     boot: str
@@ -54,7 +54,7 @@ class HostIdentity:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read a label; None when it is not one of ours."""
+        """Read a label; return None when it is not ours."""
         parts = text.split(":")
         if len(parts) != 5:
             return None
@@ -65,7 +65,7 @@ class HostIdentity:
 
 
 def own_identity() -> HostIdentity:
-    """Who this process is. Fields that this system does not tell are empty, and then nobody is judged by them."""
+    """Return the identity of this process. A field that this system does not provide is empty and is not compared."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -77,7 +77,7 @@ def own_identity() -> HostIdentity:
 
 
 def start_time(pid: int) -> int | None:
-    """When `pid` began, in clock ticks after boot; None when there is no such process."""
+    """Return when `pid` began, in clock ticks after boot; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             # The name in parentheses may hold anything, parentheses too.
@@ -97,9 +97,9 @@ def _line(path: str) -> str:
 def is_dead(
     host: HostIdentity, me: HostIdentity, *, is_local: bool, started: Callable[[int], int | None] = start_time
 ) -> bool:
-    """True when `host` is certainly gone. Another machine's, another container's: nobody here can tell.
+    """Return True when `host` is certainly gone. For a host of another machine or container, that is not known here.
 
-    `is_local`: the daemon is on this machine, so an earlier boot of this machine is what a foreign boot id means.
+    `is_local`: the daemon is on this machine, so a foreign boot id of this machine means an earlier boot.
     """
     if not me.boot or not host.boot:
         return False
@@ -117,7 +117,7 @@ def orphans(
     is_local: bool,
     started: Callable[[int], int | None] = start_time,
 ) -> list[str]:
-    """Ids of those `containers`, as the daemon lists them, whose host is dead."""
+    """Return the ids of those `containers`, as the daemon lists them, whose host is dead."""
     found = []
     for container in containers:
         host = HostIdentity.parse(str((container.get("Labels") or {}).get(LABEL_HOST, "")))
@@ -127,31 +127,31 @@ def orphans(
 
 
 class Watcher:
-    """A small process that outlives this one for as long as it takes to remove a backend's containers."""
+    """A small process that removes a backend's containers when this process dies first."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     @classmethod
     def spawn(cls, backend: str, docker_host: str | None) -> Watcher:
-        """Start it. `backend`: value of the label that its containers carry."""
+        """Start a watcher. `backend`: value of `LABEL_BACKEND` on the containers."""
         code = f"import sys; sys.path[:] = {list(sys.path)!r}; from {__name__} import main; main(sys.argv[1:])"
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {name: os.environ[name] for name in WATCHER_ENVIRONMENT if name in os.environ}
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", code, backend, str(os.getpid()), docker_host or ""],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd="/",
-            # Not in our process group: what is sent to all of us must leave it to clean up.
+            # Not in our process group: a signal to the whole group must not end the watcher, which has to clean up.
             start_new_session=True,
         )  # fmt: skip
         return cls(process)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the watcher."""
         return self._process.pid
 
     def dismiss(self) -> None:
-        """End it without cleaning up: everything has been removed in order. Safe to call twice."""
+        """End the watcher without a sweep: every container has been removed already. Safe to call twice."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             with suppress(OSError):
@@ -165,16 +165,16 @@ class Watcher:
             self._process.kill()
             self._process.wait(END_S)
 
-    def leave_it(self) -> None:
-        """Let it clean up, as if we had died."""
+    def detach(self) -> None:
+        """Let the watcher sweep, as if this process had died."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        # Somebody has to take its exit status, and nobody here can wait for it.
+        # The exit status has to be collected, and no caller can wait for it.
         threading.Thread(target=self._process.wait, name="toolcell-watcher", daemon=True).start()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Life of the watcher: wait for the host's end, then remove what it left."""
+    """Run the watcher: wait until the host ends, then remove its containers."""
     backend, host_pid, docker_host = arguments
     if wait_for_end(0, int(host_pid)):
         sweep(backend, docker_host or None)
@@ -182,10 +182,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def wait_for_end(descriptor: int, host_pid: int) -> bool:
-    """Wait until the host dies (True) or dismisses us (False)."""
+    """Wait until the host dies (True) or dismisses the watcher (False)."""
     watched = select.poll()
     watched.register(descriptor, select.POLLIN)
-    # A child that the host forked may hold our pipe open after its death; the pidfd is the host's alone.
+    # A child of the host may hold our pipe open after the host's death; the pidfd belongs to the host alone.
     with suppress(OSError, AttributeError):
         watched.register(os.pidfd_open(host_pid), select.POLLIN)
     if os.getppid() != host_pid:
@@ -195,20 +195,20 @@ def wait_for_end(descriptor: int, host_pid: int) -> bool:
 
 
 def sweep(backend: str, docker_host: str | None) -> None:
-    """Remove a backend's containers until none has turned up for a while."""
+    """Remove a backend's containers until no new one has appeared for a while."""
     from toolcell.errors import SandboxUnavailable
-    from toolcell.sandbox.docker.client import connect_api, explained, list_labelled
+    from toolcell.sandbox.docker.client import call_api, connect_api, list_labelled
 
     api: Any = None
     empty, until = 0, time.monotonic() + SWEEP_AT_MOST_S
     while empty < SWEEPS_EMPTY and time.monotonic() < until:
         try:
-            api = api or explained(connect_api, docker_host)
-            found = explained(list_labelled, api, {LABEL_BACKEND: backend})
+            api = api or call_api(connect_api, docker_host)
+            found = call_api(list_labelled, api, {LABEL_BACKEND: backend})
             empty = 0 if found else empty + 1
             for container in found:
                 with suppress(SandboxUnavailable):
-                    explained(api.remove_container, container["Id"], v=True, force=True)
-        except SandboxUnavailable:  # it may be coming up again; what it had is found then
+                    call_api(api.remove_container, container["Id"], v=True, force=True)
+        except SandboxUnavailable:  # the daemon may be restarting; its containers are found afterwards
             api = None
         time.sleep(SWEEP_EVERY_S)

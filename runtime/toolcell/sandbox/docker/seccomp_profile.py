@@ -1,8 +1,9 @@
-"""The guest's system call policy as a profile that Docker and Podman load, generated from the same table.
+"""Turn the guest's system call policy into a seccomp profile that Docker and Podman load.
 
-A container starts with more than a guest may do: its runtime, its init and the interpreter come first, and then the
-guest raises its own, narrower filter. What those need is the one group that the profile has beyond the policy; none
-of it reaches past the container. Sub-architectures are left out, so int 0x80 and x32 end the thread that tries them.
+A container starts with more rights than a guest: its runtime, its init and the interpreter come first, and then the
+guest applies its own, narrower filter. The calls that those need are the one group that the profile has beyond the
+policy; none of them reaches outside the container. Sub-architectures are left out, so int 0x80 and x32 end the thread
+that tries them.
 
 Source: moby/profiles seccomp.go and opencontainers/runtime-spec config-linux.md.
 """
@@ -21,10 +22,10 @@ MACHINES = ("x86_64", "aarch64")
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
 _ENOSYS = 38
-"""Linux's number, whatever machine generates this."""
+"""Linux's number, whichever machine generates the profile."""
 
 UNTIL_GUEST = Group(
-    "until the guest has raised its own filter: runc's last steps, init, the dynamic loader, Python, and the walls",
+    "until the guest has its own filter: runc's last steps, init, the dynamic loader, Python, and the isolation",
     (
         "execve", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp", "capset",
         "setrlimit", "prlimit64", "setpriority",
@@ -45,10 +46,10 @@ UNTIL_GUEST_RULES = (
 
 
 def container_profile(machines: Sequence[str] = MACHINES) -> dict[str, Any]:
-    """The profile for containers on any of `machines`.
+    """Return the profile for containers on any of `machines`.
 
     Raises:
-        KeyError: no table for a machine.
+        KeyError: there is no table for a machine.
     """
     early = set(UNTIL_GUEST.calls)
     allowed = [_row(group.calls, group.reason, "SCMP_ACT_ALLOW") for group in (*GUEST_POLICY.allowed, UNTIL_GUEST)]
@@ -56,7 +57,7 @@ def container_profile(machines: Sequence[str] = MACHINES) -> dict[str, Any]:
     refused = [_refusal(group, early) for group in GUEST_POLICY.refused]
     missing = [_row(group.calls, group.reason, "SCMP_ACT_ERRNO", _ENOSYS) for group in GUEST_POLICY.missing]
     return {
-        # A call with an argument rule and none that fits ends up here too: EPERM, as in the guest's own filter.
+        # Also for a call whose argument rules do not match: EPERM, as in the guest's own filter.
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
         "archMap": [{"architecture": _ARCHITECTURES[machine], "subArchitectures": []} for machine in machines],
@@ -77,7 +78,7 @@ def _row(names: Sequence[str], reason: str, action: str, errno_returned: int | N
 
 
 def _rows(rule: SyscallRule) -> list[dict[str, Any]]:
-    """One row for each combination of values: libseccomp joins rows of a call with "or", their arguments with "and"."""
+    """Return a row per combination of values: libseccomp joins rows of a call with "or", and arguments with "and"."""
     combinations = itertools.product(*(argument.values for argument in rule.arguments))
     return [
         _row((rule.call,), rule.reason, "SCMP_ACT_ALLOW")

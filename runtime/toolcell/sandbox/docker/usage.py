@@ -1,6 +1,6 @@
-"""What a container has used: from its cgroup where that is visible here, else from the daemon.
+"""Measure what a container has used: from its cgroup where that is visible here, else from the daemon's answers.
 
-Either way `UsageReader.read` answers at once; a daemon's answer is the last one it gave.
+Either way `UsageReader.read` returns at once; of the daemon's answers it returns the last one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def find_cgroup(pid: int, container: str, *, proc: str = "/proc", root: Path = CGROUPS) -> Cgroup | None:
-    """The cgroup of a container whose first process is `pid`, or None where it cannot be seen from here.
+    """Find the cgroup of a container whose first process is `pid`; None when it is not visible here.
 
-    The container's id must be in the path: with a remote daemon, `pid` is somebody else's.
+    The container's id must be in the path: with a remote daemon, `pid` is another process of this machine.
     """
     try:
         with open(f"{proc}/{pid}/cgroup", encoding="utf-8") as table:
@@ -28,29 +28,29 @@ def find_cgroup(pid: int, container: str, *, proc: str = "/proc", root: Path = C
         return None
     named = {names: path for _, names, path in rows if container in path}
     if "" in named and (root / "cgroup.controllers").exists():
-        directory = Path(f"{root}{_own(named[''], container)}")
+        directory = Path(f"{root}{_container_part(named[''], container)}")
         return V2Cgroup(container, directory, CgroupFiles()) if (directory / "pids.current").exists() else None
     found: dict[str, Path] = {}
     for names, path in named.items():
         for controller in names.split(","):
-            directory = Path(f"{root}/{controller}{_own(path, container)}")
+            directory = Path(f"{root}/{controller}{_container_part(path, container)}")
             if controller in ("memory", "pids", "cpuacct") and directory.is_dir():
                 found[controller] = directory
     return V1Cgroup(container, found, CgroupFiles()) if {"memory", "pids"} <= found.keys() else None
 
 
-def _own(path: str, container: str) -> str:
-    """Cut a path after the part that names the container: below it may be cgroups of its own making."""
+def _container_part(path: str, container: str) -> str:
+    """Cut a path after the part that names the container: below it may be cgroups that the container made."""
     parts = path.split("/")
     named = next(number for number, part in enumerate(parts) if container in part)
     return "/".join(parts[: named + 1])
 
 
 class UsageReader:
-    """Measures one container. What it used before its guest said Hello is not the script's."""
+    """Measures one container. Usage before its guest said Hello does not count as the script's."""
 
     def __init__(self, cgroup: Cgroup | None, own_processes: int | None) -> None:
-        """`own_processes`: how many are not the script's; None where counting them says nothing about it."""
+        """`own_processes`: number of processes that are not the script's; None where a count means nothing."""
         self._cgroup = cgroup
         self._own = own_processes
         self._cpu_before_s = 0.0
@@ -60,21 +60,21 @@ class UsageReader:
 
     @property
     def is_local(self) -> bool:
-        """It needs no daemon."""
+        """The container can be measured without the daemon."""
         return self._cgroup is not None
 
     def pids(self) -> set[int]:
-        """Processes inside, where they are visible here."""
+        """Return the processes inside, where they are visible here."""
         return self._cgroup.pids() if self._cgroup is not None else set()
 
     def kill(self) -> None:
-        """Kill everything inside, where this process may: at once, and also when the daemon is gone."""
+        """Kill everything inside, if this process may. It works at once, and also when the daemon is gone."""
         if self._cgroup is not None:
             with suppress(OSError):
                 self._cgroup.kill()
 
-    def begin(self) -> None:
-        """What has been used until now is the price of starting."""
+    def set_baseline(self) -> None:
+        """Take what has been used so far as the cost of starting, which does not count as the script's."""
         if self._cgroup is None:
             return
         try:
@@ -85,7 +85,7 @@ class UsageReader:
         self._refused_before, self._kills_before = usage.processes_refused, usage.oom_kills
 
     def read(self, *, brief: bool = False) -> Sample:
-        """What is known now."""
+        """Return what is known now."""
         if self._cgroup is None:
             return self._sample
         try:
@@ -93,12 +93,12 @@ class UsageReader:
                 cpu_s, peak_bytes = self._cgroup.consumed()
                 self._sample = self._with(cpu_s or 0.0, peak_bytes or 0, None)
             else:
-                self._take(self._cgroup.usage())
-        except (OSError, ValueError):  # it is gone: what was last read is what there is
+                self._record(self._cgroup.usage())
+        except (OSError, ValueError):  # the cgroup is gone: keep what was read last
             pass
         return self._sample
 
-    def _take(self, usage: CgroupUsage) -> None:
+    def _record(self, usage: CgroupUsage) -> None:
         sample = self._with(usage.cpu_s or 0.0, usage.peak_memory_bytes or 0, usage.current_processes)
         self._sample = Sample(
             sample.cpu_s,
@@ -123,8 +123,8 @@ class UsageReader:
             before.refused_processes,
         )
 
-    def take_stats(self, stats: Mapping[str, Any], *, is_first: bool) -> None:
-        """Take the daemon's answer to GET /containers/{id}/stats."""
+    def record_stats(self, stats: Mapping[str, Any], *, is_first: bool) -> None:
+        """Record the daemon's answer to GET /containers/{id}/stats."""
         cpu_s = _number(stats, "cpu_stats", "cpu_usage", "total_usage") / 1e9
         if is_first:
             self._cpu_before_s = cpu_s

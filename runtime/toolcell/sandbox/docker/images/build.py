@@ -1,7 +1,7 @@
-"""Builds the images: from `sandbox_images/`, on a base that an engine has, can pull, or gets from Debian packages here.
+"""Build the images from `sandbox_images/`, on a base that the engine has, can pull, or imports from Debian packages.
 
-A build needs no network inside and no tool on this machine but the engine: the context carries all that goes in. Stages
-stay with the engine, so building again after a change of the guest takes seconds. Blocking; use a worker thread.
+A build needs no network inside and no tool on this machine but the engine, because the context contains every input.
+The engine keeps the stages, so a build after a change of the guest takes seconds. Blocking; use a worker thread.
 """
 
 from __future__ import annotations
@@ -22,37 +22,36 @@ from typing import IO, Any
 
 import toolcell
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Client, Conflict, NotThere, explained
+from toolcell.sandbox.docker.client import Client, Conflict, NotFound, call_api
 from toolcell.sandbox.docker.images import debian_base, reference
+from toolcell.sandbox.docker.images.check import PROBE_TIMEOUT_S, ask_python
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import (
-    ASK,
     ImagePython,
     drop_distributions,
     drop_tests,
-    fill,
-    fill_guest,
+    install_guest,
+    install_packages,
     read_requirements,
     versions_in,
 )
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
+"""Called with one line of progress."""
 
 DEFAULT_BASE = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim-bookworm"
-"""The official image with the interpreter of this installation, so that what is installed here can be copied there."""
+"""The official image with this installation's version of Python, so that installed packages can be copied into it."""
 
 
 def silent(text: str) -> None:
-    """Say nothing of how a build gets on."""
+    """Report no progress."""
 
 
 STEP_TIMEOUT_S = 900
-"""Between two lines that an engine says while it builds. Copying a large layer is one silent step."""
+"""Longest silence of an engine while it builds. Copying a large layer is one silent step."""
 
-ASK_TIMEOUT_S = 60
-
-KEPT_S = {reference.STAGE: STEP_TIMEOUT_S, reference.SANDBOX: 24 * 3600}
-"""How old an image must be to be removed once no tag names it: a stage may belong to a build that is under way."""
+KEEP_S = {reference.STAGE: STEP_TIMEOUT_S, reference.SANDBOX: 24 * 3600}
+"""Age at which an image without a tag is removed. A younger stage may belong to a build in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +59,16 @@ class Base:
     """An image to build on."""
 
     id: str
-    told_as: str
-    """Its digest in a registry, else its id; goes into the label."""
+    label: str
+    """The value of the label `base`: its digest in a registry, else its id."""
     python: ImagePython
 
 
 def sources() -> Path:
-    """The folder `sandbox_images` of this installation.
+    """Return the folder `sandbox_images` of this installation.
 
     Raises:
-        SandboxUnavailable: it was installed without.
+        SandboxUnavailable: the folder was not installed.
     """
     package = Path(toolcell.__file__).parent
     for folder in (package / "sandbox_images", package.parent.parent / "sandbox_images"):
@@ -84,43 +83,43 @@ def build_python(
     *,
     tag: str = reference.DEFAULT_IMAGE,
     fresh: bool = False,
-    say: Say = silent,
+    report: Report = silent,
 ) -> ImageRef:
     """Build the sandbox image on `base`, else on the official Python image.
 
     Raises:
-        SandboxUnavailable: the base cannot be had or has no Python 3.11, or the engine could not build.
-        PackageError: what the guest imports cannot be had for the base's interpreter.
+        SandboxUnavailable: the base is not available or has no CPython 3.11, or the engine could not build.
+        PackageError: a package that the guest imports is not available for the base's interpreter.
     """
-    on = find_base(client, base or DEFAULT_BASE, say)
+    on = find_base(client, base or DEFAULT_BASE, report)
     with _context("python") as context:
-        say(f"guest {reference.VERSION} for Python {on.python.version}")
-        versions = fill_guest(context / "guest", on.python)
+        report(f"guest {reference.VERSION} for Python {on.python.version}")
+        versions = install_guest(context / "guest", on.python)
         labels = {
             reference.GUEST: reference.VERSION,
             reference.SOURCES: reference.digest_of(context / "guest" / "toolcell_bridge"),
             reference.PYTHON: on.python.version,
-            reference.BASE: on.told_as,
+            reference.BASE: on.label,
             f"{reference.LABEL}needs": json.dumps(versions, sort_keys=True),
         }
-        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, say=say)
+        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
 
 
-def renew(client: Client, image: ImageRef, say: Say = silent) -> ImageRef:
-    """Build a sandbox image again on its own base, with the guest of this installation: seconds, and no download.
+def renew(client: Client, image: ImageRef, report: Report = silent) -> ImageRef:
+    """Build a sandbox image again on its own base with this installation's guest. It takes seconds and no download.
 
     Raises:
         SandboxUnavailable: the base is gone, or the engine could not build.
     """
-    return build_python(client, image.base, tag=image.tag, say=say)
+    return build_python(client, image.base, tag=image.tag, report=report)
 
 
 def build_data(
-    client: Client, on: ImageRef, *, tag: str = reference.DATA_IMAGE, fresh: bool = False, say: Say = silent
+    client: Client, on: ImageRef, *, tag: str = reference.DATA_IMAGE, fresh: bool = False, report: Report = silent
 ) -> ImageRef:
     """Build the image with packages for looking at data, on the sandbox image `on`."""
     wanted = read_requirements((sources() / "python-data" / "packages.txt").read_text(encoding="utf-8").splitlines())
-    return build_with_packages(client, on, wanted, tag=tag, labels={}, fresh=fresh, say=say)
+    return build_with_packages(client, on, wanted, tag=tag, labels={}, fresh=fresh, report=report)
 
 
 def build_with_packages(
@@ -131,28 +130,28 @@ def build_with_packages(
     tag: str,
     labels: Mapping[str, str],
     fresh: bool = False,
-    say: Say = silent,
+    report: Report = silent,
 ) -> ImageRef:
-    """Build `on` with packages added; they and what they need are fetched here, for its interpreter.
+    """Build an image that is `on` with packages. They and their dependencies are fetched here, for its interpreter.
 
     Raises:
-        UsageError, PackageError: the packages cannot be had.
+        UsageError, PackageError: a package is not available.
         SandboxUnavailable: the engine could not build.
     """
     with _context("python-data") as context:
-        say(f"fetching {', '.join(wanted)} for Python {on.python}")
+        report(f"fetching {', '.join(wanted)} for Python {on.python}")
         site = context / "packages"
-        fill(site, wanted, ask_python(client, on.id), on.packages)
+        install_packages(site, wanted, ask_python(client, on.id), on.packages)
         drop_distributions(site, on.packages)
         drop_tests(site)
         packages = json.dumps({**on.packages, **versions_in(site)}, sort_keys=True)
         labels = {**labels, reference.PACKAGES: packages}
-        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=False, say=say)
+        return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=False, report=report)
 
 
 @contextmanager
 def _context(name: str) -> Iterator[Path]:
-    """A directory to build from: the Dockerfile and what it copies; the caller adds the rest."""
+    """Make a build context with the Dockerfile and prepare.py; the caller adds the rest."""
     folder = sources()
     with tempfile.TemporaryDirectory(prefix="toolcell-image-") as directory:
         context = Path(directory)
@@ -161,83 +160,35 @@ def _context(name: str) -> Iterator[Path]:
         yield context
 
 
-def find_base(client: Client, name: str, say: Say) -> Base:
-    """Find an image to build on, pulling it when the engine does not have it.
+def find_base(client: Client, name: str, report: Report) -> Base:
+    """Find an image to build on; pull it when the engine does not have it.
 
     Raises:
-        SandboxUnavailable: it is not to be had, or has no CPython from 3.11 on.
+        SandboxUnavailable: the image is not available, or has no CPython 3.11 or newer.
     """
     try:
-        told = explained(client.api.inspect_image, name)
-    except NotThere:
-        say(f"pulling {name}")
-        told = _pull(client, name)
-    python = ask_python(client, str(told["Id"]))
+        inspected = call_api(client.api.inspect_image, name)
+    except NotFound:
+        report(f"pulling {name}")
+        inspected = _pull(client, name)
+    python = ask_python(client, str(inspected["Id"]))
     short = tuple(int(part) for part in python.short.split("."))
     if python.implementation != "cpython" or short < (3, 11):
         raise SandboxUnavailable(
             f"{name} has {python.implementation} {python.version}; guests need CPython 3.11 or newer"
         )
-    return Base(str(told["Id"]), str((told.get("RepoDigests") or [told["Id"]])[0]), python)
+    return Base(str(inspected["Id"]), str((inspected.get("RepoDigests") or [inspected["Id"]])[0]), python)
 
 
 def _pull(client: Client, name: str) -> dict[str, Any]:
     try:
-        explained(client.api.pull, name)
-        return dict(explained(client.api.inspect_image, name))
+        call_api(client.api.pull, name)
+        return dict(call_api(client.api.inspect_image, name))
     except SandboxUnavailable as exc:
         raise SandboxUnavailable(
             f"the engine has no image {name} and cannot pull it ({exc}); where no container registry can be reached, "
             "build on Debian packages: toolcell images build --debian"
         ) from exc
-
-
-def ask_python(client: Client, image: str) -> ImagePython:
-    """Run an image's interpreter once, shut in, and hear what it is.
-
-    Raises:
-        SandboxUnavailable: it has none, or it does not run here.
-    """
-    try:
-        return ImagePython.read(run_python(client, image, ASK))
-    except (ValueError, TypeError) as exc:
-        raise SandboxUnavailable(f"the Python in {image} did not say what it is: {exc}") from exc
-
-
-def run_python(client: Client, image: str, code: str, runtime: str | None = None) -> str:
-    """Run code of ours in a container of `image` with no network and little to write to; returns what it printed.
-
-    Raises:
-        SandboxUnavailable: there is no python3, or it failed; repeats its last words.
-    """
-    api = client.api
-    config = {
-        "Image": image,
-        "Entrypoint": ["python3", "-P", "-s", "-B", "-c", code],
-        "Cmd": [],
-        "Labels": {reference.ROLE: reference.QUESTION},
-        "Env": ["OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1"],
-        "HostConfig": {
-            "NetworkMode": "none",
-            "ReadonlyRootfs": True,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "PidsLimit": 256,  # gVisor's own threads count, some dozens of them
-            "Tmpfs": {"/sandbox": "size=64m,uid=65534,gid=65534,mode=0700"},
-            **({"Runtime": runtime} if runtime else {}),
-        },
-    }
-    container = str(explained(api.create_container_from_config, config)["Id"])
-    try:
-        explained(api.start, container)
-        status = int(explained(api.wait, container, timeout=ASK_TIMEOUT_S)["StatusCode"])
-        said = explained(api.logs, container, stdout=True, stderr=bool(status)).decode(errors="replace")
-    finally:
-        explained(api.remove_container, container, v=True, force=True)
-    if status:
-        last = "\n".join(said.strip().splitlines()[-5:])
-        raise SandboxUnavailable(f"python3 in {image} failed (exit status {status}): {last}")
-    return said
 
 
 def build(
@@ -249,31 +200,31 @@ def build(
     *,
     fresh: bool,
     keep_stages: bool,
-    say: Say,
+    report: Report,
 ) -> ImageRef:
-    """Have the engine build a context; `tag` names the result only once it is whole.
+    """Let the engine build a context. `tag` names the result only once it is complete.
 
-    What it named before stays for a day: a program that began with it makes its containers of that very image.
+    The image that had the tag before is kept for a day: a program that started with it creates containers from its id.
 
     Raises:
-        SandboxUnavailable: a step failed; repeats what the engine said.
+        SandboxUnavailable: a step failed; repeats the engine's output.
     """
     with tempfile.TemporaryFile() as archive:
         pack(context, archive)
         archive.seek(0)
         options = {"buildargs": {"BASE_IMAGE": base}, "labels": dict(labels), "nocache": fresh}
-        stages = explained(_build, client, archive, tag, options, say)
+        stages = call_api(_build, client, archive, tag, options, report)
     found = reference.find_image(client, tag)
     if found is None:
         raise SandboxUnavailable(f"the engine built {tag} and does not have it")
-    remove_unheard(client)
-    for image in [*outlived(client, stages), *([] if keep_stages else stages)]:
+    remove_abandoned_probes(client)
+    for image in [*outdated_images(client, stages), *([] if keep_stages else stages)]:
         remove_unused(client, image)
     return found
 
 
-def _build(client: Client, archive: IO[bytes], tag: str, options: Mapping[str, Any], say: Say) -> list[str]:
-    """Returns the ids of the stages below the result."""
+def _build(client: Client, archive: IO[bytes], tag: str, options: Mapping[str, Any], report: Report) -> list[str]:
+    """Build and return the ids of the stages below the result."""
     lines = client.api.build(
         fileobj=archive,
         custom_context=True,
@@ -285,21 +236,21 @@ def _build(client: Client, archive: IO[bytes], tag: str, options: Mapping[str, A
         timeout=STEP_TIMEOUT_S,
         **options,
     )
-    said: list[str] = []
+    output: list[str] = []
     for line in lines:
         if text := str(line.get("stream") or "").strip():
-            said.append(text)
-            say(text)
+            output.append(text)
+            report(text)
         if "error" in line:
-            told = "\n".join([*said[-5:], str(line["error"])])
-            raise SandboxUnavailable(f"the engine could not build {tag}:\n{told}")
-    return stages_in(said)
+            last_lines = "\n".join([*output[-5:], str(line["error"])])
+            raise SandboxUnavailable(f"the engine could not build {tag}:\n{last_lines}")
+    return stages_in(output)
 
 
-def stages_in(said: list[str]) -> list[str]:
-    """The last image before each FROM but the first, in what an engine says; another engine's dialect has none."""
+def stages_in(output: list[str]) -> list[str]:
+    """Return the last image before each FROM but the first. The output of engines other than Docker names none."""
     stages, last = [], ""
-    for text in said:
+    for text in output:
         if text.startswith("---> ") and re.fullmatch("[0-9a-f]{12,64}", text[5:]):
             last = text[5:]
         elif re.match(r"Step \d+/\d+ : FROM ", text) and last:
@@ -307,38 +258,38 @@ def stages_in(said: list[str]) -> list[str]:
     return stages
 
 
-def outlived(client: Client, own: list[str]) -> list[str]:
-    """Images of earlier builds that no tag names, old enough that nobody can be about to use them."""
+def outdated_images(client: Client, own: list[str]) -> list[str]:
+    """Return images of earlier builds that have no tag and are so old that no program is about to use them."""
     old: list[str] = []
-    for role, kept_s in KEPT_S.items():
-        found = explained(client.api.images, filters={"label": [f"{reference.ROLE}={role}"], "dangling": True})
-        old += [str(each["Id"]) for each in found if float(each.get("Created") or 0) < time.time() - kept_s]
+    for role, keep_s in KEEP_S.items():
+        found = call_api(client.api.images, filters={"label": [f"{reference.ROLE}={role}"], "dangling": True})
+        old += [str(each["Id"]) for each in found if float(each.get("Created") or 0) < time.time() - keep_s]
     return [each for each in old if not any(each.startswith(f"sha256:{stage}") for stage in own)]
 
 
-def remove_unheard(client: Client) -> None:
-    """Remove containers that were asked something by a program which died before the answer."""
-    asked = explained(client.api.containers, all=True, filters={"label": f"{reference.ROLE}={reference.QUESTION}"})
-    for each in asked:
-        if float(each.get("Created") or 0) < time.time() - 2 * ASK_TIMEOUT_S:
+def remove_abandoned_probes(client: Client) -> None:
+    """Remove probe containers of programs that died before the probe ended."""
+    probes = call_api(client.api.containers, all=True, filters={"label": f"{reference.ROLE}={reference.PROBE}"})
+    for each in probes:
+        if float(each.get("Created") or 0) < time.time() - 2 * PROBE_TIMEOUT_S:
             try:
-                explained(client.api.remove_container, each["Id"], v=True, force=True)
-            except (NotThere, Conflict):
+                call_api(client.api.remove_container, each["Id"], v=True, force=True)
+            except (NotFound, Conflict):
                 continue
 
 
 def remove_unused(client: Client, image: str) -> None:
-    """Remove an image unless a tag, a container or another image still needs it; one that stays is listed as kept."""
+    """Remove an image unless a tag, a container or another image still needs it."""
     try:
-        told = explained(client.api.inspect_image, image)
-        if not [tag for tag in told.get("RepoTags") or [] if tag != "<none>:<none>"]:
-            explained(client.api.remove_image, image)
-    except SandboxUnavailable:  # in use, gone already, or busy: nothing that was asked for depends on it
+        inspected = call_api(client.api.inspect_image, image)
+        if not [tag for tag in inspected.get("RepoTags") or [] if tag != "<none>:<none>"]:
+            call_api(client.api.remove_image, image)
+    except SandboxUnavailable:  # it is in use, gone or busy; the build does not depend on its removal
         return
 
 
 def pack(context: Path, target: IO[bytes]) -> None:
-    """Archive a context so that the same content is the same archive, whoever made it: engines cache by that."""
+    """Archive a context. The same content gives the same bytes, because engines cache by the archive's bytes."""
     with tarfile.open(fileobj=target, mode="w") as archive:
         for path in sorted(context.rglob("*")):
             entry = archive.gettarinfo(str(path), path.relative_to(context).as_posix())
@@ -350,25 +301,25 @@ def pack(context: Path, target: IO[bytes]) -> None:
 
 
 def import_debian(
-    client: Client, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, say: Say = silent
+    client: Client, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent
 ) -> str:
-    """Have a base image of Debian packages; returns its id. Nothing is imported when the packages are as before.
+    """Import a base image of Debian packages, unless it has the same packages already; return its id.
 
     Raises:
-        SandboxUnavailable: no packages can be had here, or the engine did not take them.
+        SandboxUnavailable: the packages are not available here, or the engine refused the image.
     """
     tag = f"{reference.DEBIAN_REPOSITORY}:{suite}"
     label = f"{reference.LABEL}debian"
-    with debian_base.fetched(suite, mirror, say) as packages, tempfile.TemporaryFile() as archive:
-        # Images built on a base inherit its labels, all but the role.
+    with debian_base.download(suite, mirror, report) as packages, tempfile.TemporaryFile() as archive:
+        # Images built on a base inherit its labels, except the role.
         known = [f"{label}={packages.digest}", f"{reference.ROLE}={reference.DEBIAN}"]
-        found = explained(client.api.images, filters={"label": known})
+        found = call_api(client.api.images, filters={"label": known})
         if not found:
-            say(f"merging {len(packages.files)} packages")
+            report(f"merging {len(packages.files)} packages")
             debian_base.write_archive(packages, archive)
             archive.seek(0)
             changes = [f"LABEL {label}={packages.digest}", f"LABEL {reference.ROLE}={reference.DEBIAN}"]
-            explained(client.api.import_image_from_data, archive, repository=reference.DEBIAN_REPOSITORY, tag=suite,
+            call_api(client.api.import_image_from_data, archive, repository=reference.DEBIAN_REPOSITORY, tag=suite,
                       changes=changes)  # fmt: skip
-    inspected = explained(client.api.inspect_image, found[0]["Id"] if found else tag)
+    inspected = call_api(client.api.inspect_image, found[0]["Id"] if found else tag)
     return str(inspected["Id"])

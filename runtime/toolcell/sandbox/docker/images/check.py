@@ -1,4 +1,4 @@
-"""Looks at an image from inside, in a container that is shut in: does the guest load, is there anything to misuse."""
+"""Check an image from inside: run its interpreter in an isolated container, and look at what is there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Client, explained
+from toolcell.sandbox.docker.client import Client, call_api
 from toolcell.sandbox.docker.images import reference
-from toolcell.sandbox.docker.images.build import run_python
 from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.sandbox.docker.images.site import DESCRIBE_PYTHON, ImagePython
+
+PROBE_TIMEOUT_S = 60
 
 USER = "65534:65534"
 ENTRYPOINT = ["python3", "-P", "-s", "-B", "-m", "toolcell_bridge.entry.container"]
 LINKS = {"/work": "/sandbox/work", "/tmp": "/sandbox/tmp", "/var/tmp": "/sandbox/tmp"}
 
-LOOK = """\
+INSPECT = """\
 import importlib, importlib.metadata, json, os, platform, stat
 os.makedirs("/sandbox/work"), os.makedirs("/sandbox/tmp")
 import msgpack, RestrictedPython, toolcell_bridge
@@ -57,38 +59,90 @@ print(json.dumps({
 SHOWN = 5
 
 
+def ask_python(client: Client, image: str) -> ImagePython:
+    """Run an image's interpreter once to learn its version and platform.
+
+    Raises:
+        SandboxUnavailable: the image has no Python, or it does not run here.
+    """
+    try:
+        return ImagePython.read(run_python(client, image, DESCRIBE_PYTHON))
+    except (ValueError, TypeError) as exc:
+        raise SandboxUnavailable(f"the Python in {image} did not describe itself: {exc}") from exc
+
+
+def run_python(client: Client, image: str, code: str, runtime: str | None = None) -> str:
+    """Run our own code in a container of `image`, without network and nearly read-only; return what it printed.
+
+    Raises:
+        SandboxUnavailable: there is no python3, or it failed; repeats its last lines.
+    """
+    api = client.api
+    config = _probe_config(image, code, runtime)
+    container = str(call_api(api.create_container_from_config, config)["Id"])
+    try:
+        call_api(api.start, container)
+        status = int(call_api(api.wait, container, timeout=PROBE_TIMEOUT_S)["StatusCode"])
+        output = call_api(api.logs, container, stdout=True, stderr=bool(status)).decode(errors="replace")
+    finally:
+        call_api(api.remove_container, container, v=True, force=True)
+    if status:
+        last = "\n".join(output.strip().splitlines()[-5:])
+        raise SandboxUnavailable(f"python3 in {image} failed (exit status {status}): {last}")
+    return output
+
+
+def _probe_config(image: str, code: str, runtime: str | None) -> dict[str, Any]:
+    return {
+        "Image": image,
+        "Entrypoint": ["python3", "-P", "-s", "-B", "-c", code],
+        "Cmd": [],
+        "Labels": {reference.ROLE: reference.PROBE},
+        "Env": ["OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1"],
+        "HostConfig": {
+            "NetworkMode": "none",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "PidsLimit": 256,  # gVisor's own threads count too, some dozens
+            "Tmpfs": {"/sandbox": "size=64m,uid=65534,gid=65534,mode=0700"},
+            **({"Runtime": runtime} if runtime else {}),
+        },
+    }
+
+
 def problems(client: Client, image: ImageRef, runtime: str | None = None) -> list[str]:
-    """Say what is wrong with an image; an empty list is a good one.
+    """Return the problems of an image; an empty list means that it is sound.
 
     Args:
-        runtime: what to start it with, "runsc" for instance; None is the engine's default.
+        runtime: runtime to start it with, for example "runsc"; None is the engine's default.
 
     Raises:
         SandboxUnavailable: the engine is gone.
     """
-    if problem := reference.unusable(image):
+    if problem := reference.why_unusable(image):
         return [problem]
-    config: Mapping[str, Any] = explained(client.api.inspect_image, image.id).get("Config") or {}
+    config: Mapping[str, Any] = call_api(client.api.inspect_image, image.id).get("Config") or {}
     try:
-        look = LOOK % {"links": list(LINKS), "packages": sorted(image.packages)}
-        found = json.loads(run_python(client, image.id, look, runtime))
+        code = INSPECT % {"links": list(LINKS), "packages": sorted(image.packages)}
+        found = json.loads(run_python(client, image.id, code, runtime))
     except (SandboxUnavailable, ValueError) as exc:
         return [*problems_of_config(config), f"its guest does not load: {exc}"]
     return [*problems_of_config(config), *problems_inside(found, image)]
 
 
 def require_sound(client: Client, image: ImageRef) -> None:
-    """Refuse an image that has problems.
+    """Check that an image has no problems.
 
     Raises:
-        SandboxUnavailable: it has; names them.
+        SandboxUnavailable: it has problems; the message names them.
     """
     if found := problems(client, image):
         raise SandboxUnavailable(f"{image.tag} was built and is not sound: {'; '.join(found)}")
 
 
 def problems_of_config(config: Mapping[str, Any]) -> list[str]:
-    """What an image says about how it is to be run."""
+    """Return the problems in an image's configuration."""
     found = []
     if config.get("User") != USER:
         found.append(f"its user is {config.get('User') or 'root'}, not {USER}")
@@ -100,7 +154,7 @@ def problems_of_config(config: Mapping[str, Any]) -> list[str]:
 
 
 def problems_inside(found: Mapping[str, Any], image: ImageRef) -> list[str]:
-    """What `LOOK` saw."""
+    """Return the problems in what `INSPECT` reported."""
     wrong = []
     if found["guest"] != image.guest_version or found["python"] != image.python:
         wrong.append(f"its labels say otherwise than the guest {found['guest']} and Python {found['python']} inside")
@@ -109,17 +163,17 @@ def problems_inside(found: Mapping[str, Any], image: ImageRef) -> list[str]:
     if any(target != LINKS[name] for name, target in found["links"].items()):
         wrong.append(f"/work and /tmp do not lead into /sandbox: {found['links']}")
     if programs := [name for name in found["programs"] if not name.startswith("python")]:
-        wrong.append(f"there are programs in it: {_some(programs)}")
+        wrong.append(f"there are programs in it: {_first_few(programs)}")
     wrong += [f"its {package} cannot be imported: {why}" for package, why in found["unusable"].items()]
     for what, text in (
         ("elevating", "set-uid or set-gid files"),
         ("writable", "files its user or everybody may write"),
     ):
         if found[what]:
-            wrong.append(f"there are {text} in it: {_some(found[what])}")
+            wrong.append(f"there are {text} in it: {_first_few(found[what])}")
     return wrong
 
 
-def _some(names: list[str]) -> str:
+def _first_few(names: list[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,8 +1,8 @@
-"""A base image out of Debian packages, for machines that reach a Debian mirror and no container registry.
+"""Make a base image from Debian packages, for machines that reach a Debian mirror but no container registry.
 
-apt decides which packages an interpreter needs, on paper: in directories of its own, as any user, and without
-installing anything here. Their files are merged into one archive; no maintainer script runs.
-The archive depends on the packages alone: same packages, same bytes. Knows no engine.
+apt resolves which packages an interpreter needs. It works in directories of its own, as any user, and installs nothing
+on this machine. The files are merged into one archive; no maintainer script runs. The archive depends on the packages
+alone: the same packages give the same bytes. This module knows no engine.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MIRROR = "http://deb.debian.org"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 WANTED = ("python3", "base-files", "libc-bin", "libgomp1", "libstdc++6", "media-types", "netbase", "tzdata")
-"""libc-bin holds the C.UTF-8 locale; libgomp and libstdc++ are what compiled packages link and nothing here needs."""
+"""libc-bin contains the C.UTF-8 locale. Compiled packages link to libgomp and libstdc++; nothing else here does."""
 
 NOT_UNPACKED = frozenset({"debconf", "dpkg", "lock", "mawk", "readline-common", "tar"})
-"""Programs that the others' maintainer scripts would have used."""
+"""Programs that only maintainer scripts use."""
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 MERGED = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
-"""Links into usr/ on a present Debian, directories in some packages' archives."""
+"""Links into usr/ on a current Debian, but directories in the archives of some packages."""
 
 PROGRAMS = re.compile(r"usr/(local/)?s?bin/(?!python3($|\.\d+$))|usr/games/|usr/libexec/")
-PAPERS = re.compile(
+DOCUMENTATION = re.compile(
     r"usr/share/(man|info|lintian|locale|bug|menu|pixmaps|applications|bash-completion|debconf|perl5|gcc)(/|$)"
     r"|usr/share/doc/[^/]+/(?!copyright$)|usr/lib/[^/]+/(gconv|audit)/|etc/(init\.d|cron|default|profile|update-motd)"
 )
@@ -50,7 +50,7 @@ APT_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class DebianPackages:
-    """What a base image is made of."""
+    """The packages of a base image."""
 
     suite: str
     files: tuple[Path, ...]
@@ -63,7 +63,7 @@ class DebianPackages:
 
     @property
     def digest(self) -> str:
-        """Stands for the resulting archive: same digest, same bytes."""
+        """Identifies the resulting archive: the same digest means the same bytes."""
         whole = hashlib.sha256()
         for path in self.files:
             whole.update(hashlib.sha256(path.read_bytes()).digest())
@@ -71,23 +71,23 @@ class DebianPackages:
 
 
 @contextmanager
-def fetched(
-    suite: str = SUITE, mirror: str = MIRROR, say: Callable[[str], None] = lambda text: None
+def download(
+    suite: str = SUITE, mirror: str = MIRROR, report: Callable[[str], None] = lambda text: None
 ) -> Iterator[DebianPackages]:
-    """Download what an interpreter needs, security updates included, signatures checked; gone again afterwards.
+    """Download the packages of an interpreter, with security updates and checked signatures; delete them afterwards.
 
     Raises:
         SandboxUnavailable: this machine has no apt or no Debian keys, or the mirror does not answer.
     """
     _require_tools()
     with tempfile.TemporaryDirectory(prefix="toolcell-debian-") as directory:
-        place = Path(directory)
-        options = _apt_options(place, suite, mirror)
-        say(f"asking {mirror} for the packages of {suite}")
+        folder = Path(directory)
+        options = _apt_options(folder, suite, mirror)
+        report(f"asking {mirror} for the packages of {suite}")
         _apt([*options, "update"])
-        say(f"downloading {suite}'s Python")
+        report(f"downloading {suite}'s Python")
         _apt([*options, "--yes", "--no-install-recommends", "--download-only", "install", *WANTED])
-        found = sorted((place / "cache/archives").glob("*.deb"))
+        found = sorted((folder / "cache/archives").glob("*.deb"))
         yield DebianPackages(suite, tuple(path for path in found if path.name.partition("_")[0] not in NOT_UNPACKED))
 
 
@@ -106,19 +106,19 @@ def _require_tools() -> None:
         )
 
 
-def _apt_options(place: Path, suite: str, mirror: str) -> list[str]:
-    """apt with a machine of its own on which nothing is installed; proxies of the real one's configuration hold."""
+def _apt_options(folder: Path, suite: str, mirror: str) -> list[str]:
+    """Return apt options for an empty system of its own. The proxy settings of the real system still apply."""
     for name in ("state/lists/partial", "cache/archives/partial"):
-        (place / name).mkdir(parents=True)
-    place.chmod(0o755)  # apt downloads as a user of its own when called by root
-    (place / "status").touch()
+        (folder / name).mkdir(parents=True)
+    folder.chmod(0o755)  # when root calls apt, it downloads as another user
+    (folder / "status").touch()
     archives = (f"debian {suite}", f"debian {suite}-updates", f"debian-security {suite}-security")
-    (place / "sources").write_text("".join(f"deb [signed-by={KEYRING}] {mirror}/{name} main\n" for name in archives))
+    (folder / "sources").write_text("".join(f"deb [signed-by={KEYRING}] {mirror}/{name} main\n" for name in archives))
     settings = {
-        "Dir::State": place / "state",
-        "Dir::State::status": place / "status",
-        "Dir::Cache": place / "cache",
-        "Dir::Etc::sourcelist": place / "sources",
+        "Dir::State": folder / "state",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::sourcelist": folder / "sources",
         "Dir::Etc::sourceparts": "-",
         "Dir::Etc::preferencesparts": "-",
         "APT::Architecture": ARCHITECTURES[platform.machine()],
@@ -138,8 +138,10 @@ def _apt(arguments: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise SandboxUnavailable(f"apt-get could not fetch Debian's packages: {exc}") from exc
     if done.returncode:
-        told = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise SandboxUnavailable(f"apt-get could not fetch Debian's packages (exit status {done.returncode}):\n{told}")
+        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        raise SandboxUnavailable(
+            f"apt-get could not fetch Debian's packages (exit status {done.returncode}):\n{output}"
+        )
 
 
 def write_archive(packages: DebianPackages, target: IO[bytes]) -> None:
@@ -159,14 +161,14 @@ def write_archive(packages: DebianPackages, target: IO[bytes]) -> None:
 def _merge(package: Path, archive: tarfile.TarFile, seen: set[str]) -> None:
     with tarfile.open(fileobj=io.BytesIO(_contents(package)), mode="r:") as files:
         for member in files:
-            name = kept_as(member.name)
+            name = target_path(member.name)
             if name is None or name in seen:
                 continue
             seen.add(name)
             content = files.extractfile(member) if member.isreg() else None
             member.name = name
             if member.islnk():
-                member.linkname = kept_as(member.linkname) or member.linkname
+                member.linkname = target_path(member.linkname) or member.linkname
             member.mode &= 0o755
             member.uid = member.gid = 0
             member.uname = member.gname = "root"
@@ -174,21 +176,21 @@ def _merge(package: Path, archive: tarfile.TarFile, seen: set[str]) -> None:
 
 
 def _contents(package: Path) -> bytes:
-    """The archive of files inside a package file, which dpkg-deb checks and decompresses."""
+    """Return the tar archive inside a package file. dpkg-deb checks and decompresses it."""
     done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], capture_output=True, check=False)
     if done.returncode:
         raise SandboxUnavailable(f"{package.name} cannot be unpacked: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
 
 
-def kept_as(name: str) -> str | None:
-    """Where a package's file goes; None for programs, papers and what the merged layout has already."""
+def target_path(name: str) -> str | None:
+    """Return where a package's file goes; None for programs, documentation and what the merged layout already has."""
     path = posixpath.normpath(name).lstrip("/")
     if path.partition("/")[0] in MERGED:
         path = f"usr/{path}"
     if path in (".", "usr", *(f"usr/{merged}" for merged in MERGED)):
         return None
-    return None if PROGRAMS.match(path) or PAPERS.match(path) else path
+    return None if PROGRAMS.match(path) or DOCUMENTATION.match(path) else path
 
 
 def _add_entry(

@@ -1,6 +1,6 @@
-"""Fills a directory with packages for an image's interpreter: copies of what is installed here, else wheels.
+"""Fill a directory with packages for an image's interpreter: copies of installed packages, else downloaded wheels.
 
-Nothing is ever installed inside a container, so no build needs a network of its own, and no package's code runs.
+Nothing is installed inside a container, so a build needs no network, and no code of a package runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolcell.sandbox.process import package_sources
 
 GUEST_NEEDS = ("msgpack", "RestrictedPython")
 
-ASK = """\
+DESCRIBE_PYTHON = """\
 import json, os, platform, sys, sysconfig
 libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
 print(json.dumps({
@@ -40,7 +40,7 @@ INSTALL_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class ImagePython:
-    """What of an image's interpreter decides which files it can import."""
+    """The properties of an image's interpreter that decide which files it can import."""
 
     version: str
     implementation: str
@@ -48,25 +48,25 @@ class ImagePython:
     soabi: str
     machine: str
     glibc: str
-    """Empty with another C library."""
+    """Version of glibc; empty with another C library."""
 
     @classmethod
-    def read(cls, told: str) -> ImagePython:
-        """Read what `ASK` printed.
+    def read(cls, output: str) -> ImagePython:
+        """Read the output of `DESCRIBE_PYTHON`.
 
         Raises:
-            ValueError, TypeError: it printed something else.
+            ValueError, TypeError: the output is something else.
         """
-        return cls(**json.loads(told))
+        return cls(**json.loads(output))
 
     @property
     def short(self) -> str:
-        """3.11, for example."""
+        """The short version, for example 3.11."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def platforms(self) -> list[str]:
-        """Wheel platforms it can load, the newest first."""
+        """Wheel platforms that it can load, newest first."""
         if not self.glibc:
             return [f"musllinux_1_{minor}_{self.machine}" for minor in (2, 1)]
         newest = _numbers(self.glibc)[1]
@@ -75,7 +75,7 @@ class ImagePython:
 
     @property
     def can_use_ours(self) -> bool:
-        """Whether a compiled module that is installed here loads there."""
+        """A compiled module that is installed here loads there too."""
         ours = (sys.implementation.cache_tag, sysconfig.get_config_var("SOABI") or "", platform.machine())
         kind, glibc = platform.libc_ver()
         same = (self.cache_tag, self.soabi, self.machine) == ours and sys.platform == "linux"
@@ -87,44 +87,46 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def fill_guest(site: Path, python: ImagePython) -> dict[str, str]:
-    """Put the guest of this installation, and what it imports, into `site`; tells names and versions."""
+def install_guest(site: Path, python: ImagePython) -> dict[str, str]:
+    """Copy this installation's guest and its dependencies into `site`; return names and versions."""
     package = Path(toolcell_bridge.__file__).parent
     for path in sources_in(package):
         copy = site / package.name / path.relative_to(package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    fill(site, [f"{name}=={version(name)}" for name in GUEST_NEEDS], python)
+    install_packages(site, [f"{name}=={version(name)}" for name in GUEST_NEEDS], python)
     return {**versions_in(site), "toolcell-bridge": toolcell_bridge.__version__}
 
 
-def fill(site: Path, packages: Sequence[str], python: ImagePython, pinned: Mapping[str, str] | None = None) -> str:
-    """Put `packages` and what they need into `site`; returns who provided them.
+def install_packages(
+    site: Path, packages: Sequence[str], python: ImagePython, pinned: Mapping[str, str] | None = None
+) -> str:
+    """Put `packages` and their dependencies into `site`; return what provided them: "installed", "pip" or "uv".
 
     Args:
-        pinned: versions that hold if a package of that name is among them.
+        pinned: versions to use for packages of these names.
 
     Raises:
         UsageError: a requirement is malformed.
-        PackageError: they cannot be had for this interpreter.
+        PackageError: a package is not available for this interpreter.
     """
     wanted = package_sources.parse_wanted(packages)
-    why = "of another interpreter or C library"
+    why_not_copied = "of another interpreter or C library"
     if python.can_use_ours:
         ours = package_sources.probe_interpreter(Path(sys.executable))
         installed = package_sources.find_installed(wanted, ours)
-        if isinstance(installed, package_sources.Installed) and _keeps(installed, pinned or {}):
+        if isinstance(installed, package_sources.Installed) and _matches(installed, pinned or {}):
             site.mkdir(parents=True, exist_ok=True)
             package_sources.copy_installed(installed, site)
             return "installed"
-        why = installed if isinstance(installed, str) else "of versions that the image has otherwise"
+        why_not_copied = installed if isinstance(installed, str) else "of versions that the image has otherwise"
     try:
         return _download(site, [item.text for item in wanted], python, pinned or {})
     except PackageError as exc:
-        raise PackageError(f"{exc}\n(no installed copy was used: {why})") from exc
+        raise PackageError(f"{exc}\n(no installed copy was used: {why_not_copied})") from exc
 
 
-def _keeps(installed: package_sources.Installed, pinned: Mapping[str, str]) -> bool:
+def _matches(installed: package_sources.Installed, pinned: Mapping[str, str]) -> bool:
     return all(pinned.get(name, dist.version) == dist.version for name, dist in installed.found.items())
 
 
@@ -146,17 +148,17 @@ def _download(site: Path, texts: Sequence[str], python: ImagePython, pinned: Map
     finally:
         constraints.unlink()
     if done.returncode:
-        told = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise PackageError(f"{name} could not fetch {', '.join(texts)} for Python {python.version}:\n{told}")
+        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        raise PackageError(f"{name} could not fetch {', '.join(texts)} for Python {python.version}:\n{output}")
     shutil.rmtree(site / "bin", ignore_errors=True)
     return name
 
 
 def installer(site: Path, python: ImagePython) -> tuple[str, list[str]]:
-    """The command that installs wheels of another interpreter: pip, else uv.
+    """Return the name and the command of what installs wheels for another interpreter: pip, else uv.
 
     Raises:
-        PackageError: there is neither.
+        PackageError: neither is installed.
     """
     from importlib.util import find_spec
 
@@ -174,7 +176,7 @@ def installer(site: Path, python: ImagePython) -> tuple[str, list[str]]:
 
 
 def drop_tests(site: Path) -> None:
-    """Remove test suites, sources and headers, which nobody imports and which are a third of the bytes."""
+    """Remove test suites, sources and headers: no script imports them, and they are a third of the bytes."""
     for name in ("tests", "_tests"):
         for folder in [path for path in site.rglob(name) if path.is_dir()]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +186,7 @@ def drop_tests(site: Path) -> None:
 
 
 def drop_distributions(site: Path, had: Mapping[str, str]) -> None:
-    """Remove packages that the image has already, in the same version."""
+    """Remove packages that the image has already in the same version. `had`: name to version."""
     for dist in distributions(path=[str(site)]):
         if had.get(canonicalize_name(dist.metadata["Name"])) == dist.version:
             for path in dist.files or ():
@@ -192,11 +194,11 @@ def drop_distributions(site: Path, had: Mapping[str, str]) -> None:
 
 
 def versions_in(site: Path) -> dict[str, str]:
-    """Name and version of every package in a directory."""
+    """Return name and version of every package in a directory."""
     return {canonicalize_name(dist.metadata["Name"]): dist.version for dist in distributions(path=[str(site)])}
 
 
 def read_requirements(lines: Iterable[str]) -> list[str]:
-    """The requirements in a file that has one per line and comments."""
+    """Return the requirements of a file with one requirement per line and comments."""
     stripped = (line.partition("#")[0].strip() for line in lines)
     return [line for line in stripped if line]

@@ -1,1 +1,1 @@
-"""Several sandboxes in one container."""
+"""Shared containers: several sandboxes in one container (`mode="forked"`)."""

@@ -1,7 +1,7 @@
-"""One container that holds many sandboxes: their streams over its one attached stream, and what it reports of them.
+"""One container that holds many sandboxes: it carries their streams over its one attached stream, and their reports.
 
-Everything that comes from the container is checked by the multiplexer and here; a container that breaks the rules is
-killed, and its sandboxes with it. Knows neither limits' meaning nor what a sandbox is used for.
+Everything that comes from the container is checked, by the multiplexer and here. A container that breaks the protocol
+is killed, and its sandboxes with it.
 """
 
 from __future__ import annotations
@@ -17,58 +17,61 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.docker.engine import Container, Engine
+from toolcell.sandbox.docker.container import Container
+from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
-from toolcell.sandbox.docker.shared.remote_sandbox import START_S, Measured, RemoteSandbox
+from toolcell.sandbox.docker.shared.remote_sandbox import START_S, RemoteSandbox
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.mux import Control, Data, Mux, Room, StreamEnded
 
 READY_S = 60.0
-"""From start to ready: preloading large packages from a cold disk takes seconds, never minutes."""
+"""From start to ready. Preloading large packages from a cold disk takes seconds, never minutes."""
 
 MEASURE_EVERY_S = 0.05
 
-LAST_WORDS = 4096
+LAST_OUTPUT_BYTES = 4096
+"""Raw output kept to explain why a container did not get ready."""
 
 
-class ForkedContainer:
-    """A running container. Whoever waits reads for everybody; `listen` waits when nobody else does."""
+class SharedContainer:
+    """A running container. One of the waiting tasks reads for all; when no task waits, `read_in_background` does."""
 
     def __init__(self, container: Container, engine: Engine) -> None:
         self.container = container
         self._engine = engine
-        self._places: dict[int, RemoteSandbox] = {}
+        self._sandboxes: dict[int, RemoteSandbox] = {}
         self._next = 1
-        self._relay_pid = 0
-        self._relay: DirectProxy | None = None
+        self._proxy_pid = 0
+        self._proxy: DirectProxy | None = None
         self._is_measuring = False
-        self._measures = 0
-        self._is_read = False
+        self._measurements = 0
+        self._is_reading = False
         self._waiting: dict[anyio.Event, Callable[[], bool]] = {}
-        self._last_words = b""
-        self._asked_s = 0.0
+        self._last_output = b""
+        self._measured_at_s = 0.0
         self.mux = Mux()
         self.slots = 0
-        """How many sandboxes it can hold at once; fewer when one could not be cleared."""
+        """How many sandboxes the container can hold at once. A slot that cannot be emptied is lost."""
         self.is_scoped = False
+        """The kernel keeps signals of one sandbox from the others."""
         self.problem: str | None = None
 
     @property
     def free(self) -> int:
-        """How many more sandboxes it can take now."""
-        return 0 if self.problem is not None or not self.container.is_alive() else self.slots - len(self._places)
+        """How many more sandboxes the container can take now."""
+        return 0 if self.problem is not None or not self.container.is_alive() else self.slots - len(self._sandboxes)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing lives in it."""
-        return not self._places
+        """No sandbox lives in the container."""
+        return not self._sandboxes
 
     async def wait_ready(self, settings: bytes, *, is_direct: bool) -> None:
-        """Tell it what to be and wait until it has preloaded. `is_direct`: look for a way around its relay.
+        """Send the settings and wait until the container has preloaded. `is_direct`: look for its proxy process.
 
         Raises:
-            SandboxUnavailable: it cannot be that, with its own words.
+            SandboxUnavailable: the container did not get ready; repeats its own message.
         """
         await self.send(settings)
         with anyio.move_on_after(READY_S):
@@ -76,222 +79,214 @@ class ForkedContainer:
         if self.problem is not None or not self.slots:
             raise SandboxUnavailable(self.problem or f"a container was not ready within {READY_S:g} s")
         init_pid = int((self.container.inspected.get("State") or {}).get("Pid") or 0)
-        if is_direct and self._engine.client.info.is_local and init_pid and self._relay_pid:
-            self._relay = DirectProxy.find(init_pid, self._relay_pid)
+        if is_direct and self._engine.client.info.is_local and init_pid and self._proxy_pid:
+            self._proxy = DirectProxy.find(init_pid, self._proxy_pid)
 
-    async def listen(self) -> None:
-        """Take what comes until it is gone, so that an end is known before somebody asks."""
+    # Reading.
+
+    async def read_in_background(self) -> None:
+        """Read until the container is gone, so that the end of a sandbox is known before a caller asks."""
         await self.wait_for(lambda: False)
 
     async def wait_for(self, is_reached: Callable[[], bool]) -> None:
-        """Wait until `is_reached`, or the container is gone.
+        """Wait until `is_reached` holds, or the container is gone.
 
-        One of those who wait is the reader. It spares the others' tasks, and in most cases, where only one waits, a
-        turn of the event loop for each message.
+        One of the waiting tasks reads for all. So no task is needed only for reading, and when a single task waits,
+        each message costs one turn of the event loop less.
         """
         try:
             while not is_reached() and self.problem is None:
-                if self._is_read:
-                    await self._wait_for_news(is_reached)
+                if self._is_reading:
+                    await self._wait_for_change(is_reached)
                     continue
-                self._is_read = True
+                self._is_reading = True
                 try:
                     await self._read()
                     while not is_reached() and self.problem is None:
-                        # Whoever was told now acts before we look, or spin, for more.
+                        # A task that was notified runs before this one reads, or spins, for more.
                         await anyio.lowlevel.checkpoint()
                         await self._read()
                 finally:
-                    self._is_read = False
+                    self._is_reading = False
         finally:
-            if not self._is_read and self._waiting:
-                next(iter(self._waiting)).set()  # the next reader
+            if not self._is_reading and self._waiting:
+                next(iter(self._waiting)).set()  # this task becomes the next reader
 
-    async def _wait_for_news(self, is_reached: Callable[[], bool]) -> None:
-        news = anyio.Event()
-        self._waiting[news] = is_reached
+    async def _wait_for_change(self, is_reached: Callable[[], bool]) -> None:
+        change = anyio.Event()
+        self._waiting[change] = is_reached
         try:
-            await news.wait()
+            await change.wait()
         finally:
-            del self._waiting[news]
+            del self._waiting[change]
 
-    def _tell(self) -> None:
-        for news, is_reached in self._waiting.items():
+    def _notify(self) -> None:
+        for change, is_reached in self._waiting.items():
             if self.problem is not None or is_reached():
-                news.set()
+                change.set()
 
     async def _read(self) -> None:
-        """Take what comes next; notices the container's end."""
+        """Read once and handle what arrived; mark the container dead when it has ended."""
         stream = self.container.stream
         try:
             data = await stream.receive()
             raw = stream.take_output()
             if raw:
-                self._last_words = (self._last_words + raw)[-LAST_WORDS:]
+                self._last_output = (self._last_output + raw)[-LAST_OUTPUT_BYTES:]
             if data:
-                self._take(data)
-                self._tell()
+                self._receive(data)
+                self._notify()
                 return
             problem = "the container has ended"
         except (RemoteProtocolError, ValueError, TypeError, KeyError, ArithmeticError) as exc:
             problem = f"the container sent nonsense: {exc}"
             self.container.kill()
-        words = self._last_words.decode("utf-8", "replace").strip()
-        self._bury(words if words and not self.slots else problem)
+        output = self._last_output.decode("utf-8", "replace").strip()
+        self._mark_dead(output if output and not self.slots else problem)
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         for event in self.mux.receive_data(data):
             match event:
                 case Data(channel, piece):
-                    place = self._places.get(channel // CHANNEL_STRIDE)
-                    if place is not None:
-                        place.lines[channel % CHANNEL_STRIDE].data += piece
+                    if (sandbox := self._sandboxes.get(channel // CHANNEL_STRIDE)) is not None:
+                        sandbox.channels[channel % CHANNEL_STRIDE].data += piece
                 case StreamEnded(channel):
-                    place = self._places.get(channel // CHANNEL_STRIDE)
-                    if place is not None:
-                        place.lines[channel % CHANNEL_STRIDE].is_over = True
+                    if (sandbox := self._sandboxes.get(channel // CHANNEL_STRIDE)) is not None:
+                        sandbox.channels[channel % CHANNEL_STRIDE].is_over = True
                 case Room():
                     pass
                 case Control(body):
-                    self._hear(msgpack.unpackb(body, strict_map_key=False))
+                    self._handle_message(msgpack.unpackb(body, strict_map_key=False))
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle_message(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"started": int(number)} if 0 < number < self._next:
-                self._told(number, has_started=True)
+                self._update(number, has_started=True)
             case {"failed": int(number), "why": str(why)} if 0 < number < self._next:
-                self._told(number, problem=why)
+                self._update(number, problem=why)
             case {"lines": int(number), "ends": [int(), int(), int(), int()] as ends} if 0 < number < self._next:
-                self._told(number, ends=ends)
-            case {"relay": int(pid)} if self._relay_pid == 0:
-                self._relay_pid = pid
+                self._update(number, proxy_descriptors=ends)
+            case {"relay": int(pid)} if self._proxy_pid == 0:
+                self._proxy_pid = pid
             case {"lowered": int(number)} if 0 < number < self._next:
-                self._told(number, is_lowered=True)
+                self._update(number, is_lowered=True)
             case {"ended": int(number), "status": int(status), "is_clean": bool(is_clean)}:
                 self.slots -= not is_clean
-                self._told(number, end=_exit(status, float(message["cpu_s"]), int(message["peak_memory_bytes"])))
+                self._update(number, end=_exit(status, float(message["cpu_s"]), int(message["peak_memory_bytes"])))
             case {"measured": dict(rows)}:
-                self._measures += 1
+                self._measurements += 1
                 for number, row in rows.items():
-                    if number in self._places:
-                        self._note(self._places[number], *row)
+                    if number in self._sandboxes:
+                        self._sandboxes[number].record_usage(*row)
             case {"ready": int(slots), "is_scoped": bool(is_scoped)} if not self.slots:
                 self.slots, self.is_scoped = slots, is_scoped
             case _:
                 raise RemoteProtocolError(f"control message {str(message)[:200]}")
 
-    def _told(self, number: int, **news: object) -> None:
-        """Note what was said of a sandbox, unless nobody is interested any more."""
-        place = self._places.get(number)
-        if place is not None:
-            for name, value in news.items():
-                setattr(place, name, value)
+    def _update(self, number: int, **changes: object) -> None:
+        """Set attributes of a sandbox, unless it has been forgotten."""
+        sandbox = self._sandboxes.get(number)
+        if sandbox is not None:
+            for name, value in changes.items():
+                setattr(sandbox, name, value)
 
-    @staticmethod
-    def _note(place: RemoteSandbox, cpu_s: float, memory_bytes: int, processes: int) -> None:
-        place.measured = now = Measured(float(cpu_s), int(memory_bytes), max(1, int(processes)))
-        peak = place.peak
-        place.peak = Measured(
-            max(peak.cpu_s, now.cpu_s), max(peak.memory_bytes, now.memory_bytes), max(peak.processes, now.processes)
-        )
-
-    def _bury(self, problem: str) -> None:
+    def _mark_dead(self, problem: str) -> None:
         self.problem = self.problem or problem
-        for place in self._places.values():
-            if place.end is None:
-                place.problem = place.problem or problem
-            for line in place.lines:
-                line.is_over = True
-        self._tell()
+        for sandbox in self._sandboxes.values():
+            sandbox.mark_dead(problem)
+        self._notify()
+
+    # Writing.
 
     async def send(self, frames: bytes) -> None:
-        """Write to the container; returns silently when it is gone."""
+        """Write to the container. Return silently when it is gone."""
         await self.container.stream.send(frames)
 
     def post(self, frames: bytes) -> None:
-        """As `send`, without waiting."""
+        """Write to the container without waiting."""
         if frames and self.problem is None:
-            self._engine.soon(self.send, frames)
+            self._engine.run_in_background(self.send, frames)
 
     def _control(self, message: Mapping[str, Any]) -> bytes:
         return self.mux.control(msgpack.packb(message))
 
     async def open(self, rlimits: Mapping[str, int]) -> RemoteSandbox:
-        """Ask for one sandbox; `RemoteSandbox.wait_started` tells whether there is one."""
+        """Ask for one sandbox. `RemoteSandbox.wait_started` reports whether it was forked."""
         number, self._next = self._next, self._next + 1
-        place = self._places[number] = RemoteSandbox(self, number)
-        for line in range(CHANNELS):
-            self.mux.open(number * CHANNEL_STRIDE + line)
-        message = {"open": number, "rlimits": dict(rlimits), "direct": self._relay is not None}
+        sandbox = self._sandboxes[number] = RemoteSandbox(self, number)
+        for channel in range(CHANNELS):
+            self.mux.open(number * CHANNEL_STRIDE + channel)
+        message = {"open": number, "rlimits": dict(rlimits), "direct": self._proxy is not None}
         await self.send(self._control(message))
-        if self._relay is not None:
-            await self._take_lines(place, self._relay)
-        return place
+        if self._proxy is not None:
+            await self._open_direct_channel(sandbox, self._proxy)
+        return sandbox
 
-    async def _take_lines(self, place: RemoteSandbox, relay: DirectProxy) -> None:
+    async def _open_direct_channel(self, sandbox: RemoteSandbox, proxy: DirectProxy) -> None:
         with anyio.move_on_after(START_S):
-            await self.wait_for(lambda: bool(place.ends) or place.is_over)
-        place.direct = relay.take(place.ends) if place.ends else None
-        if place.direct is None:
-            self._relay = None
-            relay.close()
-            await self.send(self._control({"carry": place.number}))
+            await self.wait_for(lambda: bool(sandbox.proxy_descriptors) or sandbox.is_over)
+        sandbox.direct = proxy.take(sandbox.proxy_descriptors) if sandbox.proxy_descriptors else None
+        if sandbox.direct is None:
+            self._proxy = None
+            proxy.close()
+            await self.send(self._control({"carry": sandbox.number}))
         else:
-            await self.send(self._control({"taken": place.number}))
+            await self.send(self._control({"taken": sandbox.number}))
 
-    async def lower(self, place: RemoteSandbox, rlimits: Mapping[str, int]) -> None:
-        """Lower ceilings of a sandbox; returns when it is done, or the sandbox gone."""
-        place.is_lowered = False
-        await self.send(self._control({"lower": place.number, "rlimits": dict(rlimits)}))
-        await place.wait_lowered()
+    async def lower(self, sandbox: RemoteSandbox, rlimits: Mapping[str, int]) -> None:
+        """Lower the rlimits of a sandbox. Return when that is done, or the sandbox is gone."""
+        sandbox.is_lowered = False
+        await self.send(self._control({"lower": sandbox.number, "rlimits": dict(rlimits)}))
+        await sandbox.wait_lowered()
 
-    def kill(self, place: RemoteSandbox) -> None:
-        """Have every process of a sandbox killed, without waiting; its end says when it is done."""
-        if not place.is_over:
-            self.post(self._control({"kill": place.number}))
+    def kill(self, sandbox: RemoteSandbox) -> None:
+        """Kill every process of a sandbox without waiting. The container reports its end when that is done."""
+        if not sandbox.is_over:
+            self.post(self._control({"kill": sandbox.number}))
 
     def measure(self) -> None:
-        """Have all sandboxes measured, unless they just were. The figures come later."""
+        """Ask for the usage of all sandboxes, unless that was done just now. The figures arrive later."""
         now = time.monotonic()
-        if not self._is_measuring and now - self._asked_s >= MEASURE_EVERY_S and self.problem is None:
-            self._asked_s, self._is_measuring = now, True
-            self._engine.soon(self._measure_all)
+        if not self._is_measuring and now - self._measured_at_s >= MEASURE_EVERY_S and self.problem is None:
+            self._measured_at_s, self._is_measuring = now, True
+            self._engine.run_in_background(self._measure_all)
 
     async def _measure_all(self) -> None:
-        before = self._measures
+        before = self._measurements
         try:
             await self.send(self._control({"measure": True}))
             with anyio.move_on_after(START_S):
-                await self.wait_for(lambda: self._measures > before)
+                await self.wait_for(lambda: self._measurements > before)
         finally:
             self._is_measuring = False
 
-    def forget(self, place: RemoteSandbox) -> None:
-        """Nothing more of a sandbox is wanted. Its place is free once the container said that it ended."""
-        if self._places.pop(place.number, None) is not None:
-            for line in range(CHANNELS):
-                self.mux.close(place.number * CHANNEL_STRIDE + line)
-            for line_ in place.lines:
-                line_.is_over = True
-            if place.direct is not None:
-                place.direct.close()
-            self.post(self._control({"close": place.number}))
-            self._tell()
+    # Ends.
+
+    def forget(self, sandbox: RemoteSandbox) -> None:
+        """Take no more reports and bytes of a sandbox. Its slot is free once the container has reported its end."""
+        if self._sandboxes.pop(sandbox.number, None) is not None:
+            for channel in range(CHANNELS):
+                self.mux.close(sandbox.number * CHANNEL_STRIDE + channel)
+            sandbox.close_channels()
+            if sandbox.direct is not None:
+                sandbox.direct.close()
+            self.post(self._control({"close": sandbox.number}))
+            self._notify()
 
     async def aclose(self) -> None:
-        """Remove the container and with it every sandbox. Safe to call twice."""
-        self._bury("the container was removed")
-        for place in self._places.values():
-            if place.direct is not None:
-                place.direct.close()
-        if self._relay is not None:
-            self._relay.close()
+        """Remove the container and every sandbox in it. Safe to call twice."""
+        self._mark_dead("the container was removed")
+        for sandbox in self._sandboxes.values():
+            if sandbox.direct is not None:
+                sandbox.direct.close()
+        if self._proxy is not None:
+            self._proxy.close()
         with suppress(SandboxUnavailable):
             await self.container.destroy()
 
 
 def _exit(status: int, cpu_s: float, peak_memory_bytes: int) -> Exit:
-    """`status`: as wait() has it; -1 when the first process was not among those reaped."""
+    """Build an `Exit`. `status`: as wait() returns it; -1 when the first process was not among those reaped."""
     if status < 0:
         return Exit(cpu_s=cpu_s, peak_memory_bytes=peak_memory_bytes)
     signal, code = status & 0x7F, status >> 8 & 0xFF

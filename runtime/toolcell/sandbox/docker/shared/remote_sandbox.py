@@ -1,6 +1,6 @@
-"""One sandbox among many of a container, as its host sees it: what was reported, and its bridge where it is carried.
+"""One sandbox of a shared container as its host sees it: what the container reported, and the bridge to its guest.
 
-Holds what was received and not yet taken; the multiplexer bounds it. Waiting is the container's.
+It holds received bytes that nobody has taken yet; the multiplexer bounds them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.mux import Mux
 
 START_S = 10.0
-"""One fork. A container that takes longer is not going to."""
+"""How long one fork may take. A container that takes longer does not answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What the container says that a sandbox has used."""
+class SandboxUsage:
+    """What a sandbox has used, as its container reports it."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -31,20 +31,20 @@ class Measured:
 
 
 @dataclass(slots=True)
-class SandboxLine:
+class SandboxChannel:
     """Received bytes of one channel that nobody has taken yet. The multiplexer bounds them."""
 
     data: bytearray = field(default_factory=bytearray)
     is_over: bool = False
 
 
-class Carrier(Protocol):
-    """What a place needs of its container."""
+class SandboxCarrier(Protocol):
+    """What a sandbox needs of its container."""
 
     mux: Mux
 
     async def wait_for(self, is_reached: Callable[[], bool]) -> None:
-        """Wait until it is, or the container is gone."""
+        """Wait until `is_reached` holds, or the container is gone."""
         ...
 
     async def send(self, frames: bytes) -> None:
@@ -52,22 +52,23 @@ class Carrier(Protocol):
         ...
 
     def post(self, frames: bytes) -> None:
-        """As `send`, without waiting."""
+        """Write to the container without waiting."""
         ...
 
 
 class RemoteSandbox:
-    """One sandbox as its container reports it; and its bridge, as a `ByteStream`."""
+    """One sandbox as its container reports it. Also the `ByteStream` of its bridge, when the proxy carries that."""
 
-    def __init__(self, container: Carrier, number: int) -> None:
+    def __init__(self, container: SandboxCarrier, number: int) -> None:
         self._container = container
         self.number = number
-        self.lines = [SandboxLine() for _ in range(CHANNELS)]
-        self.measured = Measured()
-        self.peak = Measured()
+        self.channels = [SandboxChannel() for _ in range(CHANNELS)]
+        self.usage = SandboxUsage()
+        self.peak = SandboxUsage()
         self.has_started = False
         self.is_lowered = True
-        self.ends: list[int] = []
+        self.proxy_descriptors: list[int] = []
+        """Numbers that this sandbox's descriptors have in the proxy, once the proxy has reported them."""
         self.direct: DirectChannel | None = None
         self.problem: str | None = None
         self.end: Exit | None = None
@@ -77,12 +78,31 @@ class RemoteSandbox:
 
     @property
     def is_over(self) -> bool:
-        """Its end is known, or its container's."""
+        """The end of the sandbox or of its container is known."""
         return self.end is not None or self.problem is not None
+
+    def record_usage(self, cpu_s: float, memory_bytes: int, processes: int) -> None:
+        """Record what the container measured."""
+        self.usage = now = SandboxUsage(float(cpu_s), int(memory_bytes), max(1, int(processes)))
+        peak = self.peak
+        self.peak = SandboxUsage(
+            max(peak.cpu_s, now.cpu_s), max(peak.memory_bytes, now.memory_bytes), max(peak.processes, now.processes)
+        )
+
+    def mark_dead(self, problem: str) -> None:
+        """Record that the container is gone: no byte and no report will follow."""
+        if self.end is None:
+            self.problem = self.problem or problem
+        self.close_channels()
+
+    def close_channels(self) -> None:
+        """Record that no byte will follow."""
+        for channel in self.channels:
+            channel.is_over = True
 
     async def receive(self) -> bytes:
         """Return the bridge's next bytes, or b"" when the sandbox is gone."""
-        line = self.lines[0]
+        line = self.channels[0]
         if not line.data:
             await self._container.wait_for(lambda: bool(line.data) or line.is_over)
         data = bytes(line.data)
@@ -93,7 +113,7 @@ class RemoteSandbox:
         return data
 
     async def send(self, data: bytes) -> None:
-        """Write all of `data`, after whatever is being written already. A guest that does not read delays only this."""
+        """Write all of `data`, after a write that is in progress. A guest that does not read delays only this call."""
         while self._writing is not None:
             await self._writing.wait()
         self.sent_bytes += len(data)
@@ -103,21 +123,21 @@ class RemoteSandbox:
             return
         self._writing = anyio.Event()
         try:
-            view = memoryview(data)
-            while view and not self.lines[0].is_over:
+            rest = memoryview(data)
+            while rest and not self.channels[0].is_over:
                 room = mux.room(channel)
                 if room:
-                    piece, view = view[:room], view[room:]
+                    piece, rest = rest[:room], rest[room:]
                     await self._container.send(mux.data(channel, piece))
                 else:
-                    await self._container.wait_for(lambda: mux.room(channel) > 0 or self.lines[0].is_over)
+                    await self._container.wait_for(lambda: mux.room(channel) > 0 or self.channels[0].is_over)
         finally:
             self._writing.set()
             self._writing = None
 
     def take_raw(self, descriptor: int) -> bytes:
-        """Take what was written raw to descriptor 1 or 2 so far, without waiting."""
-        line = self.lines[descriptor]
+        """Take the raw output on descriptor 1 or 2 so far, without waiting."""
+        line = self.channels[descriptor]
         data = bytes(line.data)
         line.data.clear()
         if data:
@@ -125,10 +145,10 @@ class RemoteSandbox:
         return data
 
     async def wait_started(self) -> None:
-        """Wait until it has been forked.
+        """Wait until the sandbox has been forked.
 
         Raises:
-            SandboxUnavailable: it could not be.
+            SandboxUnavailable: it could not be forked.
         """
         with anyio.move_on_after(START_S):
             await self._container.wait_for(lambda: self.has_started or self.is_over)
@@ -136,9 +156,9 @@ class RemoteSandbox:
             raise SandboxUnavailable(f"the container could not start a sandbox: {self.problem or 'it does not answer'}")
 
     async def wait_lowered(self) -> None:
-        """Wait until its ceilings are what was last asked for."""
+        """Wait until the sandbox has the rlimits that were last asked for."""
         await self._container.wait_for(lambda: self.is_lowered or self.is_over)
 
     async def wait_ended(self) -> None:
-        """Wait until every process of it has been killed and reaped and its files are gone, or its container is."""
+        """Wait until every process is reaped and every file is removed, or the container is gone."""
         await self._container.wait_for(lambda: self.is_over)

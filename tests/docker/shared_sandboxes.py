@@ -11,7 +11,7 @@ from toolcell.run.session import Session
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
-from toolcell.sandbox.docker.shared.backend import ForkedSandbox
+from toolcell.sandbox.docker.shared.backend import SharedSandbox
 
 from .docker_sandboxes import LIMITS, containers_of
 
@@ -45,9 +45,9 @@ async def running(image: ImageRef, **options: Any) -> AsyncIterator[tuple[Runtim
         yield runtime, backend
 
 
-async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> tuple[Session, ForkedSandbox]:
+async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> tuple[Session, SharedSandbox]:
     sandbox = await backend.start(limits)
-    assert isinstance(sandbox, ForkedSandbox)
+    assert isinstance(sandbox, SharedSandbox)
     session = Session(sandbox)
     await session.greet()
     return session, sandbox

@@ -19,11 +19,11 @@ from toolcell.sandbox.docker.hardening import Blueprint
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 from toolcell.sandbox.docker.shared import backend
-from toolcell.sandbox.docker.shared.backend import SLOTS, can_hold, forked_config, slot_paths
+from toolcell.sandbox.docker.shared.backend import SLOTS, can_hold, shared_container_config, slot_paths
 from toolcell_bridge.wire.mux import Mux
 
 from .docker_sandboxes import LIMITS, MIB, containers_of, opened
-from .forked_sandboxes import ECHO, containers, greeted, running, tools
+from .shared_sandboxes import ECHO, containers, greeted, running, tools
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -88,7 +88,7 @@ async def test_many_at_once_share_few_containers_and_none_waits_for_another(dock
 async def test_a_kill_is_acknowledged_when_all_is_gone(docker_image: ImageRef) -> None:
     async with opened(docker_image.id, mode="forked") as backend:
         _, first = await greeted(backend)
-        container = first._container
+        container = first.container
         others = [await greeted(backend) for _ in range(2)]
         assert container.free == SLOTS - 3
         await first.destroy()
@@ -223,7 +223,7 @@ async def test_what_cannot_be_preloaded_is_named(docker_image: ImageRef) -> None
 async def test_a_container_that_lies_is_given_up(docker_image: ImageRef, said: object) -> None:
     async with opened(docker_image.id, mode="forked") as backend:
         _, sandbox = await greeted(backend)
-        container = sandbox._container
+        container = sandbox.container
         stream, receive = container.container.stream, container.container.stream.receive
 
         async def lie() -> bytes:
@@ -243,12 +243,12 @@ async def test_a_container_that_lies_is_given_up(docker_image: ImageRef, said: o
 
 def test_the_ceilings_of_a_container_are_the_sum_of_its_sandboxes() -> None:
     blueprint = Blueprint("image", mode="forked", cpus=0.5)
-    host = forked_config(blueprint, LIMITS, 4, 8)["HostConfig"]
+    host = shared_container_config(blueprint, LIMITS, 4, 8)["HostConfig"]
 
     assert host["Memory"] == host["MemorySwap"] == 4 * (LIMITS.memory_bytes + LIMITS.disk_bytes) + backend.OWN_BYTES
     assert host["PidsLimit"] == 4 * (LIMITS.processes + 1) + backend.OWN_PROCESSES
     assert host["NanoCpus"] == 2_000_000_000
-    assert forked_config(blueprint, LIMITS, 4, 1)["HostConfig"]["NanoCpus"] == 1_000_000_000
+    assert shared_container_config(blueprint, LIMITS, 4, 1)["HostConfig"]["NanoCpus"] == 1_000_000_000
     assert all(f"size={LIMITS.disk_bytes},nr_inodes={LIMITS.inodes}" in options for options in host["Tmpfs"].values())
     assert "/dev/shm" not in host["Tmpfs"]
 
