@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.floor import floors
 from toolcell import Limits, Runtime, ToolRegistry
-from toolcell.run.session import Session
+from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.packages import resolve
 from toolcell.sandbox.process.root_filesystem import interpreter
@@ -48,7 +48,7 @@ async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
             moments = [time.perf_counter()]
             sandbox = await backend.start(Limits())
             moments.append(time.perf_counter())
-            await Session(sandbox).greet()
+            await GuestConnection(sandbox).greet()
             moments.append(time.perf_counter())
             await sandbox.destroy()
             moments.append(time.perf_counter())

@@ -30,7 +30,7 @@ LAYERS = (
 )
 """Lowest first; a module may import its own row and those above it in this table."""
 
-INDEPENDENT = ("calls", "connection", "ending", "outcome", "output", "run", "session")
+INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 """Modules of `toolcell.run` that a run goes through, whatever its tools, its log and its backend are."""
 
 

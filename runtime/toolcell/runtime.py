@@ -1,7 +1,7 @@
 """`Runtime`: one `async with` that owns the sandboxes and runs scripts and plans against a registry of tools.
 
-Start reading here: `execute_code` is the path every script takes. Decides nothing about isolation, wire or policy;
-those are the backend's, the session's and the registry's.
+Start reading here: every script goes through `execute_code`. Isolation, wire and policy are decided elsewhere: by the
+backend, the connection and the registry.
 """
 
 from __future__ import annotations
@@ -10,37 +10,30 @@ import itertools
 import os
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig, settings_of
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.run.request import FileInput, fits, guest_file, run_message
+from toolcell.run.connection import GuestConnection
+from toolcell.run.monitor import RunMonitor
+from toolcell.run.observer import NULL_OBSERVER, RunObserver
+from toolcell.run.request import FileInput, RunRequest, fits, guest_files, run_message
 from toolcell.run.run import Run
-from toolcell.run.session import Session
-from toolcell.run.tool_bridge import answering
-from toolcell.sandbox.backend import Backend, GuestFile
+from toolcell.run.tool_bridge import ToolBridge
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.pool import Pool
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.plan import run_plan
-from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
-    from toolcell.audit.run_observer import AuditRunObserver
-    from toolcell.audit.run_record import RunRecord
-
-WATCH_S = 0.02
-"""How often running sandboxes are measured. A run shorter than this is only measured at its end."""
 
 
 class Runtime:
@@ -60,7 +53,7 @@ class Runtime:
         audit: str | os.PathLike[str] | AuditLog | None = None,
         allow_unisolated: bool = False,
     ) -> None:
-        """`allow_unisolated`: take a backend that raises no walls. For tests of your own code, never for a model's."""
+        """`allow_unisolated`: take a backend without isolation. For tests of your own code, never for a model's."""
         self.registry = registry if registry is not None else ToolRegistry()
         self.limits = settings_of(Limits, limits, "limits")
         self.policy = settings_of(Policy, policy, "policy")
@@ -73,12 +66,12 @@ class Runtime:
         self._recorder: Recorder | None = None
         self._about_environment: dict[str, Any] = {"packages": self._packages, "preload": self._preload}
         self._backend: Backend | None = None
-        self._pool: Pool[Session] | None = None
+        self._fixed: Collection[str] = ()
+        self.pool: Pool[GuestConnection] | None = None
+        """The sandboxes; None before the runtime is opened."""
         self._stack: AsyncExitStack | None = None
-        self._tasks: TaskGroup | None = None
-        self._watched: set[Run] = set()
-        self._something_runs = anyio.Event()
-        self._runs = itertools.count(1)
+        self._monitor = RunMonitor()
+        self._numbers = itertools.count(1)
 
     # Opening and closing.
 
@@ -103,28 +96,29 @@ class Runtime:
             )
         await self._backend.open()
         stack.push_async_callback(self._backend.close)
-        self._tasks = await stack.enter_async_context(anyio.create_task_group())
-        stack.callback(self._tasks.cancel_scope.cancel)
+        self._fixed = getattr(self._backend, "fixed", ())
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(tasks.cancel_scope.cancel)
         config = self.pool_config
-        self._pool = Pool(
-            self._start_session,
-            self._end_session,
-            lambda session: session.is_usable,
-            lambda session: session.sandbox.freeze(),
+        self.pool = Pool(
+            self._connect,
+            lambda connection: connection.sandbox.destroy(),
+            lambda connection: connection.is_usable,
+            lambda connection: connection.sandbox.freeze(),
             warm=config.warm,
             cap=config.cap,
             idle_s=config.idle_s,
         )
-        stack.push_async_callback(self._pool.close)
-        self._tasks.start_soon(self._watch)
-        await self._pool.open(self._tasks)
+        stack.push_async_callback(self.pool.close)
+        tasks.start_soon(self._monitor.tick)
+        await self.pool.open(tasks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
-        # Closed as if nothing had happened: the task group would wrap the caller's exception in a group.
+        # Close as if nothing had happened: the task group would wrap the caller's exception in a group.
         await stack.__aexit__(None, None, None)
         return None
 
@@ -174,15 +168,12 @@ class Runtime:
         self._about_environment["digest"] = resolved.digest
         return resolved.path
 
-    async def _start_session(self, limits: Limits | None = None) -> Session:
+    async def _connect(self, limits: Limits | None = None) -> GuestConnection:
+        """Start a sandbox and wait for its Hello."""
         assert self._backend is not None
-        session = Session(await self._backend.start(limits or self.limits))
-        await session.greet()
-        return session
-
-    @staticmethod
-    async def _end_session(session: Session) -> None:
-        await session.sandbox.destroy()
+        connection = GuestConnection(await self._backend.start(limits or self.limits))
+        await connection.hello()
+        return connection
 
     # Running scripts.
 
@@ -205,96 +196,84 @@ class Runtime:
         """Run a script in a fresh sandbox and return everything it left behind.
 
         `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; `seed` and
-        `clock` go before the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what it had
-        done until then.
+        `clock` take precedence over the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what
+        it had done until then.
 
         Raises:
-            UsageError: an argument cannot cross into a sandbox; names it.
+            UsageError: an argument cannot be sent to a sandbox; names it.
             SandboxUnavailable: no sandbox could be started, so nothing ran.
             AuditError: the run could not be recorded; a call that could not be recorded was not made.
+            Exception: `on_log` or `on_progress` raised this; the run was killed.
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        if self._pool is None or self._stack is None:
+        if self.pool is None or self._stack is None:
             raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
         wanted = self.limits if limits is None else settings_of(Limits, limits, "limits")
         registry = (tools if tools is not None else self.registry).snapshot()
-        seed = seed if seed is not None else self.policy.seed
-        clock = clock if clock is not None else self.policy.clock
-        if self._recorder is not None:
-            seed, clock = self._recorder.beginnings(seed, clock)
+        seed, clock = self._seed_and_clock(seed, clock)
         names, profile = registry.names(Origin.CODE), lint or self.policy.lint
-        message = run_message(next(self._runs), source, inputs, names, wanted, profile, seed, clock)
-        put = [guest_file(each) for each in files]
-        context = context or RunContext(run_id=uuid.uuid4().hex)
-        begin: Callable[[Session | None], RunRecord] | None = None
-        if self._recorder is not None:
-            begin = partial(self._begin_record, self._recorder, message, wanted, registry, context, put)
-        waiting = time.perf_counter()
-        is_warm = fits(wanted, self.limits, getattr(self._backend, "fixed", ()))
+        message = run_message(next(self._numbers), source, inputs, names, wanted, profile, seed, clock)
+        context = context or RunContext(run_id=os.urandom(16).hex())
+        request = RunRequest(message, wanted, guest_files(files), context.run_id, cancel, on_log, on_progress)
+        observer = self._observer(request, registry, context)
+        bridge = ToolBridge(registry, context, observer)
         try:
-            session = await (self._pool.acquire() if is_warm else self._start_session(wanted))
-        except SandboxUnavailable as exc:
-            if begin is not None:
-                begin(None).failed(exc)
-            raise
-        # Only when a sandbox is there are its walls known.
-        witness = None if begin is None else self._witness(partial(begin, session))
-        try:
-            await session.sandbox.prepare(wanted)
-            start_s = time.perf_counter() - waiting
-            result = await session.execute(
-                message,
-                wanted,
-                answering(registry, context, witness),
-                files=put,
-                watch=self._begin_watch,
-                cancel=cancel,
-                on_log=on_log,
-                on_progress=on_progress,
-                witness=witness,
-                start_s=start_s,
-                run_id=context.run_id,
-            )
+            result = await self._run(request, bridge, observer)
         except BaseException as exc:
-            if witness is not None and witness.record is not None:
-                witness.record.failed(exc)
+            observer.on_failure(exc)
             raise
-        finally:
-            if is_warm:
-                self._pool.release(session)
-            else:
-                with anyio.CancelScope(shield=True):
-                    await self._end_session(session)
-        if witness is not None and witness.record is not None:
-            witness.record.end(result)
+        observer.on_end(result)
         return result
 
-    @staticmethod
-    def _witness(begin: Callable[[], RunRecord]) -> AuditRunObserver:
+    async def _run(self, request: RunRequest, bridge: ToolBridge, observer: RunObserver) -> ExecutionResult:
+        waiting = time.perf_counter()
+        assert self.pool is not None
+        limits = request.limits
+        # A sandbox of the pool will do if its limits can be lowered to those of the run.
+        is_pooled = fits(limits, self.limits, self._fixed)
+        connection = await (self.pool.acquire() if is_pooled else self._connect(limits))
+        try:
+            observer.on_sandbox(connection.sandbox)
+            await connection.sandbox.prepare(limits)
+            run = Run(connection, request, bridge.dispatch, observer, time.perf_counter() - waiting)
+            self._monitor.add(run)
+            try:
+                return await run.execute()
+            finally:
+                self._monitor.discard(run)
+        finally:
+            if is_pooled:
+                self.pool.release(connection)
+            else:
+                with anyio.CancelScope(shield=True):
+                    await connection.sandbox.destroy()
+
+    def _seed_and_clock(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
+        if seed is None:
+            seed = self.policy.seed
+        if clock is None:
+            clock = self.policy.clock
+        return (seed, clock) if self._recorder is None else self._recorder.beginnings(seed, clock)
+
+    def _observer(self, request: RunRequest, registry: ToolRegistry, context: RunContext) -> RunObserver:
+        """Make who is told about a run: the audit log, if there is one."""
+        recorder = self._recorder
+        if recorder is None:
+            return NULL_OBSERVER
         from toolcell.audit.run_observer import AuditRunObserver  # only a runtime with a log pays for it
 
-        return AuditRunObserver(begin)
-
-    def _begin_record(
-        self,
-        recorder: Recorder,
-        message: RunScript,
-        limits: Limits,
-        registry: ToolRegistry,
-        context: RunContext,
-        files: Sequence[GuestFile],
-        session: Session | None,
-    ) -> RunRecord:
-        return recorder.begin(
-            message,
-            limits=limits,
-            policy=self.policy,
-            registry=registry,
-            context=context,
-            files=files,
-            sandbox=session.sandbox if session is not None else None,
-            environment=self._about_environment,
+        return AuditRunObserver(
+            lambda sandbox: recorder.begin(
+                request.message,
+                limits=request.limits,
+                policy=self.policy,
+                registry=registry,
+                context=context,
+                files=request.files,
+                sandbox=sandbox,
+                environment=self._about_environment,
+            )
         )
 
     # Running plans.
@@ -306,7 +285,7 @@ class Runtime:
         tools: ToolRegistry | None = None,
         context: RunContext | None = None,
     ) -> list[dict[str, Any]]:
-        """Run independent tool calls at once, without a sandbox; one row for each step, in order.
+        """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
 
         Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
         "error" with "error". docs/tools.md has the further keys of a step.
@@ -315,7 +294,7 @@ class Runtime:
             UsageError: the plan cannot run as written; no step ran. A step that fails is a row, not an exception.
         """
         registry = (tools if tools is not None else self.registry).snapshot()
-        context = context or RunContext(run_id=uuid.uuid4().hex)
+        context = context or RunContext(run_id=os.urandom(16).hex())
         observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
         with observed as run:
             result = await run_plan(registry, {"steps": [dict(step) for step in steps]}, run)
@@ -323,20 +302,3 @@ class Runtime:
             raise UsageError(result.text)
         rows: list[dict[str, Any]] = result.value
         return rows
-
-    # Watching.
-
-    def _begin_watch(self, execution: Run) -> Callable[[], None]:
-        self._watched.add(execution)
-        self._something_runs.set()
-        return lambda: self._watched.discard(execution)
-
-    async def _watch(self) -> None:
-        """Measure whatever has been running for a while; a run that ends sooner costs nothing here."""
-        while True:
-            if not self._watched:
-                self._something_runs = anyio.Event()
-                await self._something_runs.wait()
-            await anyio.sleep(WATCH_S)
-            for execution in tuple(self._watched):
-                execution.check()

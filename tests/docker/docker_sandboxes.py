@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from toolcell import Limits
-from toolcell.run.session import Session
+from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.engine import Engine
@@ -35,14 +35,16 @@ async def opened(image: str, **options: Any) -> AsyncIterator[DockerBackend]:
 
 
 @asynccontextmanager
-async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> AsyncIterator[tuple[Session, DockerSandbox]]:
+async def greeted(
+    backend: DockerBackend, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[GuestConnection, DockerSandbox]]:
     """One sandbox of it that has said Hello."""
     sandbox = await backend.start(limits)
     assert isinstance(sandbox, DockerSandbox)
-    session = Session(sandbox)
-    await session.greet()
+    connection = GuestConnection(sandbox)
+    await connection.hello()
     try:
-        yield session, sandbox
+        yield connection, sandbox
     finally:
         await sandbox.destroy()
 

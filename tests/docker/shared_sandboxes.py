@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
-from toolcell.run.session import Session
+from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
@@ -45,12 +45,12 @@ async def running(image: ImageRef, **options: Any) -> AsyncIterator[tuple[Runtim
         yield runtime, backend
 
 
-async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> tuple[Session, SharedSandbox]:
+async def greeted(backend: DockerBackend, limits: Limits = LIMITS) -> tuple[GuestConnection, SharedSandbox]:
     sandbox = await backend.start(limits)
     assert isinstance(sandbox, SharedSandbox)
-    session = Session(sandbox)
-    await session.greet()
-    return session, sandbox
+    connection = GuestConnection(sandbox)
+    await connection.hello()
+    return connection, sandbox
 
 
 async def containers(backend: DockerBackend) -> list[str]:

@@ -7,13 +7,15 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from toolcell import Outcome, PoolConfig, Runtime, SandboxUnavailable
+from toolcell.run.request import RunRequest
+from toolcell.run.run import Run
 from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.backend import DockerSandbox
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -120,11 +122,13 @@ async def test_a_container_that_dies_in_the_pool_is_never_handed_out(client: Cli
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:
         assert (await runtime.execute_code("set_result(1)")).value == 1
-        pool: Any = runtime._pool
+        pool = runtime.pool
+        assert pool is not None
         with anyio.fail_after(20):
-            while not pool._idle:
+            while not pool.idle:
                 await anyio.sleep(0.02)
-        dead = pool._idle[0][1]
+        (dead, *_) = pool.idle
+        assert isinstance(dead.sandbox, DockerSandbox)
         await client.remove(dead.sandbox.container_id)
         with anyio.fail_after(10):
             while dead.is_usable:
@@ -157,12 +161,11 @@ async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: 
     async def answer(call: CallTool) -> ToolReturn:
         return ToolReturn(call.id, None)
 
-    async with opened(docker_image.id) as backend, greeted(backend) as (session, _):
+    async with opened(docker_image.id) as backend, greeted(backend) as (connection, _):
         for number in (1, 2):
             script = f"import os\nos.write(1, b'raw {number}')"
-            report = await session.execute(
-                RunScript(number, script, {}, [], "off", 1000, 1, 1000, None, None), LIMITS, answer
-            )
+            message = RunScript(number, script, {}, [], "off", 1000, 1, 1000, None, None)
+            report = await Run(connection, RunRequest(message, LIMITS), answer).execute()
             assert (report.outcome, report.logs.stderr) == (Outcome.OK, f"raw {number}")
 
 

@@ -236,7 +236,7 @@ def is_calm(runtime: Runtime, now: dict[str, int], expected: dict[str, int]) -> 
     if not IN_CONTAINERS:
         return has_closed and now["processes"] == LAUNCHER_AND_ZYGOTE + WARM
     if not expected:
-        return runtime._pool is not None and len(runtime._pool._idle) == WARM
+        return runtime.pool is not None and len(runtime.pool.idle) == WARM
     # A successor that is still being made is not waited for; a used one that is still there is.
     return has_closed and all(now[name] <= expected[name] for name in ("containers", "processes"))
 

@@ -112,7 +112,7 @@ async def _soak(registry: ToolRegistry, runs: int, at_once: int, report: Callabl
                 for _ in range(at_once):
                     tasks.start_soon(some, runs // 10 // at_once)
             with anyio.fail_after(30):
-                while repr(runtime._pool) != "<Pool idle=2 busy=0 starting=0 cap=8>":
+                while repr(runtime.pool) != "<Pool idle=2 busy=0 starting=0 cap=8>":
                     await anyio.sleep(0.01)
             footprints.append(measure())
             report(f"{done:>7} runs, {done / (time.perf_counter() - began):.0f}/s: {asdict(footprints[-1])}")

@@ -42,9 +42,9 @@ def guests() -> list[psutil.Process]:
 
 @pytest.mark.anyio
 async def test_nothing_is_left_when_a_runtime_closes(sync_runtime: SyncRuntime) -> None:
-    shared = sync_runtime.runtime._pool
+    shared = sync_runtime.runtime.pool
     assert shared is not None
-    await eventually(lambda: bool(shared._idle) and not (shared._busy or shared._starting))  # else it adds to our own
+    await eventually(lambda: bool(shared.idle) and not (shared.busy or shared.starting))  # else it adds to our own
     before, descriptors = set(guests()), open_descriptors()
 
     async with Runtime() as runtime:
@@ -72,9 +72,9 @@ async def test_a_cancelled_run_is_killed_and_the_cancellation_goes_on(registry: 
 
 def sandboxes_of(runtime: Runtime) -> int:
     """Sandboxes that are busy or warm."""
-    pool = runtime._pool
+    pool = runtime.pool
     assert pool is not None
-    return len(pool._idle) + pool._busy + pool._starting
+    return len(pool.idle) + pool.busy + pool.starting
 
 
 @pytest.mark.anyio
@@ -160,9 +160,9 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
     others = guests()  # hosts of other tests among them: killed with their launchers, nobody would clean up after them
     with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
         assert runtime.execute_code("set_result(1)").value == 1
-        pool = runtime.runtime._pool
+        pool = runtime.runtime.pool
         assert pool is not None
-        assert until(lambda: bool(pool._idle) and not pool._starting)  # one just forked would die a moment later
+        assert until(lambda: bool(pool.idle) and not pool.starting)  # one just forked would die a moment later
         killed = [process for process in guests() if process not in others]
         for process in killed:
             process.kill()
@@ -173,12 +173,12 @@ def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
 def test_a_warm_sandbox_that_dies_is_not_handed_out(registry: ToolRegistry) -> None:
     with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
         runtime.execute_code("1")
-        pool = runtime.runtime._pool
+        pool = runtime.runtime.pool
         assert pool is not None
-        assert until(lambda: bool(pool._idle))
-        for _, session in list(pool._idle):
-            session.sandbox.kill()
-            assert until(lambda sandbox=session.sandbox: not sandbox.is_alive())  # type: ignore[misc]
+        assert until(lambda: bool(pool.idle))
+        for connection in pool.idle:
+            connection.sandbox.kill()
+            assert until(lambda sandbox=connection.sandbox: not sandbox.is_alive())  # type: ignore[misc]
         assert runtime.execute_code("set_result(3)").value == 3
 
 

@@ -1,206 +1,211 @@
-"""A script's tool calls: which are made and when, which are refused, and what is kept of each.
+"""The tool calls of one run: admit, queue, cancel, answer and record them.
 
-Everything here is counted and bounded, because a hostile script makes calls too. Does not know what a tool is: each
-call goes to a function it is given, and its answer into the traffic.
+Everything is counted and bounded here, because a hostile script makes calls too. Knows no tools: `Run` makes the calls.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 
 from toolcell.config import Limits
-from toolcell.errors import ToolAbort
 from toolcell.results import Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
-from toolcell.run.ending import Ending
 from toolcell.sandbox.backend import LimitExceeded
+from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import check_plain, packed_size
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
 
 REFUSALS = 1000
-"""Calls past `tool_calls` that are answered with a refusal; a script that goes on after that is flooding."""
+"""Calls past `tool_calls` that are answered with a refusal. A script that goes on after that is stopped."""
 
 TOOL_NAME_CHARS = 256
 ELEMENT_BYTES = 64
-"""What an element of a list or dict takes here, roughly, however short it was on the wire."""
+"""Memory that an element of a list or dict takes on the host, roughly, however short it was on the wire."""
 
 Answer = ToolReturn | ToolFail
-Dispatch = Callable[[CallTool], Awaitable[Answer]]
-"""Answers one call. Must not raise but for cancellation and `ToolAbort`."""
+Dispatch = Callable[[CallTool], Coroutine[Any, Any, Answer]]
+"""Makes one call and returns its answer. Raises `ToolAbort` to end the run."""
+
+Pending = tuple[CallTool, float, float]
+"""A call without an answer, when it was admitted, and when it began."""
 
 
 class ToolCalls:
     """The calls of one run."""
 
-    def __init__(
-        self, limits: Limits, dispatch: Dispatch, traffic: GuestConnection, ending: Ending, started: float
-    ) -> None:
+    def __init__(self, limits: Limits, connection: GuestConnection, started: float) -> None:
         self._limits = limits
+        self._connection = connection
+        self._started = started
         self.refused = 0
         """Calls past `tool_calls`. They leave no record."""
-        self._dispatch = dispatch
-        self._traffic = traffic
-        self._ending = ending
-        self._started = started
-        self._records: dict[int, ToolCallRecord] = {}
+        self._records: dict[int, ToolCallRecord | Pending] = {}
+        """In the order they were admitted; a call has its record once it has its answer."""
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._queue: deque[CallTool] = deque()
-        self._taken_back: set[int] = set()
-        """Queued calls that the script does not want any more."""
         self._running = 0
         self._args_bytes = 0
-        self._turned_down = 0
-
-    @property
-    def has_loose_ends(self) -> bool:
-        """True when a call, or the answer to a refused one, may still be under way."""
-        return bool(self._running or self.refused or self._turned_down)
 
     def records(self) -> tuple[ToolCallRecord, ...]:
-        """Every call that was looked at, as far as it came; one without an answer took until now."""
-        return tuple(
-            replace(record, duration_s=self._elapsed_s() - record.started_s) if record.status == "pending" else record
-            for record in self._records.values()
-        )
+        """Return every call that was admitted. One without an answer is pending, and took until now."""
+        return tuple([self._pending(*each) if isinstance(each, tuple) else each for each in self._records.values()])
 
-    def admit(self, call: CallTool, tasks: TaskGroup) -> bool:
-        """Note a call; True when it is to be made now, by the caller."""
-        if len(self._records) >= self._limits.tool_calls:
-            self._refuse(call, tasks)
+    def admit(self, call: CallTool) -> bool:
+        """Take note of a call; True when the caller is to make it now."""
+        limits = self._limits
+        if len(self._records) >= limits.tool_calls:
+            self._refuse(call)
             return False
         if len(call.name) > TOOL_NAME_CHARS:
             text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
-            self._turn_down(call, "unknown_tool", text, tasks)
+            self._reject(call, "unknown_tool", text)
             return False
-        if not self._can_hold(call):
-            limit = self._limits.call_args_bytes
-            text = f"the arguments of this run's calls take more than {limit} bytes together"
-            self._turn_down(call, "too_large", f"{text}; pass less, or a file's name", tasks)
+        # Each byte this run has sent is at most one element: measure only what could be too much.
+        could_be = self._connection.received_bytes * (1 + ELEMENT_BYTES)
+        if could_be > limits.call_args_bytes and not self._can_hold(call):
+            text = f"the arguments of this run's calls take more than {limits.call_args_bytes} bytes together"
+            self._reject(call, "too_large", f"{text}; pass less, or a file's name")
             return False
-        self._records[call.id] = ToolCallRecord(
-            call.id, call.name, call.args, "pending", started_s=self._elapsed_s(), line=call.line
-        )
-        if self._running >= self._limits.concurrent_calls:
+        now = time.perf_counter()
+        self._records[call.id] = (call, now, now)
+        if self._running >= limits.concurrent_calls:
             self._queue.append(call)
             return False
         self._running += 1
         return True
 
-    async def work(self, call: CallTool) -> None:
-        """Answer this call, then whichever waits next."""
-        try:
-            while True:
-                await self._answer(call)
-                if not self._queue:
-                    return
-                call = self._queue.popleft()
-        finally:
-            self._running -= 1
+    def next_queued(self) -> CallTool | None:
+        """Return the next call to make in the place of one that was answered; None when none waits."""
+        if not self._queue:
+            return None
+        self._running += 1
+        call = self._queue.popleft()
+        pending = self._records[call.id]
+        assert isinstance(pending, tuple)
+        self._records[call.id] = (call, pending[1], time.perf_counter())
+        return call
+
+    def finish(self, call: CallTool, answer: Answer | None) -> None:
+        """Record the answer to a call and post it. None: the script cancelled the call."""
+        self._running -= 1
+        self._scopes.pop(call.id, None)
+        self._record(call, self._post(answer if answer is not None else _cancelled(call)))
+
+    # Cancelling.
+
+    def make_cancellable(self, call: CallTool, scope: anyio.CancelScope) -> None:
+        """Let the script cancel a call that is being made, until it is finished."""
+        self._scopes[call.id] = scope
 
     def cancel(self, call_id: int) -> None:
-        """Cut a call short if it is being made; one that waits for its turn will not be made."""
+        """Cancel a call that is being made, or one that waits for its turn."""
         if (scope := self._scopes.get(call_id)) is not None:
             scope.cancel()
-        elif any(call.id == call_id for call in self._queue):
-            self._taken_back.add(call_id)
+            return
+        for call in self._queue:
+            if call.id == call_id:
+                self._queue.remove(call)
+                self._record(call, self._post(_cancelled(call)))
+                return
 
-    def _refuse(self, call: CallTool, tasks: TaskGroup) -> None:
+    # Calls that are not made.
+
+    def _refuse(self, call: CallTool) -> None:
         self.refused += 1
         limit = self._limits.tool_calls
         if self.refused > REFUSALS:
-            self._ending.breach(LimitExceeded(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self.refused))
+            self._connection.stop(LimitExceeded(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self.refused))
             return
         text = f"this run may make {limit} tool calls, and has made them; batch the work or raise the limit tool_calls"
-        tasks.start_soon(self._send_answer, call, ToolFail(call.id, "call_limit", text, False, None))
+        self._connection.post(ToolFail(call.id, "call_limit", text, False, None))
+
+    def _reject(self, call: CallTool, code: str, text: str) -> None:
+        """Answer a call that is not made, and record it without what is too large in it."""
+        answer = ToolFail(call.id, code, text, False, None)
+        self._connection.post(answer)
+        short = CallTool(call.id, call.name[:TOOL_NAME_CHARS], {}, call.line)
+        now = time.perf_counter()
+        self._records[call.id] = (short, now, now)
+        self._record(short, answer)
 
     def _can_hold(self, call: CallTool) -> bool:
-        """Calls are kept for the result, so what they hold together is bounded.
-
-        Measured only when it could be too much: each byte this run has sent is at most one element.
-        """
-        if self._traffic.received_bytes * (1 + ELEMENT_BYTES) <= self._limits.call_args_bytes:
-            return True
+        """Calls are kept for the result, so the memory they take together is bounded."""
         if not self._args_bytes:
-            self._args_bytes = sum(_held_bytes(record.args) for record in self._records.values())
+            self._args_bytes = sum(_held_bytes(_args(record)) for record in self._records.values())
         held = self._args_bytes + _held_bytes(call.args)
         if held > self._limits.call_args_bytes:
             return False
         self._args_bytes = held
         return True
 
-    def _turn_down(self, call: CallTool, code: str, text: str, tasks: TaskGroup) -> None:
-        """Record a call that is not made, without what is too large in it."""
-        answer = ToolFail(call.id, code, text, False, None)
-        name = call.name[:TOOL_NAME_CHARS]
-        record = ToolCallRecord(call.id, name, {}, "pending", started_s=self._elapsed_s(), line=call.line)
-        self._records[call.id] = _recorded(record, answer, 0.0)
-        self._turned_down += 1
-        tasks.start_soon(self._send_answer, call, answer)
+    # Answering.
 
-    async def _answer(self, call: CallTool) -> None:
-        record = self._records[call.id]
-        began = time.perf_counter()
-        answer: Answer | None = None
-        if call.id in self._taken_back:
-            self._taken_back.discard(call.id)
-            self._records[call.id] = _recorded(record, _taken_back(call), 0.0)
-            await self._send_answer(call, _taken_back(call))
-            return
-        with anyio.CancelScope() as scope:
-            self._scopes[call.id] = scope
-            try:
-                answer = await self._dispatch(call)
-            except ToolAbort as exc:
-                self._ending.abort(str(exc))
-                return
-        self._scopes.pop(call.id, None)
-        duration_s = time.perf_counter() - began
-        if answer is None:
-            answer = _taken_back(call)
-        self._records[call.id] = _recorded(record, answer, duration_s)
-        await self._send_answer(call, answer)
+    def _post(self, answer: Answer) -> Answer:
+        """Post an answer, or a failure in the place of a result that cannot be sent; return what was posted.
 
-    async def _send_answer(self, call: CallTool, answer: Answer) -> None:
-        if not self._traffic.owes(call.id):
-            return
+        Most results are plain data, and encoding checks that anyway. So only a result that was refused is converted.
+        """
+        connection = self._connection
+        if connection.stopped is not None:
+            return answer
         try:
-            await self._traffic.send(answer)
-        except (UnsendableValue, ValueTooLarge) as exc:
-            answer = ToolFail(call.id, "too_large", f"the tool's result cannot be sent: {exc}", False, None)
-            self._records[call.id] = _recorded(self._records[call.id], answer, self._records[call.id].duration_s)
-            await self._traffic.send(answer)
+            connection.post(answer)
+        except (UnsendableValue, ValueTooLarge):
+            answer = _converted(answer)
+            try:
+                connection.post(answer)
+            except (UnsendableValue, ValueTooLarge) as exc:
+                answer = unsendable(answer.id, "too_large", exc)
+                connection.post(answer)
+        return answer
 
-    def _elapsed_s(self) -> float:
-        return time.perf_counter() - self._started
+    def _record(self, call: CallTool, answer: Answer) -> None:
+        pending = self._records[call.id]
+        assert isinstance(pending, tuple)
+        _, admitted, began = pending
+        now = time.perf_counter()
+        status, code, message = "ok", None, None
+        if type(answer) is ToolFail:
+            status, code, message = "error", answer.code, answer.message
+        self._records[call.id] = ToolCallRecord(
+            call.id, call.name, call.args, status, code, message, admitted - self._started, now - began, call.line
+        )
+
+    def _pending(self, call: CallTool, admitted: float, began: float) -> ToolCallRecord:
+        started_s, now_s = admitted - self._started, time.perf_counter() - self._started
+        return ToolCallRecord(
+            call.id, call.name, call.args, "pending", None, None, started_s, now_s - started_s, call.line
+        )
 
 
-def _taken_back(call: CallTool) -> ToolFail:
-    """The answer to a call that its script did not wait for."""
+def _converted(answer: Answer) -> Answer:
+    """Return an answer with its result as plain data."""
+    if type(answer) is not ToolReturn:
+        return answer
+    try:
+        return ToolReturn(answer.id, to_plain(answer.value, "result"))
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        return unsendable(answer.id, "no_result", exc)
+
+
+def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
+    """Return the answer to a call whose result cannot be sent."""
+    return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, None)
+
+
+def _cancelled(call: CallTool) -> ToolFail:
     return ToolFail(call.id, "cancelled", "the call was cancelled by the script", False, None)
+
+
+def _args(record: ToolCallRecord | Pending) -> Mapping[str, Any]:
+    return record[0].args if isinstance(record, tuple) else record.args
 
 
 def _held_bytes(args: Mapping[str, Any]) -> int:
     return packed_size(args) + ELEMENT_BYTES * check_plain(args)
-
-
-def _recorded(record: ToolCallRecord, answer: Answer, duration_s: float) -> ToolCallRecord:
-    failed = isinstance(answer, ToolFail)
-    return ToolCallRecord(
-        record.id,
-        record.name,
-        record.args,
-        "error" if failed else "ok",
-        answer.code if isinstance(answer, ToolFail) else None,
-        answer.message if isinstance(answer, ToolFail) else None,
-        record.started_s,
-        duration_s,
-        record.line,
-    )

@@ -1,87 +1,141 @@
-"""What one run sends and receives over the bridge: answers gathered into one write, bytes counted both ways.
+"""`GuestConnection`: the host's end of the bridge to one sandbox, from its Hello to its last run.
 
-Knows neither tools nor the clock; which message is legal when is the connection's to say.
+Gathers what is sent into few writes, counts bytes, and holds the reason why a run stopped. Knows no tools and no clock;
+the wire's `Connection` decides which message is legal when.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import anyio
 
-from toolcell.errors import ToolAbort
-from toolcell.run.ending import Ending
-from toolcell.sandbox.backend import ByteStream
-from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import Message
+from toolcell.errors import SandboxUnavailable
+from toolcell.run.outcome import StopReason
+from toolcell.sandbox.backend import Sandbox
+from toolcell_bridge.wire.connection import Connection, State
+from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.messages import Done, Hello, Message
+
+HELLO_S = 30.0
+"""From the start of a sandbox to its Hello. It takes milliseconds; a machine this slow has another problem."""
 
 GATHERED_BYTES = 64 * 1024
-"""Answers that wait for their neighbours. Each write costs a system call, and wakes a guest that sleeps."""
-
-
-class RunObserver(Protocol):
-    """Notes what happened, in the moments when the guest is busy and nobody waits."""
-
-    def script_sent(self) -> None:
-        """The script is on its way; no call of it has been looked at.
-
-        Raises:
-            AuditError: it could not be noted; the run ends with that.
-        """
-        ...
-
-    def answers_sent(self) -> None:
-        """Every answer there was is on its way.
-
-        Raises:
-            ToolAbort: something could not be noted; the run ends with that.
-        """
-        ...
+"""Most that is gathered before it is written. Each write costs a system call, and wakes a guest that sleeps."""
 
 
 class GuestConnection:
-    """The bridge of one sandbox, for as long as one run lasts."""
+    """The bridge to one sandbox. The pool holds these; a run needs one that `is_usable`."""
 
-    def __init__(self, stream: ByteStream, connection: Connection, ending: Ending, witness: RunObserver | None) -> None:
-        self._stream = stream
-        self._connection = connection
-        self._ending = ending
-        self._witness = witness
-        self._outgoing = bytearray()
-        self.is_gathering = False
-        """True while the messages of one read are being answered: what is sent then waits for what else they bring."""
-        self._sent_before = stream.sent_bytes
-        self._received_before = stream.received_bytes
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.stopped: StopReason | None = None
+        """Why the run under way stopped; None while it goes on. Only `stop` and `begin_run` set it."""
+        self._stream = sandbox.stream
+        self._wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes)
+        self.next_message = self._wire.next_message
+        """Return the next message that was received, or None when more bytes are needed."""
+        self._outgoing: list[bytes] = []
+        self.unsent_bytes = 0
+        """Posted, and not yet flushed."""
+        self._is_broken = False
+        """A write was cut short, perhaps in the middle of a message."""
+        self._sent_before = self._received_before = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """True while another run may be sent."""
+        return self._wire.state is State.IDLE and not self._is_broken and self.sandbox.is_alive()
+
+    async def hello(self) -> None:
+        """Wait for the guest's Hello.
+
+        Raises:
+            SandboxUnavailable: the guest died or sent something else; the sandbox has been destroyed.
+        """
+        problem = f"it said nothing within {HELLO_S:g} s"
+        try:
+            with anyio.move_on_after(HELLO_S):
+                while (message := self.next_message()) is None:
+                    if not await self.receive():
+                        problem = await self._last_words()
+                        break
+                if isinstance(message, Hello):
+                    self.sandbox.accept(message.layers)
+                    return
+        except RemoteProtocolError as exc:
+            problem = str(exc)
+        except BaseException:
+            await self.sandbox.destroy()
+            raise
+        await self.sandbox.destroy()
+        raise SandboxUnavailable(f"a sandbox did not come up: {problem}")
+
+    async def _last_words(self) -> str:
+        end = await self.sandbox.ended()
+        text = self.sandbox.read_output()[1].decode("utf-8", "replace").strip()
+        return text or f"it ended with signal {end.signal}, exit code {end.code}"
+
+    def begin_run(self) -> None:
+        """Begin a run: forget why the one before stopped, and count bytes from here."""
+        self.stopped = None
+        self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
+
+    def stop(self, reason: StopReason) -> None:
+        """End the run. The first reason counts. Every reason but the guest's own `Done` kills the sandbox."""
+        if self.stopped is not None:
+            return
+        self.stopped = reason
+        if type(reason) is not Done:
+            self.sandbox.kill()
 
     @property
     def sent_bytes(self) -> int:
-        """Sent by the host since this run began."""
+        """Bytes the host has sent in this run."""
         return self._stream.sent_bytes - self._sent_before
 
     @property
     def received_bytes(self) -> int:
-        """Sent by the guest since this run began: an upper bound of whatever it said."""
+        """Bytes the guest has sent in this run: an upper bound of the size of everything in it."""
         return self._stream.received_bytes - self._received_before
 
     def owes(self, call_id: int) -> bool:
         """True while this call may still be answered."""
-        return call_id in self._connection.outstanding
+        return call_id in self._wire.outstanding
 
-    async def send(self, message: Message) -> None:
-        """Send now, or, while the messages of one read are being answered, together with what else they bring.
+    def post(self, message: Message) -> None:
+        """Add a message to what the next `flush` writes.
 
         Raises:
-            UnsendableValue, ValueTooLarge: the message has no form on the wire, and nothing of it was sent.
+            UnsendableValue, ValueTooLarge: the message has no form on the wire, and nothing was added.
         """
-        self._outgoing += self._connection.send(message)
-        if not self.is_gathering or len(self._outgoing) > GATHERED_BYTES:
-            await self.flush()
+        data = self._wire.send(message)
+        self._outgoing.append(data)
+        self.unsent_bytes += len(data)
+
+    def take_unsent(self) -> bytes:
+        """Take what was posted, for `write`."""
+        outgoing, self._outgoing, self.unsent_bytes = self._outgoing, [], 0
+        return b"".join(outgoing)
+
+    async def write(self, data: bytes) -> None:
+        """Write whole messages.
+
+        Cancellation: no further run can be sent.
+        """
+        try:
+            await self._stream.send(data)
+        except BaseException:
+            self._is_broken = True
+            raise
 
     async def flush(self) -> None:
-        """Write what was gathered."""
+        """Write what was posted."""
         if self._outgoing:
-            data, self._outgoing = bytes(self._outgoing), bytearray()
-            await self._stream.send(data)
-        if self._witness is not None:
-            try:
-                self._witness.answers_sent()
-            except ToolAbort as exc:
-                self._ending.abort(str(exc))
+            await self.write(self.take_unsent())
+
+    async def receive(self) -> bool:
+        """Wait for bytes from the guest; False when it is gone. The messages come from `next_message`."""
+        data = await self._stream.receive()
+        if not data:
+            return False
+        self._wire.receive_data(data)
+        return True

@@ -1,7 +1,7 @@
-"""How a run ended, in words a model can act on: pure functions from what was seen to what is reported.
+"""Compute a run's outcome and error from what the host observed. Pure functions over frozen data.
 
-What the host saw comes before what the guest said; the guest's own words only describe its exception, and every field
-of them is checked.
+What the host observed comes before what the guest said. The guest only describes its own exception, and every field of
+that description is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,32 @@ from toolcell.results import ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.messages import Done
 
-BREACHES: Mapping[Outcome, tuple[str, str]] = {
+
+@dataclass(frozen=True, slots=True)
+class ProtocolViolation:
+    """The guest broke the bridge protocol."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The caller cancelled the run, or a tool raised `ToolAbort`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something on the host raised: a callback, a measurement, the audit log. The run has no result then."""
+
+    error: Exception
+
+
+StopReason = Done | LimitExceeded | ProtocolViolation | Aborted | Failed
+"""Why a run stopped. The first reason counts; all but `Done` kill the sandbox."""
+
+LIMIT_ERRORS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.TIMEOUT: ("Timeout", "execution timed out after {limit:g} s"),
     Outcome.CPU_LIMIT: ("CpuLimit", "used {used:.2f} s of CPU time, limit {limit:g} s"),
     Outcome.MEMORY_LIMIT: ("MemoryLimit", "used {used:.0f} bytes of memory, limit {limit:.0f} bytes"),
@@ -23,68 +48,80 @@ BREACHES: Mapping[Outcome, tuple[str, str]] = {
     Outcome.OUTPUT_LIMIT: ("OutputLimit", "printed {used:.0f} bytes, limit {limit:.0f} bytes"),
     Outcome.CALL_LIMIT: ("CallLimit", "made {used:.0f} tool calls, limit {limit:.0f}"),
 }
+"""Type and message of the error for each limit that the host enforces."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Everything a verdict rests on, once nothing more can happen."""
+    """Everything the host knows when nothing more can happen in a run."""
 
     limits: Limits
     usage: Usage
     sample: Sample
-    """The last of the sandbox; `usage` also counts what its main process had used when it ended."""
-    end: Exit
+    """The last measurement of the sandbox. `usage` also includes what its main process had used when it ended."""
+    exit: Exit
     lint: str
-    """Profile the script was sent with."""
-    breached: LimitExceeded | None = None
-    violation: str | None = None
-    """How the guest broke the protocol."""
-    aborted: str | None = None
-    done: Done | None = None
-    """The guest's last word, if it had one."""
+    """The lint profile that was sent with the script."""
+    stopped: StopReason | None = None
+    """None: the sandbox ended by itself, without a `Done`."""
     has_value: bool = False
     refused: int = 0
-    """Calls past `tool_calls`; `usage` does not count them."""
+    """Tool calls past `tool_calls`; `usage` does not count them."""
 
 
-def verdict(facts: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
-    """How the run ended. What the host saw comes before what the guest said."""
-    limits, usage, sample = facts.limits, facts.usage, facts.sample
-    if facts.aborted is not None:
-        return Outcome.CANCELLED, ErrorInfo("Cancelled", facts.aborted)
-    if facts.violation is not None:
-        message = f"the sandbox broke the bridge protocol and was killed: {facts.violation}"
-        return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
-    breach = facts.breached or _enforced_limit(facts)
-    if breach is not None:
-        if breach.outcome is Outcome.MEMORY_LIMIT:  # it may have grown between the look that found it and its end
-            breach = replace(breach, used=max(breach.used, usage.peak_memory_bytes))
-        return breach.outcome, breach_error(breach)
-    if facts.done is None:
-        return Outcome.KILLED, killed(facts.end)
-    if facts.done.ok:
+def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
+    """Compute the outcome of a run and its error."""
+    match end.stopped:
+        case Aborted(why):
+            return Outcome.CANCELLED, ErrorInfo("Cancelled", why)
+        case ProtocolViolation(problem):
+            message = f"the sandbox broke the bridge protocol and was killed: {problem}"
+            return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
+        case LimitExceeded() as exceeded:
+            return _limit_outcome(exceeded, end.usage)
+    done = end.stopped if isinstance(end.stopped, Done) else None
+    enforced = _enforced_limit(end, done)
+    if enforced is not None:
+        return _limit_outcome(enforced, end.usage)
+    if done is None:
+        return Outcome.KILLED, _killed(end.exit)
+    if done.ok:
         return Outcome.OK, None
-    error = error_info(facts.done.error or {})
-    # Only a run that had a profile, and had done nothing yet, can have been refused by it.
-    if error.findings and facts.lint != "off" and not usage.calls and not facts.has_value:
+    return _script_failure(end, error_info(done.error or {}))
+
+
+def _limit_outcome(exceeded: LimitExceeded, usage: Usage) -> tuple[Outcome, ErrorInfo]:
+    used = exceeded.used
+    if exceeded.outcome is Outcome.MEMORY_LIMIT:  # memory may have grown between the measurement and the kill
+        used = max(used, usage.peak_memory_bytes)
+    kind, text = LIMIT_ERRORS[exceeded.outcome]
+    message = text.format(limit=exceeded.value, used=used)
+    return exceeded.outcome, ErrorInfo(kind, message, limit=exceeded.limit, limit_value=exceeded.value, used=used)
+
+
+def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
+    """Classify a script that says it failed: as refused by lint, as stopped by a limit, or as an ordinary error."""
+    limits, usage, sample = end.limits, end.usage, end.sample
+    # Only a run with a lint profile that had done nothing yet can have been refused by lint.
+    if error.findings and end.lint != "off" and not usage.calls and not end.has_value:
         return Outcome.DENIED, error
-    if facts.refused:
-        return Outcome.CALL_LIMIT, limited(error, "tool_calls", limits.tool_calls, usage.calls + facts.refused)
+    if end.refused:
+        return Outcome.CALL_LIMIT, _limited(error, "tool_calls", limits.tool_calls, usage.calls + end.refused)
     if sample.refused_processes or sample.peak_processes >= limits.processes > 1:
-        return Outcome.PROCESS_LIMIT, limited(error, "processes", limits.processes, usage.peak_processes)
+        return Outcome.PROCESS_LIMIT, _limited(error, "processes", limits.processes, usage.peak_processes)
     if error.type == "MemoryError":
         # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
-        return Outcome.MEMORY_LIMIT, limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+        return Outcome.MEMORY_LIMIT, _limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     return Outcome.ERROR, error
 
 
-def _enforced_limit(facts: RunEnd) -> LimitExceeded | None:
-    """A limit that the kernel enforced before the watch could see it."""
-    limits, usage, sample, done = facts.limits, facts.usage, facts.sample, facts.done
+def _enforced_limit(end: RunEnd, done: Done | None) -> LimitExceeded | None:
+    """Find a limit that the kernel enforced before the monitor measured the sandbox."""
+    limits, usage, sample = end.limits, end.usage, end.sample
     if sample.memory_kills and (done is None or not done.ok):
         return LimitExceeded(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     if sample.peak_memory_bytes > limits.memory_bytes:
-        # Without a cgroup nothing holds it below; it ended before the watch came round.
+        # Without a cgroup the kernel does not hold memory below the limit; the run ended before the next measurement.
         return LimitExceeded(Outcome.MEMORY_LIMIT, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     if done is None and usage.cpu_s >= limits.cpu_s:
         return LimitExceeded(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, usage.cpu_s)
@@ -93,8 +130,8 @@ def _enforced_limit(facts: RunEnd) -> LimitExceeded | None:
     return None
 
 
-def passed_limit(limits: Limits, sample: Sample) -> LimitExceeded | None:
-    """The limit that a running sandbox has passed by the last measurement."""
+def exceeded_limit(limits: Limits, sample: Sample) -> LimitExceeded | None:
+    """Return the limit that a running sandbox exceeds by its last measurement."""
     if sample.cpu_s > limits.cpu_s:
         return LimitExceeded(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, sample.cpu_s)
     if sample.memory_kills or sample.peak_memory_bytes > limits.memory_bytes:
@@ -104,27 +141,20 @@ def passed_limit(limits: Limits, sample: Sample) -> LimitExceeded | None:
     return None
 
 
-def breach_error(breach: LimitExceeded) -> ErrorInfo:
-    """A breach in words a model can act on."""
-    kind, text = BREACHES[breach.outcome]
-    message = text.format(limit=breach.value, used=breach.used)
-    return ErrorInfo(kind, message, limit=breach.limit, limit_value=breach.value, used=breach.used)
-
-
-def limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
-    """The script's own error, with the limit that caused it; MemoryError has no words of its own."""
+def _limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorInfo:
+    """Add the limit that caused it to the script's own error. A MemoryError comes without a message."""
     message = error.message or f"out of memory: an allocation was refused, limit {value:.0f} bytes"
     return replace(error, message=message, limit=limit, limit_value=value, used=used)
 
 
-def killed(end: Exit) -> ErrorInfo:
-    if end.signal is not None:
-        return ErrorInfo("Killed", f"the sandbox died of signal {end.signal}", signal=end.signal)
-    return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {end.code})", exit_code=end.code)
+def _killed(exit: Exit) -> ErrorInfo:
+    if exit.signal is not None:
+        return ErrorInfo("Killed", f"the sandbox died of signal {exit.signal}", signal=exit.signal)
+    return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {exit.code})", exit_code=exit.code)
 
 
 def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
-    """The guest's description of its exception; every field is checked, because the guest is not trusted."""
+    """Read the guest's description of its exception. Every field is checked, because the guest is not trusted."""
 
     def text(key: str, most: int) -> str:
         value = claimed.get(key)
@@ -147,8 +177,8 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
     )
 
 
-def later(before: Sample, after: Sample) -> Sample:
-    """The larger of two measurements, field by field: a dead sandbox measures as nothing."""
+def highest(before: Sample, after: Sample) -> Sample:
+    """Return the larger of two measurements, field by field: a dead sandbox measures as zero."""
     return Sample(
         max(before.cpu_s, after.cpu_s),
         max(before.peak_memory_bytes, after.peak_memory_bytes),
@@ -160,7 +190,7 @@ def later(before: Sample, after: Sample) -> Sample:
 
 
 def _finding(claimed: Any) -> dict[str, Any]:
-    """One lint finding, held to its four fields and their sizes."""
+    """Read one lint finding: its four fields, each checked and cut to size."""
     given = claimed if isinstance(claimed, dict) else {}
     numbers = {key: given.get(key) for key in ("line", "column") if type(given.get(key)) is int}
     texts = {key: value[:500] for key in ("rule", "message") if isinstance(value := given.get(key), str)}

@@ -1,7 +1,6 @@
-"""What a guest says besides its calls: printed text, a result, files, progress and its last word, within the limits.
+"""`RunOutput`: what a guest sends besides its calls, within the limits: printed text, result, files, progress, `Done`.
 
-Sizes are measured here, whatever was claimed; too much of something ends the run. Knows no tools and no bytes: messages
-come from whoever reads the bridge, raw output from whoever reads the descriptors.
+Sizes are measured here, whatever the guest claims. Too much of something stops the run.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from toolcell.config import Limits
 from toolcell.results import Logs, Outcome, OutputFile
 from toolcell.run.capture import Capture, Stream
 from toolcell.run.connection import GuestConnection
-from toolcell.run.ending import Ending
+from toolcell.run.request import RunRequest
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell_bridge.wire.codec import packed_size
@@ -21,53 +19,44 @@ from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import CancelCall, Done, FilePart, FileProblem, Log, Message, Progress, Result
 
 FRAME_COST_BYTES = 256
-"""What each frame counts besides its text towards the output flood: an empty one costs the host time too."""
+"""What each message counts towards the output flood besides its text: an empty one costs the host time too."""
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
 
 class RunOutput:
-    """Everything one run has said so far."""
+    """Everything one run has produced so far."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        traffic: GuestConnection,
-        ending: Ending,
-        cancel_call: Callable[[int], None],
-        on_log: Callable[[str, str], None] | None,
-        on_progress: Callable[[object], None] | None,
-    ) -> None:
-        self._limits = limits
+    def __init__(self, request: RunRequest, connection: GuestConnection, cancel_call: Callable[[int], None]) -> None:
         self.value: Any = None
         self.has_value = False
-        self._traffic = traffic
-        self._ending = ending
+        self._limits = request.limits
+        self._on_log = request.on_log
+        self._on_progress = request.on_progress
+        self._connection = connection
         self._cancel_call = cancel_call
-        self._on_log = on_log
-        self._on_progress = on_progress
-        self._capture = Capture(limits.output_bytes)
-        self._files = ReturnedFiles(limits)
+        self._capture = Capture(request.limits.output_bytes)
+        self._files = ReturnedFiles(request.limits)
         self._frames = 0
 
     @property
     def printed_bytes(self) -> int:
-        """Printed to both streams, kept or not."""
+        """Bytes printed to both streams, kept or not."""
         return self._capture.total_bytes
 
     def logs(self) -> Logs:
-        """What was kept of the printed text."""
+        """Return the printed text that was kept."""
         return self._capture.logs()
 
     def files(self) -> tuple[OutputFile, ...]:
-        """The files of the result that was set last."""
+        """Return the files of the result that was set last."""
         return self._files.finished()
 
     def take(self, message: Message) -> None:
         """Take the next message of a run that goes on.
 
         Raises:
-            RemoteProtocolError: it says too much, or what no guest of ours would say.
+            RemoteProtocolError: it is larger than its limit, or a message that no guest of ours sends.
         """
         self._frames += 1
         match message:
@@ -77,7 +66,7 @@ class RunOutput:
             case Result(value):
                 self._take_result(value)
             case Done():
-                self._ending.done = message
+                self._connection.stop(message)
             case FilePart():
                 self._files.take_part(message)
             case FileProblem():
@@ -92,11 +81,11 @@ class RunOutput:
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
-    def take_late(self, message: Message) -> None:
-        """Take a message that was under way when its sandbox died.
+    def drain_message(self, message: Message) -> None:
+        """Take a message that was sent before the sandbox died and is read afterwards.
 
         Raises:
-            RemoteProtocolError: it says too much.
+            RemoteProtocolError: it is larger than its limit.
         """
         match message:
             case Log(stream, text):
@@ -107,13 +96,13 @@ class RunOutput:
                 self._files.take_part(message)
             case FileProblem():
                 self._files.take_problem(message)
-            case Done() if self._ending.breached is None:
-                self._ending.done = message
+            case Done():
+                self._connection.stop(message)
             case _:
                 pass
 
-    def take_output(self, out: bytes, err: bytes) -> None:
-        """Take what was written raw to descriptors 1 and 2."""
+    def take_raw(self, out: bytes, err: bytes) -> None:
+        """Take what the script wrote directly to the descriptors 1 and 2."""
         for stream, data in ((STREAMS[1], out), (STREAMS[2], err)):
             if data:
                 self._capture.feed_raw(stream, data)
@@ -122,9 +111,9 @@ class RunOutput:
         self._check_flood()
 
     def _take_result(self, value: Any) -> None:
-        # Measured only when it could be too large: everything this run has sent is an upper bound.
+        # Measure only what could be too large: all bytes of this run are an upper bound.
         limit = self._limits.result_bytes
-        if self._traffic.received_bytes > limit and (size := packed_size(value)) > limit:
+        if self._connection.received_bytes > limit and (size := packed_size(value)) > limit:
             raise RemoteProtocolError(f"result too large ({size} > {limit} bytes)")
         self.value, self.has_value = value, True
         self._files.forget()
@@ -137,4 +126,4 @@ class RunOutput:
     def _check_flood(self) -> None:
         total, limit = self._capture.total_bytes + FRAME_COST_BYTES * self._frames, self._limits.output_flood_bytes
         if total > limit:
-            self._ending.breach(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))
+            self._connection.stop(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))

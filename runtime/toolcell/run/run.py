@@ -1,267 +1,315 @@
-"""The conversation of one run: sends the script, reads what comes, watches the clock, and reports how it ended.
+"""`Run`: sends one script, reads what comes, keeps the deadline, and reports how the run ended.
 
-Owns the deadline. What is said goes to `calls` and `heard`, and the verdict comes from what the host saw. Knows neither
-registry nor audit nor which backend it talks to.
+Calls go to `ToolCalls`, everything else to `RunOutput`, and `outcome_of` decides what it amounts to. Knows neither
+registry nor audit log nor which backend made the sandbox.
 """
 
 from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.config import Limits
-from toolcell.errors import AuditError, UsageError
+from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
-from toolcell.run.calls import Dispatch, ToolCalls
-from toolcell.run.connection import GuestConnection, RunObserver
-from toolcell.run.ending import Ending
-from toolcell.run.outcome import RunEnd, later, passed_limit, verdict
+from toolcell.run.calls import Answer, Dispatch, ToolCalls
+from toolcell.run.connection import GATHERED_BYTES, GuestConnection
+from toolcell.run.observer import NULL_OBSERVER, RunObserver
+from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, highest, outcome_of
 from toolcell.run.output import RunOutput
-from toolcell.sandbox.backend import Exit, GuestFile, LimitExceeded, Sample, Sandbox
-from toolcell_bridge.wire.connection import Connection
+from toolcell.run.request import RunRequest
+from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import CallTool, PutFile, RunScript
+from toolcell_bridge.wire.messages import CallTool, Done
 
-CHUNK_BYTES = 1 << 20
 SLICE_S = 0.002
-"""How long one conversation may go on without letting others have the event loop."""
+"""How long one run may go on without letting other tasks have the event loop."""
+
+DRAIN_S = 1.0
+"""For reading what a dead sandbox had sent."""
 
 
 class Run:
-    """One run under way."""
+    """One run of one script in one sandbox."""
 
     def __init__(
         self,
-        sandbox: Sandbox,
-        connection: Connection,
-        limits: Limits,
+        connection: GuestConnection,
+        request: RunRequest,
         dispatch: Dispatch,
-        on_log: Callable[[str, str], None] | None,
-        on_progress: Callable[[object], None] | None,
-        witness: RunObserver | None,
-        start_s: float,
-        run_id: str,
+        observer: RunObserver = NULL_OBSERVER,
+        start_s: float = 0.0,
     ) -> None:
-        self.sandbox = sandbox
-        self.limits = limits
         self._connection = connection
-        self._witness = witness
-        self._started = time.perf_counter()
+        self._sandbox = connection.sandbox
+        self._request = request
+        self._limits = request.limits
+        self._dispatch = dispatch
+        self._observer = observer
         self._start_s = start_s
-        self._run_id = run_id
-        self._ending = Ending(sandbox)
-        self._traffic = GuestConnection(sandbox.stream, connection, self._ending, witness)
-        self._calls = ToolCalls(limits, dispatch, self._traffic, self._ending, self._started)
-        self._heard = RunOutput(limits, self._traffic, self._ending, self._calls.cancel, on_log, on_progress)
+        self._started = time.perf_counter()
+        self._calls = ToolCalls(request.limits, connection, self._started)
+        self._output = RunOutput(request, connection, self._calls.cancel)
         self._sample = Sample()
-        self._over = anyio.Event()
-        self._problem: UsageError | AuditError | None = None
         self._context = contextvars.copy_context()
-        self._own = anyio.CancelScope()
-        self._lint = ""
+        self._has_tasks = False
+        self._yield_at = self._started + SLICE_S
 
-    async def carry_out(
-        self, run: RunScript, files: Iterable[GuestFile], cancel: anyio.Event | None = None
-    ) -> ExecutionResult:
-        """Converse until Done, death, deadline or breach, then report."""
-        self._lint = run.lint
-        async with anyio.create_task_group() as tasks:
-            if cancel is not None:
-                tasks.start_soon(self._abort_on, cancel)
-            with anyio.move_on_after(self.limits.wall_s) as deadline:
-                if await self._ask(run, files):
-                    with self._own:
-                        await self._converse(tasks)
-                    if not self._over.is_set():
-                        await self._over.wait()
-            if deadline.cancelled_caught:
-                self._ending.breach(LimitExceeded(Outcome.TIMEOUT, "wall_s", self.limits.wall_s, self._elapsed_s()))
-            if self._calls.has_loose_ends or cancel is not None or not self._over.is_set():
-                tasks.cancel_scope.cancel()
-        if self._problem is not None:  # not from inside the task group, which would make a group of it
-            raise self._problem
-        end = await self._settle()
-        return self._report(end)
+    async def execute(self) -> ExecutionResult:
+        """Send the script, answer its calls, and return what it left behind.
+
+        Raises:
+            UsageError: the script or a file cannot be sent.
+            AuditError: `observer` could not record that the script was sent; no tool was called.
+            Exception: a callback or a measurement raised this; it ends this run only.
+
+        Cancellation: the caller must destroy the sandbox.
+        """
+        connection = self._connection
+        connection.begin_run()
+        with anyio.move_on_after(self._limits.wall_s) as deadline:
+            await self._send_script()
+            # Most scripts make no call, and reading alone needs no task group.
+            call = await self._read() if self._request.cancel is None else None
+            if connection.stopped is None and (call is not None or self._request.cancel is not None):
+                await self._serve_calls(call)
+            await connection.flush()
+        if deadline.cancelled_caught:
+            wall_s = self._limits.wall_s
+            connection.stop(LimitExceeded(Outcome.TIMEOUT, "wall_s", wall_s, time.perf_counter() - self._started))
+        end = await self._wait_for_exit()
+        if type(connection.stopped) is Failed:
+            raise connection.stopped.error
+        return self._result(end)
 
     def check(self) -> None:
-        """Measure the sandbox and end the run if a limit was passed. Called a few times a second by the watch."""
-        self._take_output()
-        self._sample = self.sandbox.sample()
-        if (breach := passed_limit(self.limits, self._sample)) is not None:
-            self._ending.breach(breach)
+        """Measure the sandbox and stop the run if it exceeds a limit. Called a few times a second while it runs.
 
-    async def _ask(self, run: RunScript, files: Iterable[GuestFile]) -> bool:
-        """Send everything the script begins with; False when there is a problem."""
-        size = min(CHUNK_BYTES, self.limits.frame_bytes // 2)
+        Never raises: an exception, also one of the caller's callbacks, stops this run and comes out of `execute`.
+        """
+        if self._connection.stopped is not None:
+            return
+        try:
+            self._take_raw_output()
+            self._sample = self._sandbox.sample()
+            if (exceeded := exceeded_limit(self._limits, self._sample)) is not None:
+                self._connection.stop(exceeded)
+        except Exception as exc:
+            self._connection.stop(Failed(exc))
+
+    # Reading.
+
+    async def _send_script(self) -> None:
+        connection = self._connection
         about = "a file's name"
         try:
-            for file in files:
-                for start in range(0, max(1, len(file.data)), size):
-                    last = start + size >= len(file.data)
-                    await self._traffic.send(PutFile(file.name, file.data[start : start + size], last))
+            for message in self._request.file_messages():
+                connection.post(message)
+                if connection.unsent_bytes > GATHERED_BYTES:
+                    await connection.flush()
             about = "source and inputs"
-            await self._traffic.send(run)
-            if self._witness is not None:
-                # The guest wakes up meanwhile. Nothing it asks for is done before this returns.
-                self._witness.script_sent()
+            connection.post(self._request.message)
         except (UnsendableValue, ValueTooLarge) as exc:
-            self._problem = UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes")
-        except AuditError as exc:
-            self._problem = exc
-            self.sandbox.kill()
-        return self._problem is None
-
-    async def _lead(self, tasks: TaskGroup) -> None:
-        """Carry the conversation on in a task of its own."""
-        await self._converse(tasks)
-        if self._over.is_set():
-            # The first task may still be seeing a call through that nobody waits for any more.
-            self._own.cancel()
-
-    async def _converse(self, tasks: TaskGroup) -> None:
-        """Read and act until the run is over, or until a call has to wait: then another task reads on.
-
-        A call that finishes without waiting is answered right here, which spares a task and a turn of the event loop:
-        half of what a round trip costs. One that waits keeps this task, in which it was begun, to itself.
-        """
-        stream, connection = self.sandbox.stream, self._connection
-        traffic, calls, heard, ending = self._traffic, self._calls, self._heard, self._ending
-        busy_since = time.perf_counter()
+            raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
+        await connection.flush()
         try:
-            while ending.done is None and ending.breached is None:
+            # The guest wakes up meanwhile. No call of it is made before this returns.
+            self._observer.on_script_sent()
+        except AuditError as exc:
+            connection.stop(Failed(exc))
+
+    async def _read(self) -> CallTool | None:
+        """Take what the guest sends until it makes a call that is to be made now; None when the run is over."""
+        connection, calls, output = self._connection, self._calls, self._output
+        try:
+            while connection.stopped is None:
                 message = connection.next_message()
-                if message is not None:
-                    traffic.is_gathering = True
-                    if type(message) is not CallTool:
-                        heard.take(message)
-                    elif calls.admit(message, tasks):
-                        work = calls.work(message)
-                        try:
-                            waits_for = work.send(None)
-                        except StopIteration:
-                            continue
-                        traffic.is_gathering = False
-                        # Not in the context of the call that waits: later calls are not its children.
-                        self._context.run(tasks.start_soon, self._lead, tasks)
-                        await _Rest(work, waits_for)
-                        return
-                    continue
-                traffic.is_gathering = False
-                await traffic.flush()
-                if time.perf_counter() - busy_since > SLICE_S:
-                    # A guest that always has more to say must not keep the event loop from its deadline and others.
-                    await anyio.lowlevel.checkpoint()
-                    busy_since = time.perf_counter()
-                data = await stream.receive()
-                if not data:
-                    break
-                connection.receive_data(data)
+                if message is None:
+                    await connection.flush()
+                    self._observer.on_answers_sent()
+                    if time.perf_counter() > self._yield_at:
+                        # A guest that always has more to say must not keep the event loop from deadlines and others.
+                        await anyio.lowlevel.checkpoint()
+                        self._yield_at = time.perf_counter() + SLICE_S
+                    if not await connection.receive():
+                        return None
+                elif type(message) is not CallTool:
+                    output.take(message)
+                elif calls.admit(message):
+                    return message
         except RemoteProtocolError as exc:
-            ending.violate(str(exc))
-        traffic.is_gathering = False
-        await traffic.flush()
-        self._over.set()
+            connection.stop(ProtocolViolation(str(exc)))
+        except Exception as exc:
+            self._stop_for(exc)
+        return None
+
+    def _stop_for(self, exc: Exception) -> None:
+        """Stop the run because a tool, a callback or the observer raised."""
+        self._connection.stop(Aborted(str(exc)) if isinstance(exc, ToolAbort) else Failed(exc))
+
+    # Calls.
+
+    async def _serve_calls(self, call: CallTool | None) -> None:
+        """Make calls and read on, until the run is over."""
+        async with anyio.create_task_group() as tasks:
+            if self._request.cancel is not None:
+                self._start(tasks, self._abort_on, self._request.cancel)
+            await self._serve(tasks, call)
+
+    async def _serve(self, tasks: TaskGroup, call: CallTool | None = None) -> None:
+        """Make calls and read on, until the run is over or a call has to wait: then another task reads on.
+
+        A call that does not wait needs neither a task nor a turn of the event loop: half of what a round trip costs.
+        """
+        calls = self._calls
+        answer: Answer | None = None
+        with anyio.CancelScope() as scope:
+            while (call := call or await self._read()) is not None:
+                work = self._dispatch(call)
+                try:
+                    waits_for = work.send(None)
+                except StopIteration as finished:
+                    calls.finish(call, finished.value)
+                    self._write_large_answers(tasks)
+                except Exception as exc:
+                    self._stop_for(exc)
+                else:
+                    calls.make_cancellable(call, scope)
+                    self._start(tasks, self._serve, tasks)
+                    answer = await self._answer(_Rest(work, waits_for))
+                    break
+                call = None
+        if call is not None:
+            await self._finish(call, answer)
+        elif self._has_tasks:
+            tasks.cancel_scope.cancel()
+
+    async def _finish(self, call: CallTool, answer: Answer | None) -> None:
+        """Answer a call that has waited, then make whichever waits for its turn."""
+        calls, connection = self._calls, self._connection
+        while connection.stopped is None:
+            calls.finish(call, answer)
+            await connection.flush()
+            self._answers_sent()
+            queued = calls.next_queued()
+            if queued is None:
+                return
+            call, answer = queued, None
+            with anyio.CancelScope() as scope:
+                calls.make_cancellable(call, scope)
+                answer = await self._answer(self._dispatch(call))
+
+    async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
+        try:
+            return await work
+        except Exception as exc:
+            self._stop_for(exc)
+            return None
+
+    def _answers_sent(self) -> None:
+        try:
+            self._observer.on_answers_sent()
+        except Exception as exc:
+            self._stop_for(exc)
+
+    def _write_large_answers(self, tasks: TaskGroup) -> None:
+        """Write what is much in a task of its own: the guest may not read before we have read what it writes."""
+        if self._connection.unsent_bytes > GATHERED_BYTES:
+            self._start(tasks, self._connection.write, self._connection.take_unsent())
+
+    def _start(self, tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Start a task. Not in the context of a call: calls that the task makes are not its children."""
+        self._has_tasks = True
+        self._context.run(tasks.start_soon, function, *args)
 
     async def _abort_on(self, cancel: anyio.Event) -> None:
         await cancel.wait()
-        self._ending.abort("cancelled by the caller")
-
-    def _take_output(self) -> None:
-        self._heard.take_output(*self.sandbox.read_output())
-
-    def _elapsed_s(self) -> float:
-        return time.perf_counter() - self._started
+        self._connection.stop(Aborted("cancelled by the caller"))
 
     # The end.
 
-    async def _settle(self) -> Exit:
-        """After Done: read what is left. After anything else: wait for the corpse."""
-        ending = self._ending
-        if ending.done is not None and ending.breached is None and ending.violation is None:
-            self._sample = self.sandbox.sample(brief=ending.done.ok, last=not ending.done.ok)
-            self._take_output()
+    async def _wait_for_exit(self) -> Exit:
+        """After `Done`, measure for the last time. Otherwise wait for the process to exit, and read what is left."""
+        sandbox, stopped = self._sandbox, self._connection.stopped
+        if type(stopped) is Done:
+            self._sample = sandbox.sample(brief=stopped.ok, last=not stopped.ok)
+            self._take_raw_output()
             return Exit()
-        self._sample = later(self._sample, self.sandbox.sample())
-        self.sandbox.kill()
-        end = await self.sandbox.ended()
-        self._sample = later(self._sample, self.sandbox.sample())
+        if type(stopped) is Failed:
+            return Exit()
+        self._sample = highest(self._sample, sandbox.sample())
+        sandbox.kill()
+        end = await sandbox.ended()
+        self._sample = highest(self._sample, sandbox.sample())
         await self._drain()
         return end
 
     async def _drain(self) -> None:
-        """Take what the script had sent and printed before it died: nothing it managed to say is lost."""
-        ending = self._ending
-        if ending.violation is None:
+        """Read what the script sent and printed before its sandbox died."""
+        connection, output = self._connection, self._output
+        if not isinstance(connection.stopped, ProtocolViolation):
             try:
-                with anyio.move_on_after(1.0, shield=True):
-                    while data := await self.sandbox.stream.receive():
-                        self._connection.receive_data(data)
-                        while (message := self._connection.next_message()) is not None:
-                            self._heard.take_late(message)
+                with anyio.move_on_after(DRAIN_S, shield=True):
+                    while await connection.receive():
+                        while (message := connection.next_message()) is not None:
+                            output.drain_message(message)
             except RemoteProtocolError as exc:
-                ending.violation = str(exc) if ending.breached is None else None
+                connection.stop(ProtocolViolation(str(exc)))
         while True:
-            before = self._heard.printed_bytes
-            self._take_output()
-            if self._heard.printed_bytes == before:
+            before = output.printed_bytes
+            self._take_raw_output()
+            if output.printed_bytes == before:
                 return
 
-    def _report(self, end: Exit) -> ExecutionResult:
-        sample, calls = self._sample, self._calls.records()
+    def _take_raw_output(self) -> None:
+        out, err = self._sandbox.read_output()
+        if out or err:
+            self._output.take_raw(out, err)
+
+    def _result(self, end: Exit) -> ExecutionResult:
+        sample, connection, output = self._sample, self._connection, self._output
+        calls = self._calls.records()
         usage = Usage(
-            wall_s=self._elapsed_s(),
+            wall_s=time.perf_counter() - self._started,
             cpu_s=max(sample.cpu_s, end.cpu_s),
             peak_memory_bytes=max(sample.peak_memory_bytes, end.peak_memory_bytes),
             peak_processes=max(sample.peak_processes, 1),
             calls=len(calls),
-            sent_bytes=self._traffic.sent_bytes,
-            received_bytes=self._traffic.received_bytes,
+            sent_bytes=connection.sent_bytes,
+            received_bytes=connection.received_bytes,
             start_s=self._start_s,
         )
-        outcome, error = verdict(self._facts(end, usage))
+        lint = self._request.message.lint
+        outcome, error = outcome_of(
+            RunEnd(self._limits, usage, sample, end, lint, connection.stopped, output.has_value, self._calls.refused)
+        )
         return ExecutionResult(
-            self._run_id,
+            self._request.run_id,
             outcome,
-            self._heard.value,
-            self._heard.has_value,
-            self._heard.logs(),
-            self._heard.files(),
+            output.value,
+            output.has_value,
+            output.logs(),
+            output.files(),
             error,
             calls,
             usage,
-            Isolation(self.sandbox.backend, dict(self.sandbox.layers), self._lint),
-        )
-
-    def _facts(self, end: Exit, usage: Usage) -> RunEnd:
-        return RunEnd(
-            limits=self.limits,
-            usage=usage,
-            sample=self._sample,
-            end=end,
-            lint=self._lint,
-            breached=self._ending.breached,
-            violation=self._ending.violation,
-            aborted=self._ending.aborted,
-            done=self._ending.done,
-            has_value=self._heard.has_value,
-            refused=self._calls.refused,
+            Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
         )
 
 
 class _Rest:
-    """Awaits a coroutine that has been driven to its first wait by hand, in the same task."""
+    """Awaits, in the same task, a coroutine that has been driven to its first wait by hand."""
 
-    def __init__(self, work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
         self._work = work
         self._waits_for = waits_for
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Answer]:
         waits_for = self._waits_for
         while True:
             try:
@@ -271,5 +319,6 @@ class _Rest:
                     waits_for = self._work.throw(exc)
                 else:
                     waits_for = self._work.send(sent)
-            except StopIteration:
-                return
+            except StopIteration as finished:
+                answer: Answer = finished.value
+                return answer

@@ -1,14 +1,12 @@
-"""Where a script's tool calls are answered: by the registry's tools, and with as much of a result as a guest may see.
-
-Knows no sandbox and no wire; which calls are made, and when, is `calls`'.
-"""
+"""`ToolBridge`: answers a script's tool calls from a registry, with as much of each result as a guest may see."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolcell.errors import AuditError, ToolAbort
-from toolcell.run.calls import Answer, Dispatch
+from toolcell.run.calls import Answer, unsendable
+from toolcell.run.observer import RunObserver
 from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.guest.tools import LIST_TOOLS
@@ -16,52 +14,55 @@ from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
 
-if TYPE_CHECKING:
-    from toolcell.audit.run_observer import AuditRunObserver
 
+class ToolBridge:
+    """Answers the calls of one run."""
 
-def answering(registry: ToolRegistry, context: RunContext, witness: AuditRunObserver | None) -> Dispatch:
-    """What answers one run's calls, each with its record where there is a log."""
+    __slots__ = ("_context", "_observer", "_registry")
 
-    async def dispatch(call: CallTool) -> Answer:
-        record = witness.record if witness is not None else None
+    def __init__(self, registry: ToolRegistry, context: RunContext, observer: RunObserver) -> None:
+        self._registry = registry
+        self._context = context
+        self._observer = observer
+
+    async def dispatch(self, call: CallTool) -> Answer:
+        """Make one call and return its answer.
+
+        Raises:
+            ToolAbort: the tool ended the run, or the call could not be recorded.
+        """
         if call.name == LIST_TOOLS:
-            return ToolReturn(call.id, [listed(each) for each in registry.definitions(Origin.CODE)])
+            return ToolReturn(call.id, [listed(each) for each in self._registry.definitions(Origin.CODE)])
         call_id = f"call_{call.id}"
-        if record is not None:
-            record.lines[call_id] = call.line
+        context = self._observer.context_of(call, call_id, self._context)
         try:
-            observed = context if record is None else record.context
-            result = await registry.dispatch(
-                call.name, call.args, call_id=call_id, origin=Origin.CODE, context=observed
+            result = await self._registry.dispatch(
+                call.name, call.args, call_id=call_id, origin=Origin.CODE, context=context
             )
         except AuditError as exc:
-            if record is not None:
-                record.problem = exc
+            self._observer.on_unrecorded(exc)
             raise ToolAbort("a tool call could not be recorded") from exc
-        return answer(call.id, result)
-
-    return dispatch
-
-
-def answer(call_id: int, result: ToolResult) -> Answer:
-    """A tool's result as the guest may see it: data or a bare message, never an exception's text or trace."""
-    try:
         if result.error is not None and result.is_error:
-            failure = result.error
-            details = to_plain(dict(failure.details), "details")
-            text = result.text
-            if failure.code == ErrorCode.EXCEPTION:
-                # Not str(): what an unexpected exception says may hold anything of the host. A tool that wants its
-                # words read raises ToolError or returns ToolResult.fail().
-                text = f"the tool raised {type(result.exc).__name__}"
-                details = None
-            return ToolFail(call_id, str(failure.code), text, failure.retryable, details)
-        return ToolReturn(call_id, to_plain(result.guest_value(), "result"))
+            return failure(call.id, result)
+        return ToolReturn(call.id, result.guest_value())
+
+
+def failure(call_id: int, result: ToolResult) -> ToolFail:
+    """Return a failed result as the guest may see it: never an exception's own text or traceback."""
+    error = result.error
+    assert error is not None
+    if error.code == ErrorCode.EXCEPTION:
+        # The text of an unexpected exception may hold anything of the host. A tool that wants its
+        # words read raises ToolError or returns ToolResult.fail().
+        text = f"the tool raised {type(result.exc).__name__}"
+        return ToolFail(call_id, str(error.code), text, error.retryable, None)
+    try:
+        details = to_plain(dict(error.details), "details")
     except (UnsendableValue, ValueError, TypeError) as exc:
-        return ToolFail(call_id, "no_result", f"the tool's result cannot be sent: {exc}", False, None)
+        return unsendable(call_id, "no_result", exc)
+    return ToolFail(call_id, str(error.code), result.text, error.retryable, details)
 
 
 def listed(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool as `list_tools()` shows it."""
+    """Return a tool as `list_tools()` shows it."""
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

@@ -89,6 +89,21 @@ class Pool(Generic[T]):
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
 
+    @property
+    def idle(self) -> tuple[T, ...]:
+        """Items that are ready, oldest first."""
+        return tuple(item for _, item in self._idle)
+
+    @property
+    def busy(self) -> int:
+        """Items that were handed out and have not ended yet."""
+        return self._busy
+
+    @property
+    def starting(self) -> int:
+        """Items that are being started."""
+        return self._starting
+
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to keep items warm, in `tasks`."""
         self._tasks = tasks

@@ -20,10 +20,14 @@ import psutil
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.session import Session
+from toolcell.run.calls import Dispatch
+from toolcell.run.connection import GuestConnection
+from toolcell.run.request import RunRequest
+from toolcell.run.run import Run
 from toolcell.runtime import Runtime
 from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.tools import ToolRegistry
+from toolcell_bridge.wire.messages import RunScript
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 
@@ -111,19 +115,19 @@ class BackendHarness:
             await sandbox.destroy()
 
     @asynccontextmanager
-    async def session(self, limits: Limits = LIMITS) -> AsyncIterator[Session]:
+    async def connection(self, limits: Limits = LIMITS) -> AsyncIterator[GuestConnection]:
         """A sandbox that has said Hello."""
         async with self.sandbox(limits) as sandbox:
-            session = Session(sandbox)
-            await session.greet()
-            yield session
+            connection = GuestConnection(sandbox)
+            await connection.hello()
+            yield connection
 
     async def settle(self) -> None:
         """Wait until its runtime has ended what was used and has started what it keeps ready."""
-        pool = self.runtime._pool
+        pool = self.runtime.pool
         assert pool is not None
         await eventually(
-            lambda: not pool._busy and not pool._starting and len(pool._idle) >= self._warm, "the pool is not full"
+            lambda: not pool.busy and not pool.starting and len(pool.idle) >= self._warm, "the pool is not full"
         )
 
     async def meet(self, name: str, size: int) -> int:
@@ -173,6 +177,11 @@ def _add_tools(stand: BackendHarness) -> None:
     async def stay() -> None:
         """Never return, however long the script waits for it."""
         await stand.stay()
+
+
+async def run_on(connection: GuestConnection, message: RunScript, dispatch: Dispatch) -> ExecutionResult:
+    """Run one script in a sandbox that has said Hello."""
+    return await Run(connection, RunRequest(message, LIMITS), dispatch).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:

@@ -62,11 +62,11 @@ async def of_a_start(stand: BackendHarness) -> None:
     """Cancelling a start leaves the backend well."""
     for delay_s in (0.0, 0.001, 0.01, 0.05):
         with anyio.move_on_after(delay_s):
-            async with stand.session():
+            async with stand.connection():
                 pass
     with _soon():
-        async with stand.session() as session:
-            expect(session.is_usable, "the next sandbox cannot be used")
+        async with stand.connection() as connection:
+            expect(connection.is_usable, "the next sandbox cannot be used")
 
 
 async def _run(stand: BackendHarness, source: str, on_log: Callable[..., Any]) -> None:

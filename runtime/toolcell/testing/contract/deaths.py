@@ -6,7 +6,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
-from toolcell.run.session import Session
+from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.backend import Sandbox
 from toolcell.testing.contract.case import Promises
 from toolcell.testing.harness import (
@@ -18,6 +18,7 @@ from toolcell.testing.harness import (
     expect,
     expect_equal,
     expect_outcome,
+    run_on,
 )
 from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
@@ -58,7 +59,7 @@ async def before_hello(stand: BackendHarness) -> None:
         sandbox.kill()
         try:
             with anyio.fail_after(SOON_S):
-                await Session(sandbox).greet()
+                await GuestConnection(sandbox).hello()
                 # It may have said Hello before it was killed. Then it is dead now, and that is noticed.
                 await eventually(lambda: not sandbox.is_alive(), "a killed sandbox counts as alive")
         except SandboxUnavailable:
@@ -69,20 +70,20 @@ async def before_hello(stand: BackendHarness) -> None:
 @promises
 async def while_idle(stand: BackendHarness) -> None:
     """A sandbox that dies while it waits is noticed: `is_alive` is False and the stream is at its end."""
-    async with stand.session() as session:
-        session.sandbox.kill()
-        await eventually(lambda: not session.sandbox.is_alive(), "a killed sandbox counts as alive")
+    async with stand.connection() as connection:
+        connection.sandbox.kill()
+        await eventually(lambda: not connection.sandbox.is_alive(), "a killed sandbox counts as alive")
         with anyio.fail_after(SOON_S):
-            while await session.sandbox.stream.receive():
+            while await connection.sandbox.stream.receive():
                 pass
-        expect(not session.is_usable, "a session with a dead sandbox can be used")
-        await session.sandbox.stream.send(b"nobody reads this")
+        expect(not connection.is_usable, "a session with a dead sandbox can be used")
+        await connection.sandbox.stream.send(b"nobody reads this")
 
 
 @promises
 async def while_running(stand: BackendHarness) -> None:
     """A sandbox that the host kills in the middle of a run ends the run, and says how it ended."""
-    async with stand.session() as session, anyio.create_task_group() as tasks:
+    async with stand.connection() as connection, anyio.create_task_group() as tasks:
         called = anyio.Event()
 
         async def dispatch(call: CallTool) -> ToolReturn:
@@ -91,24 +92,24 @@ async def while_running(stand: BackendHarness) -> None:
 
         async def kill() -> None:
             await called.wait()
-            session.sandbox.kill()
-            session.sandbox.kill()
+            connection.sandbox.kill()
+            connection.sandbox.kill()
 
         tasks.start_soon(kill)
-        report = await session.execute(_run("call_tool('x')\nimport time\ntime.sleep(60)", "x"), LIMITS, dispatch)
+        report = await run_on(connection, _run("call_tool('x')\nimport time\ntime.sleep(60)", "x"), dispatch)
         expect(report.outcome is Outcome.KILLED, f"the outcome is {report.outcome}")
-        end = await session.sandbox.ended()
+        end = await connection.sandbox.ended()
         expect(end.signal in (9, None), f"it ended by signal {end.signal}")
-        expect(not session.sandbox.is_alive(), "a dead sandbox counts as alive")
+        expect(not connection.sandbox.is_alive(), "a dead sandbox counts as alive")
 
 
 @promises
 async def after_done(stand: BackendHarness) -> None:
     """A sandbox that dies after its run changes nothing about the run."""
     source = "import os, threading\nthreading.Timer(1.0, os._exit, (1,)).start()\nset_result('done')"
-    async with stand.session() as session:
-        report = await session.execute(_run(source), LIMITS, _no_calls)
-        await eventually(lambda: not session.sandbox.is_alive(), "a sandbox that ended counts as alive")
+    async with stand.connection() as connection:
+        report = await run_on(connection, _run(source), _no_calls)
+        await eventually(lambda: not connection.sandbox.is_alive(), "a sandbox that ended counts as alive")
     expect_equal((report.outcome, report.value), (Outcome.OK, "done"), "outcome and value")
 
 
@@ -136,9 +137,9 @@ threading.Thread(target=run, daemon=True).start()""",
 async def frozen(stand: BackendHarness) -> None:
     """What a sandbox says that it froze stands still, with all its processes, until it is destroyed."""
     for kind, also in ALSO.items():
-        async with stand.session() as session:
-            sandbox = session.sandbox
-            report = await session.execute(_run(TICKING.format(also=also)), LIMITS, _no_calls)
+        async with stand.connection() as connection:
+            sandbox = connection.sandbox
+            report = await run_on(connection, _run(TICKING.format(also=also)), _no_calls)
             expect_equal((report.outcome, report.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
             if not sandbox.freeze():
                 continue
@@ -150,8 +151,8 @@ async def frozen(stand: BackendHarness) -> None:
 @promises
 async def destroyed_twice(stand: BackendHarness) -> None:
     """`destroy` may be called twice, also at once, and leaves a sandbox that is dead."""
-    async with stand.session() as session:
-        sandbox = session.sandbox
+    async with stand.connection() as connection:
+        sandbox = connection.sandbox
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sandbox.destroy)
             tasks.start_soon(sandbox.destroy)
@@ -164,17 +165,17 @@ async def destroyed_twice(stand: BackendHarness) -> None:
 @promises
 async def destroyed_under_a_reader(stand: BackendHarness) -> None:
     """`destroy` wakes whoever waits for the sandbox to speak."""
-    async with stand.session() as session:
+    async with stand.connection() as connection:
         heard: list[bytes] = []
 
         async def listen() -> None:
-            heard.append(await session.sandbox.stream.receive())
+            heard.append(await connection.sandbox.stream.receive())
 
         with anyio.fail_after(SOON_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(listen)
                 await anyio.wait_all_tasks_blocked()
-                await session.sandbox.destroy()
+                await connection.sandbox.destroy()
     expect_equal(heard, [b""], "what the reader heard")
 
 

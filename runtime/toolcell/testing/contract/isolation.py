@@ -159,5 +159,5 @@ set_result([raised if os.getuid() else [], int(status.get("CapEff", "0"), 16)])
 @promises
 async def layers_say_so(stand: BackendHarness) -> None:
     """Every live layer is named with a detail."""
-    async with stand.session() as session:
-        expect(len(session.sandbox.layers) >= 1, "no layer is named")
+    async with stand.connection() as connection:
+        expect(len(connection.sandbox.layers) >= 1, "no layer is named")

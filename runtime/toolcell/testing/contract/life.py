@@ -6,7 +6,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.session import Session
+from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.backend import Backend
 from toolcell.testing.contract.case import Promises
 from toolcell.testing.harness import (
@@ -21,6 +21,7 @@ from toolcell.testing.harness import (
     expect,
     expect_equal,
     expect_outcome,
+    run_on,
 )
 from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
@@ -67,9 +68,9 @@ async def two_at_once(stand: BackendHarness) -> None:
     """Two backends at once do not disturb each other, nor does closing one."""
     async with BackendHarness(stand.make_backend, warm=0) as other:
         expect_equal(await other.value("set_result(1)"), 1, "on the other backend")
-        async with stand.session() as session:
+        async with stand.connection() as connection:
             await other.__aexit__(None, None, None)
-            expect(session.is_usable, "a sandbox ended with another backend")
+            expect(connection.is_usable, "a sandbox ended with another backend")
     expect_equal(await stand.value("set_result(1)"), 1, "after the other was closed")
 
 
@@ -84,28 +85,28 @@ async def closed_with_runs_under_way(stand: BackendHarness) -> None:
             async with anyio.create_task_group() as tasks:
                 await backend.open()
                 try:
-                    session = Session(await backend.start(LIMITS))
-                    await session.greet()
+                    connection = GuestConnection(await backend.start(LIMITS))
+                    await connection.hello()
                     called = anyio.Event()
-                    tasks.start_soon(_forever, session, called, outcomes)
+                    tasks.start_soon(_forever, connection, called, outcomes)
                     await called.wait()
                 finally:
                     await backend.close()
     except TimeoutError:
         raise Broken("a run goes on after its backend was closed") from None
     expect(outcomes[0] in (Outcome.KILLED, Outcome.PROTOCOL_ERROR), f"the run ended as {outcomes[0]}")
-    expect(not session.sandbox.is_alive(), "a sandbox outlives its backend")
-    await session.sandbox.destroy()
+    expect(not connection.sandbox.is_alive(), "a sandbox outlives its backend")
+    await connection.sandbox.destroy()
 
 
-async def _forever(session: Session, called: anyio.Event, outcomes: list[Outcome]) -> None:
+async def _forever(connection: GuestConnection, called: anyio.Event, outcomes: list[Outcome]) -> None:
     async def dispatch(call: CallTool) -> ToolReturn:
         called.set()
         return ToolReturn(call.id, None)
 
     source = "call_tool('x')\nimport time\ntime.sleep(60)"
     run = RunScript(1, source, {}, ["x"], "off", 1 << 20, 8, 1 << 20, None, None)
-    outcomes.append((await session.execute(run, LIMITS, dispatch)).outcome)
+    outcomes.append((await run_on(connection, run, dispatch)).outcome)
 
 
 @promises
@@ -159,12 +160,12 @@ async def leaks_nothing(stand: BackendHarness) -> None:
 async def sandboxes_leak_nothing(stand: BackendHarness) -> None:
     """Sandboxes started and destroyed, used or not, give back every descriptor at once."""
     for _ in range(2):
-        async with stand.session():
+        async with stand.connection():
             pass
     await stand.settle()
     before = descriptors()
     for _ in range(5):
-        async with stand.session():
+        async with stand.connection():
             pass
         async with stand.sandbox():
             pass
@@ -184,7 +185,7 @@ async def early_ends_leave_nothing(stand: BackendHarness) -> None:
                 await anyio.sleep(delay_s)
                 sandbox.kill()
             with anyio.move_on_after(delay_s):
-                async with stand.session():
+                async with stand.connection():
                     pass
         await stand.settle()
         await eventually(lambda: not set(children()) - before, "processes are left", 5.0)

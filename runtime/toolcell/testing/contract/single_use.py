@@ -6,7 +6,7 @@ import anyio
 
 from toolcell.results import Outcome
 from toolcell.testing.contract.case import Promises
-from toolcell.testing.harness import LIMITS, BackendHarness, Broken, expect, expect_equal, expect_outcome
+from toolcell.testing.harness import LIMITS, BackendHarness, Broken, expect, expect_equal, expect_outcome, run_on
 from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
 promises = Promises("single_use")
@@ -132,9 +132,9 @@ async def one_session_goes_on(stand: BackendHarness) -> None:
     async def dispatch(call: CallTool) -> ToolReturn:
         raise Broken(f"{call.name} was called")
 
-    async with stand.session() as session:
+    async with stand.connection() as connection:
         for number, source in enumerate(("x = 40\nopen('f', 'w').write('2')", "set_result(x + int(open('f').read()))")):
             run = RunScript(number + 1, source, {}, [], "off", 1 << 20, 8, 1 << 20, None, None)
-            report = await session.execute(run, LIMITS, dispatch)
-            expect(session.is_usable, "the session cannot go on")
+            report = await run_on(connection, run, dispatch)
+            expect(connection.is_usable, "the session cannot go on")
     expect_equal(report.value, 42, "the value of the second run")

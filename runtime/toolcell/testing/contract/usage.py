@@ -46,9 +46,9 @@ async def idle_is_cheap(stand: BackendHarness) -> None:
 @promises
 async def layers_are_known_first(stand: BackendHarness) -> None:
     """The live layers are known once a sandbox has said Hello, before any script; every result names them."""
-    async with stand.session() as session:
-        layers = dict(session.sandbox.layers)
-        expect(session.sandbox.is_alive(), "a sandbox that said Hello is not alive")
+    async with stand.connection() as connection:
+        layers = dict(connection.sandbox.layers)
+        expect(connection.sandbox.is_alive(), "a sandbox that said Hello is not alive")
     texts = all(type(each) is str and each for pair in layers.items() for each in pair)
     expect(texts, f"layers are not texts: {layers}")
     expect(layers or not stand.backend.isolates, "the backend says that it isolates, and names no layer")
@@ -69,8 +69,8 @@ async def sandboxes_are_told_apart(stand: BackendHarness) -> None:
 @promises
 async def measuring_never_fails(stand: BackendHarness) -> None:
     """A sandbox can be measured and its output read before, during and after its life."""
-    async with stand.session() as session:
-        sandbox = session.sandbox
+    async with stand.connection() as connection:
+        sandbox = connection.sandbox
         for options in ({}, {"brief": True}, {"last": True}):
             sample = sandbox.sample(**options)
             expect(sample.cpu_s >= 0 and sample.peak_memory_bytes >= 0, f"measured {sample}")

@@ -1,4 +1,4 @@
-"""How a run ended, from the facts alone: what the host saw comes before what the guest said."""
+"""The outcome of a run, computed from what the host observed: that comes before what the guest said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from toolcell import Limits, Outcome
 from toolcell.results import Usage
-from toolcell.run.outcome import RunEnd, passed_limit, verdict
+from toolcell.run.outcome import Aborted, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.messages import Done
 
@@ -22,21 +22,21 @@ Change = Callable[[RunEnd], RunEnd]
 
 
 def but(**changes: Any) -> Change:
-    return lambda facts: replace(facts, **changes)
+    return lambda end: replace(end, **changes)
 
 
 def seen(**changes: Any) -> Change:
-    return lambda facts: replace(facts, sample=replace(facts.sample, **changes))
+    return lambda end: replace(end, sample=replace(end.sample, **changes))
 
 
 def used(**changes: Any) -> Change:
-    return lambda facts: replace(facts, usage=replace(facts.usage, **changes))
+    return lambda end: replace(end, usage=replace(end.usage, **changes))
 
 
 HOST = [
-    (but(aborted="enough"), Outcome.CANCELLED),
-    (but(violation="garbage"), Outcome.PROTOCOL_ERROR),
-    (but(breached=LimitExceeded(Outcome.TIMEOUT, "wall_s", 1.0, 1.1)), Outcome.TIMEOUT),
+    (but(stopped=Aborted("enough")), Outcome.CANCELLED),
+    (but(stopped=ProtocolViolation("garbage")), Outcome.PROTOCOL_ERROR),
+    (but(stopped=LimitExceeded(Outcome.TIMEOUT, "wall_s", 1.0, 1.1)), Outcome.TIMEOUT),
 ]
 DEAD = [
     *HOST,
@@ -45,7 +45,7 @@ DEAD = [
     (seen(refused_processes=1), Outcome.PROCESS_LIMIT),
     (but(), Outcome.KILLED),
 ]
-"""For a guest that died without a word: the first of these that is true is how it ended."""
+"""For a guest that died without a `Done`: the first of these that is true decides the outcome."""
 
 FAILED = [
     *HOST,
@@ -58,11 +58,11 @@ FAILED = [
 """For a guest that says its script failed, of a MemoryError and with findings."""
 
 
-def worst(facts: RunEnd, changes: list[tuple[Change, Outcome]]) -> Outcome:
-    """The outcome of `facts` when all of `changes` are true of them."""
-    for change, _ in changes:
-        facts = change(facts)
-    return verdict(facts)[0]
+def worst(end: RunEnd, changes: list[tuple[Change, Outcome]]) -> Outcome:
+    """The outcome when all of `changes` are true; of several reasons to stop, the first one."""
+    for change, _ in reversed(changes):
+        end = change(end)
+    return outcome_of(end)[0]
 
 
 @pytest.mark.parametrize("first", range(len(DEAD)))
@@ -72,14 +72,14 @@ def test_of_a_dead_guest_the_first_thing_the_host_saw_counts(first: int) -> None
 
 @pytest.mark.parametrize("first", range(len(FAILED)))
 def test_what_a_failed_script_says_counts_after_all_that_was_seen(first: int) -> None:
-    facts = replace(QUIET, lint="off", done=BROKEN)
+    end = replace(QUIET, lint="off", stopped=BROKEN)
 
-    assert worst(facts, FAILED[first:]) is FAILED[first][1]
+    assert worst(end, FAILED[first:]) is FAILED[first][1]
 
 
 @pytest.mark.parametrize(("change", "outcome"), HOST)
 def test_a_guest_that_says_all_is_well_is_not_believed_against_the_host(change: Change, outcome: Outcome) -> None:
-    assert verdict(change(replace(QUIET, done=Done(True, None))))[0] is outcome
+    assert outcome_of(change(replace(QUIET, stopped=Done(True, None))))[0] is outcome
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_a_guest_that_says_all_is_well_is_not_believed_against_the_host(change: 
     ],
 )
 def test_a_script_that_lived_to_its_end_may_have_lost_children_on_the_way(change: Change, outcome: Outcome) -> None:
-    assert verdict(change(replace(QUIET, done=Done(True, None))))[0] is outcome
+    assert outcome_of(change(replace(QUIET, stopped=Done(True, None))))[0] is outcome
 
 
 @pytest.mark.parametrize("change", [used(calls=1), but(has_value=True), but(lint="off")])
 def test_only_a_script_that_had_done_nothing_can_have_been_denied(change: Change) -> None:
-    facts = replace(QUIET, done=BROKEN)
+    end = replace(QUIET, stopped=BROKEN)
 
-    assert verdict(facts)[0] is Outcome.DENIED
-    assert verdict(change(facts))[0] is Outcome.MEMORY_LIMIT
+    assert outcome_of(end)[0] is Outcome.DENIED
+    assert outcome_of(change(end))[0] is Outcome.MEMORY_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_only_a_script_that_had_done_nothing_can_have_been_denied(change: Change
     ],
 )
 def test_a_running_sandbox_may_reach_its_limits_and_not_pass_them(sample: Sample, limit: str | None) -> None:
-    breach = passed_limit(LIMITS, sample)
+    exceeded = exceeded_limit(LIMITS, sample)
 
-    assert (breach.limit if breach is not None else None) == limit
+    assert (exceeded.limit if exceeded is not None else None) == limit
 
 
 def test_a_refused_allocation_is_called_one() -> None:
     refused = Done(False, {"type": "MemoryError"})
-    _, error = verdict(replace(QUIET, lint="off", done=refused, usage=Usage(peak_memory_bytes=7)))
+    _, error = outcome_of(replace(QUIET, lint="off", stopped=refused, usage=Usage(peak_memory_bytes=7)))
 
     assert error is not None
     assert (error.limit, error.limit_value, error.used) == ("memory_bytes", LIMITS.memory_bytes, 7)
@@ -131,9 +131,9 @@ def test_a_refused_allocation_is_called_one() -> None:
 
 
 def test_what_grew_after_its_limit_was_seen_to_be_passed_is_told_as_large_as_it_got() -> None:
-    breach = passed_limit(LIMITS, Sample(peak_memory_bytes=LIMITS.memory_bytes + 1))
+    exceeded = exceeded_limit(LIMITS, Sample(peak_memory_bytes=LIMITS.memory_bytes + 1))
     most = LIMITS.memory_bytes + 1000
-    _, error = verdict(replace(QUIET, breached=breach, usage=Usage(peak_memory_bytes=most)))
+    _, error = outcome_of(replace(QUIET, stopped=exceeded, usage=Usage(peak_memory_bytes=most)))
 
     assert error is not None
     assert error.used == most

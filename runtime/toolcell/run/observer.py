@@ -1,0 +1,84 @@
+"""`RunObserver`: who is told about the steps of a run, such as the audit log; and the one that nobody listens to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from toolcell.errors import AuditError
+from toolcell.results import ExecutionResult
+from toolcell.sandbox.backend import Sandbox
+from toolcell.tools import RunContext
+from toolcell_bridge.wire.messages import CallTool
+
+
+class RunObserver(Protocol):
+    """Is told about one run, in the order of the methods below.
+
+    `on_script_sent` and `on_answers_sent` come when the guest is busy with what it was sent, so their time costs the
+    script nothing. No tool is called before `on_script_sent` has returned.
+    """
+
+    def on_sandbox(self, sandbox: Sandbox) -> None:
+        """A sandbox was found for the run."""
+
+    def on_script_sent(self) -> None:
+        """The script was sent.
+
+        Raises:
+            AuditError: this could not be recorded; the run ends with the error.
+        """
+
+    def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
+        """Return the context in which the tool call `call_id` is made; `context` is the run's."""
+        ...
+
+    def on_unrecorded(self, error: AuditError) -> None:
+        """A tool call could not be recorded. The run is being ended, and the result must not be returned."""
+
+    def on_answers_sent(self) -> None:
+        """Every answer so far was sent.
+
+        Raises:
+            ToolAbort: the end of a call could not be recorded; the run ends.
+        """
+
+    def on_end(self, result: ExecutionResult) -> None:
+        """The run has a result.
+
+        Raises:
+            AuditError: the result, or something before it, could not be recorded.
+        """
+
+    def on_failure(self, error: BaseException) -> None:
+        """The run ends with an exception. Must not raise."""
+
+
+class NullObserver:
+    """The observer of a run that nobody records."""
+
+    __slots__ = ()
+
+    def on_sandbox(self, sandbox: Sandbox) -> None:
+        """Do nothing."""
+
+    def on_script_sent(self) -> None:
+        """Do nothing."""
+
+    def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
+        """Return the context of the run."""
+        return context
+
+    def on_unrecorded(self, error: AuditError) -> None:
+        """Do nothing."""
+
+    def on_answers_sent(self) -> None:
+        """Do nothing."""
+
+    def on_end(self, result: ExecutionResult) -> None:
+        """Do nothing."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """Do nothing."""
+
+
+NULL_OBSERVER: RunObserver = NullObserver()
