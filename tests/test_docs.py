@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 
+import anyio
 import pytest
 
-from toolcell import Outcome
+import toolcell
+from test_house import LAYERS
+from toolcell import Outcome, Runtime, ToolRegistry
 from toolcell.tools.options import ToolOptions
 from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
+HOST = Path(toolcell.__file__).parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -91,3 +97,98 @@ def test_the_pages_name_every_outcome_and_every_tool_option() -> None:
 
     assert set(re.findall(r"`(\w+)`", row)[1:]) == {str(outcome) for outcome in Outcome}
     assert set(re.findall(r"`(\w+)`", tools)) >= {field.name for field in fields(ToolOptions)} - {"is_agent"}
+
+
+# docs/architecture.md: the files it names exist, and a run enters the modules that it lists.
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+NAMED_FILE = re.compile(r"`((?:toolcell|toolcell_bridge|tests|docs|examples)/[\w./]*)`")
+FOLDERS = {"toolcell": ROOT / "runtime", "toolcell_bridge": ROOT / "bridge"}
+STEP = re.compile(r"^\| \d+ \| `(toolcell/[\w/]+\.py)`", re.MULTILINE)
+MOST_STEPS = 10
+TRACED_RUNS = 5
+PAUSE_S = 0.05
+"""Between two runs, so that what one leaves to do is not entered in the next."""
+
+
+def section(title: str) -> str:
+    return ARCHITECTURE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMED_FILE.findall(ARCHITECTURE))))
+def test_every_file_that_the_architecture_page_names_exists(name: str) -> None:
+    assert (FOLDERS.get(name.split("/")[0], ROOT) / name).exists()
+
+
+@functools.cache
+def host_module(filename: str) -> str:
+    path = Path(filename)
+    return f"toolcell/{path.relative_to(HOST)}" if path.is_relative_to(HOST) else ""
+
+
+class EntryTrace:
+    """The functions of the host package that are entered while the trace is on, in the order of the first entry."""
+
+    def __init__(self) -> None:
+        self.entered: dict[tuple[str, str], None] = {}
+
+    def __enter__(self) -> EntryTrace:
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and (module := host_module(frame.f_code.co_filename)):
+            self.entered.setdefault((module, frame.f_code.co_qualname))
+
+
+async def entered_by(runtime: Runtime, source: str) -> list[tuple[str, str]]:
+    """The functions that every one of several runs enters; what happens beside a run differs from one to the next."""
+    traces = []
+    for _ in range(TRACED_RUNS):
+        with EntryTrace() as trace:
+            result = await runtime.execute_code(source)
+        assert result.ok, result.error
+        traces.append(trace.entered)
+        await anyio.sleep(PAUSE_S)
+    return [function for function in traces[0] if all(function in trace for trace in traces)]
+
+
+async def trace_both_paths() -> tuple[list[str], list[str]]:
+    """The modules that a run without tool calls enters, and those in which a tool call enters further functions."""
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    call = "set_result(call_tool('add', a=1, b=2))"
+    async with Runtime(registry) as runtime:
+        await runtime.execute_code(call)
+        await anyio.sleep(PAUSE_S)
+        run, with_call = await entered_by(runtime, "set_result(1)"), await entered_by(runtime, call)
+    further = [function for function in with_call if function not in run]
+    return [*dict.fromkeys(path for path, _ in run)], [*dict.fromkeys(path for path, _ in further)]
+
+
+@pytest.mark.isolation
+def test_a_run_and_a_tool_call_enter_the_modules_that_the_architecture_page_lists() -> None:
+    traced = dict(
+        zip(("The path of one `execute_code`", "The path of one tool call"), anyio.run(trace_both_paths), strict=True)
+    )
+    for title, entered in traced.items():
+        text = section(title)
+        steps, named = STEP.findall(text), set(NAMED_FILE.findall(text))
+
+        assert [path for path in entered if path in steps] == steps, title
+        assert set(entered) <= named, title
+        assert 0 < len(steps) <= MOST_STEPS, title
+
+
+def test_the_architecture_page_has_the_order_of_imports() -> None:
+    rows = re.findall(r"^\| \d+ \| (`toolcell.+`) \|$", section("The order of imports"), re.MULTILINE)
+
+    assert tuple(tuple(re.findall(r"`([\w.]+)`", row)) for row in rows) == LAYERS
