@@ -144,20 +144,19 @@ class EntryTrace:
             self.entered.setdefault((module, frame.f_code.co_qualname))
 
 
-async def entered_by(runtime: Runtime, source: str) -> list[tuple[str, str]]:
-    """The functions that every one of several runs enters; what happens beside a run differs from one to the next."""
-    traces = []
-    for _ in range(TRACED_RUNS):
-        with EntryTrace() as trace:
-            result = await runtime.execute_code(source)
-        assert result.ok, result.error
-        traces.append(trace.entered)
-        await anyio.sleep(PAUSE_S)
-    return [function for function in traces[0] if all(function in trace for trace in traces)]
+async def trace(runtime: Runtime, source: str) -> list[tuple[str, str]]:
+    with EntryTrace() as trace:
+        result = await runtime.execute_code(source)
+    assert result.ok, result.error
+    await anyio.sleep(PAUSE_S)
+    return list(trace.entered)
 
 
 async def trace_both_paths() -> tuple[list[str], list[str]]:
-    """The modules that a run without tool calls enters, and those in which a tool call enters further functions."""
+    """The modules that a run without tool calls enters, and those in which a tool call enters further functions.
+
+    What happens beside a run, such as the pool's work, differs from one run to the next and is left out.
+    """
     registry = ToolRegistry()
 
     @registry.tool
@@ -167,11 +166,12 @@ async def trace_both_paths() -> tuple[list[str], list[str]]:
 
     call = "set_result(call_tool('add', a=1, b=2))"
     async with Runtime(registry) as runtime:
-        await runtime.execute_code(call)
-        await anyio.sleep(PAUSE_S)
-        run, with_call = await entered_by(runtime, "set_result(1)"), await entered_by(runtime, call)
-    further = [function for function in with_call if function not in run]
-    return [*dict.fromkeys(path for path, _ in run)], [*dict.fromkeys(path for path, _ in further)]
+        await trace(runtime, call)
+        pairs = [(await trace(runtime, "set_result(1)"), await trace(runtime, call)) for _ in range(TRACED_RUNS)]
+    runs, calls = ([set(pair[which]) for pair in pairs] for which in (0, 1))
+    always, further = set.intersection(*runs), set.intersection(*calls) - set[tuple[str, str]]().union(*runs)
+    run = dict.fromkeys(path for path, name in pairs[0][0] if (path, name) in always)
+    return list(run), list(dict.fromkeys(path for path, name in pairs[0][1] if (path, name) in further))
 
 
 @pytest.mark.isolation
