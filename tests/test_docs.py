@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import statistics
 import subprocess
 import sys
 from dataclasses import fields
@@ -168,10 +169,16 @@ async def trace_both_paths() -> tuple[list[str], list[str]]:
     async with Runtime(registry) as runtime:
         await trace(runtime, call)
         pairs = [(await trace(runtime, "set_result(1)"), await trace(runtime, call)) for _ in range(TRACED_RUNS)]
-    runs, calls = ([set(pair[which]) for pair in pairs] for which in (0, 1))
-    always, further = set.intersection(*runs), set.intersection(*calls) - set[tuple[str, str]]().union(*runs)
-    run = dict.fromkeys(path for path, name in pairs[0][0] if (path, name) in always)
-    return list(run), list(dict.fromkeys(path for path, name in pairs[0][1] if (path, name) in further))
+    runs, calls = [run for run, _ in pairs], [with_call for _, with_call in pairs]
+    always = set.intersection(*map(set, runs))
+    further = set.intersection(*map(set, calls)) - {function for run in runs for function in run}
+    return in_order(runs, always), in_order(calls, further)
+
+
+def in_order(traces: list[list[tuple[str, str]]], functions: set[tuple[str, str]]) -> list[str]:
+    """The modules of the functions, in the order in which most runs enter them."""
+    entered = [list(dict.fromkeys(path for path, name in trace if (path, name) in functions)) for trace in traces]
+    return sorted(entered[0], key=lambda path: statistics.median(each.index(path) for each in entered))
 
 
 @pytest.mark.isolation
