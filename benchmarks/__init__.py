@@ -1,1 +1,1 @@
-"""Measures toolcell beside other ways to run a model's Python. Run `python -m benchmarks` from the repository root."""
+"""Compare toolcell with other ways to run a model's Python: `python -m benchmarks`, from the repository's root."""

@@ -1,13 +1,13 @@
-"""What the audit log adds to a tool call and to a run: the same scripts with it and without, in turns.
+"""Measure what the audit log adds to a tool call and to a run: the same scripts with and without a log, interleaved.
 
     python -m benchmarks.audit_cost [--rounds N] [--calls N] [--json]
 
-Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike, and is
-held against its own baseline in the same round; the median of the rounds counts. A script times its calls itself, and
-its median call counts: the mean, printed beside it, also holds what the machine did meanwhile, the start of the next
-sandbox for one. `repeatable` is measured against itself: seeding and the clock are the guest's work and not the log's.
-`15 us of nothing` is the yardstick: an observer that only waits for as long as the budget allows. What it adds beyond
-15 us is the machine's doing.
+Each round runs every configuration once, in random order, so that a disturbance hits all of them alike. Each is
+compared with its baseline of the same round, and the table shows the median of the rounds. A script times its own
+calls. Its median call counts; the mean beside it also includes disturbances such as the start of the next sandbox.
+The baseline of a `repeatable` configuration is repeatable too, because seeding and the clock are the guest's work
+and not the log's. In `wait 15 us per call` the observer only waits as long as the budget allows. What it adds beyond
+15 us is the machine's.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
 
 REPEATABLE = Policy(seed=1, clock=1_700_000_000.5, hash_seed=1)
-YARDSTICK = "15 us of nothing per call"
-CONTESTANTS: dict[str, tuple[Policy, AuditConfig | None]] = {
+REFERENCE = "wait 15 us per call"
+CONFIGURATIONS: dict[str, tuple[Policy, AuditConfig | None]] = {
     "off": (Policy(), None),
     "on": (Policy(), AuditConfig(repeatable=False)),
     "off, repeatable": (REPEATABLE, None),
     "on, repeatable (default)": (REPEATABLE, AuditConfig()),
-    YARDSTICK: (Policy(), None),
+    REFERENCE: (Policy(), None),
     "on, fsync never": (Policy(), AuditConfig(repeatable=False, fsync="never")),
     "on, fsync always": (Policy(), AuditConfig(repeatable=False, fsync="always")),
 }
-BASELINE = {name: "off, repeatable" if "repeatable" in name else "off" for name in CONTESTANTS}
-NOTHING = "set_result(1)"
+BASELINE = {name: "off, repeatable" if "repeatable" in name else "off" for name in CONFIGURATIONS}
+EMPTY_SCRIPT = "set_result(1)"
 PAUSE_S = 0.03
 BUDGET_CALL_US, BUDGET_RUN_US = 15.0, 60.0
 
 Samples = dict[str, list[dict[str, float]]]
-"""Contestant -> one row of figures for each round, in microseconds."""
+"""Configuration -> one row of figures for each round, in microseconds."""
 
 
-def calling(times: int) -> str:
-    """A script that calls a small tool so many times and says what its median and its mean call took, in seconds."""
+def calling_script(times: int) -> str:
+    """Return a script that calls a small tool `times` times. Its result is the median and the mean call in seconds."""
     return f"""
 import statistics
 from time import perf_counter
@@ -64,7 +64,7 @@ set_result([statistics.median(taken), statistics.mean(taken)])"""
 
 
 def registry() -> ToolRegistry:
-    """One tool that does next to nothing."""
+    """Return a registry with one small tool."""
     tools = ToolRegistry()
 
     @tools.tool
@@ -76,35 +76,35 @@ def registry() -> ToolRegistry:
 
 
 async def measure(rounds: int, calls: int) -> dict[str, dict[str, float]]:
-    """Shape: contestant -> {"call_us", "mean_call_us", "run_us", and of each "added_..."}."""
+    """Shape: configuration -> {"call_us", "mean_call_us", "run_us", and of each "added_..."}."""
     limits = Limits(tool_calls=calls + 1)
-    taken: Samples = {name: [] for name in CONTESTANTS}
+    taken: Samples = {name: [] for name in CONFIGURATIONS}
     async with AsyncExitStack() as stack:
         runtimes = {}
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=os.getcwd())))  # a disk, not a tmpfs
-        for index, (name, (policy, config)) in enumerate(CONTESTANTS.items()):
+        for index, (name, (policy, config)) in enumerate(CONFIGURATIONS.items()):
             log = None
             if config is not None:
                 log = AuditLog(home / str(index), config=config, key=HmacKey.generate(), heads=home / "heads")
             runtime = Runtime(registry(), audit=log, limits=limits, policy=policy, pool=PoolConfig(warm=1))
             runtimes[name] = await stack.enter_async_context(runtime)
         for number in range(-3, rounds):
-            for name in random.sample(list(CONTESTANTS), len(CONTESTANTS)):
-                row = await one_round(runtimes[name], calls, Idler() if name == YARDSTICK else None)
-                if number >= 0:  # the rounds before warm caches
+            for name in random.sample(list(CONFIGURATIONS), len(CONFIGURATIONS)):
+                row = await one_round(runtimes[name], calls, BusyWaiter() if name == REFERENCE else None)
+                if number >= 0:  # earlier rounds warm the caches
                     taken[name].append(row)
-    return {name: summary(taken[name], taken[BASELINE[name]]) for name in CONTESTANTS}
+    return {name: summary(taken[name], taken[BASELINE[name]]) for name in CONFIGURATIONS}
 
 
-async def one_round(runtime: Runtime, calls: int, observer: Idler | None) -> dict[str, float]:
-    """A run that does nothing, and one that calls; each from a warm sandbox."""
-    run_s, _ = await timed(runtime, NOTHING, observer)
-    _, (median_s, mean_s) = await timed(runtime, calling(calls), observer)
+async def one_round(runtime: Runtime, calls: int, observer: BusyWaiter | None) -> dict[str, float]:
+    """Time an empty run and a run that makes calls, each in a warm sandbox."""
+    run_s, _ = await timed(runtime, EMPTY_SCRIPT, observer)
+    _, (median_s, mean_s) = await timed(runtime, calling_script(calls), observer)
     return {"call_us": median_s * 1e6, "mean_call_us": mean_s * 1e6, "run_us": run_s * 1e6}
 
 
-class Idler:
-    """Takes exactly what the log may take, half before a call and half after."""
+class BusyWaiter:
+    """A call observer that waits as long as the budget allows, half of it before a call and half after."""
 
     def call_started(self, call: object) -> None:
         """Wait."""
@@ -115,10 +115,10 @@ class Idler:
     call_ended = call_started
 
 
-async def timed(runtime: Runtime, script: str, observer: Idler | None) -> tuple[float, Any]:
-    """Seconds from the call to the result, and the result."""
+async def timed(runtime: Runtime, script: str, observer: BusyWaiter | None) -> tuple[float, Any]:
+    """Return the seconds from the request to the result, and the result's value."""
     context = RunContext(observer=observer) if observer is not None else None
-    await anyio.sleep(PAUSE_S)  # let the pool refill, which is no part of this
+    await anyio.sleep(PAUSE_S)  # the pool starts new sandboxes, which is not measured
     started = time.perf_counter()
     result = await runtime.execute_code(script, context=context)
     elapsed_s = time.perf_counter() - started
@@ -127,7 +127,7 @@ async def timed(runtime: Runtime, script: str, observer: Idler | None) -> tuple[
 
 
 def summary(rows: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the rounds, and the medians of what was added to the baseline of the same round."""
+    """Return medians over the rounds, of the figures and of their differences from the baseline of the same round."""
     whole = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
     added = {
         f"added_{key}": statistics.median(row[key] - before[key] for row, before in zip(rows, base, strict=True))
@@ -138,7 +138,7 @@ def summary(rows: list[dict[str, float]], base: list[dict[str, float]]) -> dict[
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What the audit log adds to a tool call and to a run.")
+    parser = argparse.ArgumentParser(description="Measure what the audit log adds to a tool call and to a run.")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--json", action="store_true")

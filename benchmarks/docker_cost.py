@@ -1,13 +1,12 @@
-"""What a container costs a script: the same one from a warm pool, over processes, containers and many in one container.
+"""Measure what a container adds to a run: one script in processes, in containers, and in sandboxes of one container.
 
     python -m benchmarks.docker_cost [--rounds N] [--gap-ms N] [--json]
 
-Each round runs every contestant once, in a fresh order, so that whatever else the machine does hits all alike. `alone`
-is a run after a pause, `in a row` those that follow it at once, out of a pool that holds twice as many. `docker
-run` is what one would do without any of this: a new container per script, the hardening flags included, its output read
-from a pipe; it cannot call tools, so it only prints. `start` is what it takes until one more sandbox is ready, which a
-pool hides. `carried` is the forked mode where the host may not take a sandbox's lines out of the container, as with a
-remote daemon or for an ordinary user.
+Each round runs every competitor once, in random order, so that a disturbance hits all of them alike. `alone` is a run
+after a pause. `in a row` are the runs directly after it, from a pool that holds twice as many sandboxes. `docker run`
+starts a new container per script, with the same hardening flags, and reads its output from a pipe. It cannot call
+tools, so it only prints. `start` is the time until one more sandbox is ready, which a pool hides. `attached stream` is
+the forked mode without direct channels, as with a remote daemon or for an ordinary user.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from toolcell.sandbox.docker.images.reference import DEFAULT_IMAGE
 from toolcell.sandbox.process.backend import ProcessBackend
 
 SCRIPT = "set_result(call_tool('echo', {'q': 1}))"
-PLAIN = [
+DOCKER_RUN = [
     "docker", "run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534", "--pull=never",
     "--security-opt=no-new-privileges", "--log-driver=none", "--memory=512m", "--memory-swap=512m", "--pids-limit=64",
     "--tmpfs=/sandbox:rw,noexec,nosuid,nodev,size=64m", "--entrypoint=python3", DEFAULT_IMAGE, "-I", "-c", "print(1)",
 ]  # fmt: skip
 IN_A_ROW = 7
 ALONE = {"docker, single": 1, "docker run": 1}
-"""Contestants whose successors take too long to start."""
+"""Runs without a pause, of competitors whose new sandboxes take too long to start."""
 
 TARGETS_MS = {"docker, single": 5.0, "docker, forked": 1.0}
 
-Contestant = Callable[[], Awaitable[float]]
+Competitor = Callable[[], Awaitable[float]]
 Figures = dict[str, float | None]
 
 
-class Carried(DockerBackend):
-    """The forked mode without a way around the attached stream."""
+class AttachedStreamBackend(DockerBackend):
+    """The forked mode without direct channels: every sandbox uses the attached stream."""
 
     async def open(self) -> None:
-        """As ever, but told not to look for one."""
+        """Open the backend, and turn direct channels off."""
         await super().open()
         assert self._forked is not None
         self._forked.is_direct = False
 
 
 def tools() -> ToolRegistry:
-    """One tool that does next to nothing."""
+    """Return a registry with one small tool."""
     registry = ToolRegistry()
 
     @registry.tool
@@ -69,53 +68,53 @@ def tools() -> ToolRegistry:
 
 
 def backends() -> dict[str, Backend]:
-    """Name to a backend that is not open."""
+    """Return the backends by name. They are not open."""
     return {
         "process": ProcessBackend(),
         "docker, forked": DockerBackend(mode="forked"),
-        "docker, forked, carried": Carried(mode="forked"),
+        "docker, forked, attached stream": AttachedStreamBackend(mode="forked"),
         "docker, single": DockerBackend(),
     }
 
 
-async def plain_docker() -> float:
-    """Seconds that `docker run` takes to print a number."""
+async def docker_run() -> float:
+    """Return the seconds that `docker run` takes to print a number."""
     started = time.perf_counter()
-    done = await anyio.run_process(PLAIN, stderr=subprocess.STDOUT)
+    done = await anyio.run_process(DOCKER_RUN, stderr=subprocess.STDOUT)
     elapsed_s = time.perf_counter() - started
     assert done.stdout.strip() == b"1", done.stdout
     return elapsed_s
 
 
 async def measure(rounds: int, gap_s: float) -> dict[str, Figures]:
-    """Shape: contestant -> {"alone_p50_ms", "alone_best_ms", "row_p50_ms", "row_best_ms", "start_ms"}."""
+    """Shape: competitor -> {"alone_p50_ms", "alone_best_ms", "row_p50_ms", "row_best_ms", "start_ms"}."""
     async with AsyncExitStack() as stack:
-        contestants: dict[str, Contestant] = {"docker run": plain_docker}
+        competitors: dict[str, Competitor] = {"docker run": docker_run}
         starts: dict[str, float] = {}
         for name, backend in backends().items():
             runtime = Runtime(tools(), backend=backend, pool=PoolConfig(warm=2 * ALONE.get(name, IN_A_ROW)))
             await stack.enter_async_context(runtime)
-            contestants[name] = warm(runtime)
+            competitors[name] = warm_run(runtime)
             starts[name] = await start_ms(backend)
-        alone: dict[str, list[float]] = {name: [] for name in contestants}
-        in_a_row: dict[str, list[float]] = {name: [] for name in contestants}
+        alone: dict[str, list[float]] = {name: [] for name in competitors}
+        in_a_row: dict[str, list[float]] = {name: [] for name in competitors}
         for number in range(-3, rounds):
-            for name in random.sample(list(contestants), len(contestants)):
+            for name in random.sample(list(competitors), len(competitors)):
                 if name == "docker run" and number % 5:
                     continue  # half a second each
-                await anyio.sleep(gap_s)  # let the pools refill, which is no part of this
-                seconds = [await contestants[name]() for _ in range(ALONE.get(name, IN_A_ROW))]
-                if number >= 0:  # the rounds before warm caches
+                await anyio.sleep(gap_s)  # the pools start new sandboxes, which is not measured
+                seconds = [await competitors[name]() for _ in range(ALONE.get(name, IN_A_ROW))]
+                if number >= 0:  # earlier rounds warm the caches
                     alone[name].append(seconds[0])
                     in_a_row[name] += seconds[1:]
     return {
         name: figures("alone", alone[name]) | figures("row", in_a_row[name]) | {"start_ms": starts.get(name)}
-        for name in contestants
+        for name in competitors
     }
 
 
-def warm(runtime: Runtime) -> Contestant:
-    """Runs the script once in a sandbox of the pool."""
+def warm_run(runtime: Runtime) -> Competitor:
+    """Return a function that runs the script in a warm sandbox."""
 
     async def run() -> float:
         started = time.perf_counter()
@@ -128,7 +127,7 @@ def warm(runtime: Runtime) -> Contestant:
 
 
 async def start_ms(backend: Backend, times: int = 5) -> float:
-    """Median of starting one more sandbox, to its first bytes."""
+    """Return the median time to start one more sandbox, up to its first bytes."""
     samples = []
     for _ in range(times):
         started = time.perf_counter()
@@ -140,7 +139,7 @@ async def start_ms(backend: Backend, times: int = 5) -> float:
 
 
 def figures(kind: str, samples: list[float]) -> Figures:
-    """Median and best, in milliseconds; None where nothing was measured."""
+    """Return median and best in milliseconds, or None without samples."""
     return {
         f"{kind}_p50_ms": round(statistics.median(samples) * 1e3, 2) if samples else None,
         f"{kind}_best_ms": round(min(samples) * 1e3, 2) if samples else None,
@@ -149,14 +148,14 @@ def figures(kind: str, samples: list[float]) -> Figures:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What a container costs a script.")
+    parser = argparse.ArgumentParser(description="Measure what a container adds to a run.")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--gap-ms", type=float, default=150.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = anyio.run(measure, options.rounds, options.gap_ms / 1e3)
     if options.json:
-        print(json.dumps({"machine": describe_machine("asyncio"), "contestants": found}, indent=2))
+        print(json.dumps({"machine": describe_machine("asyncio"), "competitors": found}, indent=2))
         return
     print(f"{'from a warm pool (ms)':<26}{'alone':>8}{'best':>8}{'in a row':>12}{'best':>8}", end="")
     print(f"{'target':>9}{'one more start':>17}")

@@ -1,4 +1,4 @@
-"""What this machine's scheduler asks for a message between two processes: nobody who uses processes can be quicker."""
+"""Measure a message's round trip between two processes. No sandbox in another process can be faster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MESSAGE = b"x" * 50
 
 
 def floors(rounds: int, pause_s: float) -> dict[str, list[float]]:
-    """Round trips over a socket pair: on one CPU and on two, busy and after a pause."""
+    """Return round trips over a socket pair: on one CPU and on two, busy and after a pause."""
     cpus = sorted(os.sched_getaffinity(0))
     return {
         f"{where}, {when}": round_trips(rounds, cpus[0], peer, pause)
@@ -20,7 +20,7 @@ def floors(rounds: int, pause_s: float) -> dict[str, list[float]]:
 
 
 def round_trips(rounds: int, own_cpu: int, peer_cpu: int, pause_s: float) -> list[float]:
-    """Seconds of each of `rounds` round trips to a process on `peer_cpu`."""
+    """Return the seconds of each of `rounds` round trips to a process on `peer_cpu`."""
     before = os.sched_getaffinity(0)
     near, far = socket.socketpair()
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Where and with what was measured: the part of a result without which its numbers mean nothing."""
+"""Describe the machine and the versions that were measured. Figures mean nothing without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("toolcell", "pydantic-monty", "anyio", "msgpack", "numpy", "pandas",
 
 
 def describe_machine(event_loop: str) -> dict[str, Any]:
-    """Processor, kernel, interpreter, versions and load, as plain data."""
+    """Return processor, kernel, interpreter, versions and load as plain data."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
@@ -34,7 +34,7 @@ def describe_machine(event_loop: str) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The processor's own name for itself, or the architecture where it has none."""
+    """Return the processor's model name, or the architecture if it has none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as info:
             return next(line.partition(":")[2].strip() for line in info if line.startswith("model name"))
@@ -43,12 +43,12 @@ def cpu_model() -> str:
 
 
 def load_average() -> list[float]:
-    """Of the last 1, 5 and 15 minutes."""
+    """Return the load of the last 1, 5 and 15 minutes."""
     return [round(load, 2) for load in psutil.getloadavg()]
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Installed versions; what is not installed is left out."""
+    """Return the versions of the packages that are installed."""
     found = {}
     for name in packages:
         try:
@@ -59,9 +59,9 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def bubblewrap_version() -> dict[str, str]:
-    """Of the `bwrap` command, if there is one."""
+    """Return the version of the `bwrap` command, if there is one."""
     bwrap = shutil.which("bwrap")
     if bwrap is None or sys.platform != "linux":
         return {}
-    told = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False)
-    return {"bubblewrap": told.stdout.strip().removeprefix("bubblewrap ")}
+    done = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False)
+    return {"bubblewrap": done.stdout.strip().removeprefix("bubblewrap ")}

@@ -1,6 +1,6 @@
-"""What is measured: one function per measurement, one row each in `MEASUREMENTS`.
+"""The measurements: one function each, and one row each in `MEASUREMENTS`.
 
-Each function takes one turn with one contestant and returns samples. Turns, their order and pauses are `rounds.py`'s.
+A function takes one turn with one competitor and returns samples. `rounds.py` decides who has a turn when.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from benchmarks import memory
-from benchmarks.contestants import Contestant
+from benchmarks.competitors import Competitor
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How much work one turn of each measurement is."""
+class Workload:
+    """How much work one turn of each measurement does."""
 
     burst: int = 8
     calls: int = 500
@@ -25,13 +25,13 @@ class Effort:
     clients: int = 2 * (os.cpu_count() or 1)
     text_bytes: int = 10_000_000
     records: int = 40_000
-    """Dicts of four fields and some 250 bytes."""
+    """Number of dicts, each of four fields and about 250 bytes."""
     idle: int = 100
 
 
 MIB = 2.0**-20
 
-Turn = Callable[[Contestant, Effort], Awaitable[list[float]]]
+Turn = Callable[[Competitor, Workload], Awaitable[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,81 +40,81 @@ class Measurement:
 
     key: str
     title: str
-    """May name fields of `Effort` in braces."""
+    """Names fields of `Workload` in braces."""
     unit: str
     scale: float
-    """From what a turn returns to the unit shown."""
+    """Factor from a turn's samples to `unit`."""
     turn: Turn
     rounds: int
     quick_rounds: int
     budget_s: float = 4.0
-    """A contestant that used this much time in its turns has had its last one; it keeps at least one sample."""
+    """A competitor whose turns have taken this long gets no further turn. It keeps at least one sample."""
     more_is_better: bool = False
     pause_s: float = 0.02
-    """Before each turn. Long enough for every pool to have replaced what was used."""
+    """Wait before each turn, in which every pool replaces the workers that were used."""
     warms_up: bool = True
-    """One more round goes first, whose samples are dropped."""
+    """One more round comes first. Its samples are dropped."""
 
 
-async def run(contestant: Contestant, effort: Effort) -> list[float]:
-    """One script, one call, one result, with everything warm."""
-    return [await contestant.run()]
+async def run(competitor: Competitor, workload: Workload) -> list[float]:
+    """Run one script with one call, with everything warm."""
+    return [await competitor.run()]
 
 
-async def burst(contestant: Contestant, effort: Effort) -> list[float]:
-    """The same several times without a pause, out of a pool that holds enough."""
-    return await contestant.burst(effort.burst)
+async def burst(competitor: Competitor, workload: Workload) -> list[float]:
+    """Run that script several times without a pause, from a pool that is large enough."""
+    return await competitor.burst(workload.burst)
 
 
-async def round_trip(contestant: Contestant, effort: Effort) -> list[float]:
-    """Calls one after another in one script, timed where the tool is."""
-    return await contestant.call(effort.calls)
+async def round_trip(competitor: Competitor, workload: Workload) -> list[float]:
+    """Make calls one after another in one script, and time them in the tool."""
+    return await competitor.call(workload.calls)
 
 
-async def pipelined(contestant: Contestant, effort: Effort) -> list[float]:
-    """Calls all at once in one script, time per call."""
-    return [await contestant.pipeline(effort.pipelined)]
+async def pipelined(competitor: Competitor, workload: Workload) -> list[float]:
+    """Make all calls at once in one script. The sample is the time per call."""
+    return [await competitor.pipeline(workload.pipelined)]
 
 
-async def fan_out(contestant: Contestant, effort: Effort) -> list[float]:
-    """Simultaneous calls of a tool that takes 10 ms."""
-    return [await contestant.fan_out(effort.parallel)]
+async def fan_out(competitor: Competitor, workload: Workload) -> list[float]:
+    """Call a tool that takes 10 ms several times at once."""
+    return [await competitor.fan_out(workload.parallel)]
 
 
-async def throughput(contestant: Contestant, effort: Effort) -> list[float]:
-    """Runs per second with several clients at once, replacements included."""
-    return [effort.runs / await contestant.many(effort.runs, effort.clients)]
+async def throughput(competitor: Competitor, workload: Workload) -> list[float]:
+    """Count runs per second with several clients. New workers are started in that time too."""
+    return [workload.runs / await competitor.many(workload.runs, workload.clients)]
 
 
-async def cold(contestant: Contestant, effort: Effort) -> list[float]:
-    """From nothing to the first result; the host has imported what it needs."""
-    return [await contestant.cold()]
+async def cold(competitor: Competitor, workload: Workload) -> list[float]:
+    """Start from nothing and get the first result. The host has imported its modules."""
+    return [await competitor.cold()]
 
 
-async def text(contestant: Contestant, effort: Effort) -> list[float]:
-    """One long string as the result."""
-    return [await contestant.return_text(effort.text_bytes)]
+async def text(competitor: Competitor, workload: Workload) -> list[float]:
+    """Return one long string."""
+    return [await competitor.return_text(workload.text_bytes)]
 
 
-async def records(contestant: Contestant, effort: Effort) -> list[float]:
-    """A list of dicts as the result."""
-    return [await contestant.return_records(effort.records)]
+async def records(competitor: Competitor, workload: Workload) -> list[float]:
+    """Return a list of dicts."""
+    return [await competitor.return_records(workload.records)]
 
 
-async def idle(contestant: Contestant, effort: Effort) -> list[float]:
-    """Memory of everything an idle crowd needs, divided by its size; parents and helpers are included."""
+async def idle(competitor: Competitor, workload: Workload) -> list[float]:
+    """Measure the memory of all processes of a number of idle workers, parents included, per worker."""
     before = memory.descendants()
-    async with contestant.idle(effort.idle):
-        started = await memory.wait_settled(before, effort.idle)
-        return [memory.pss_bytes(started) / effort.idle]
+    async with competitor.idle(workload.idle):
+        started = await memory.wait_settled(before, workload.idle)
+        return [memory.pss_bytes(started) / workload.idle]
 
 
-async def machine(contestant: Contestant, effort: Effort) -> list[float]:
-    """The same by the machine's own counters: memory of the kernel included, and of everybody else."""
+async def machine(competitor: Competitor, workload: Workload) -> list[float]:
+    """Measure the same with the machine's own counters. They include the kernel's memory, and every other process's."""
     before, used = memory.descendants(), memory.used_bytes()
-    async with contestant.idle(effort.idle):
-        await memory.wait_settled(before, effort.idle)
-        return [max(0, memory.used_bytes() - used) / effort.idle]
+    async with competitor.idle(workload.idle):
+        await memory.wait_settled(before, workload.idle)
+        return [max(0, memory.used_bytes() - used) / workload.idle]
 
 
 MEASUREMENTS = (
@@ -130,4 +130,4 @@ MEASUREMENTS = (
     Measurement("idle", "memory of each of {idle} idle", "MiB", MIB, idle, 1, 1, 60.0, pause_s=0.1, warms_up=False),
     Measurement("machine", "the same by the machine", "MiB", MIB, machine, 3, 0, 60.0, pause_s=0.5, warms_up=False),
 )
-"""In the order of the table. The two numbers after the function are rounds, full and quick."""
+"""In the table's order. The two numbers after the function are the rounds of a full and of a quick run."""

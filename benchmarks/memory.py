@@ -1,4 +1,4 @@
-"""What idle processes cost in memory, from /proc. Knows process ids, not who they belong to."""
+"""Memory of idle processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import anyio
 import psutil
 
 SETTLED_S = 0.2
-"""No CPU time used for so long: whoever was starting has started."""
+"""Processes that use no CPU time for so long have finished starting."""
 
-PATIENCE_S = 60.0
+MAX_WAIT_S = 60.0
 
 KINDS = ("AnonPages", "Shmem", "Slab", "PageTables", "KernelStack", "Percpu")
-"""Of /proc/meminfo: what processes and the kernel's own objects hold."""
+"""Rows of /proc/meminfo: the memory of processes and of the kernel's own objects."""
 
 
 def descendants() -> set[int]:
-    """Every process below this one."""
+    """Return the ids of all processes below this one."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of these processes, each shared page split among all that share it.
+    """Return the memory of these processes. A page that several processes share is divided among them.
 
     Shape: smaps_rollup holds "Pss:   123 kB".
     Source: Linux Documentation/filesystems/proc.rst.
@@ -38,9 +38,9 @@ def _pss_bytes(pid: int) -> int:
 
 
 def used_bytes() -> int:
-    """Memory that the whole machine has in use, the kernel's own included: page tables, mounts, sockets, tmpfs.
+    """Return the memory in use on the whole machine, the kernel's included: page tables, mounts, sockets, tmpfs.
 
-    Summed by kind, without the page cache. What is free is no measure: pages of dead processes return over seconds.
+    The sum leaves the page cache out. Free memory is no measure: the pages of dead processes are freed over seconds.
     Source: Linux Documentation/filesystems/proc.rst, meminfo.
     """
     with open("/proc/meminfo", encoding="ascii") as meminfo:
@@ -49,7 +49,7 @@ def used_bytes() -> int:
 
 
 def cpu_ticks(pids: Iterable[int]) -> int:
-    """CPU time of these processes so far, in clock ticks; of those that have gone meanwhile, none."""
+    """Return the CPU time of these processes so far, in clock ticks. Processes that have exited count as none."""
     total = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as stat:
@@ -59,8 +59,8 @@ def cpu_ticks(pids: Iterable[int]) -> int:
 
 
 async def wait_settled(before: set[int], count: int) -> set[int]:
-    """Wait until at least `count` new descendants exist and all have come to rest; return them."""
-    with anyio.fail_after(PATIENCE_S):
+    """Wait until at least `count` new descendants exist and all are idle. Return their ids."""
+    with anyio.fail_after(MAX_WAIT_S):
         last: tuple[set[int], int] | None = None
         while True:
             pids = descendants() - before
@@ -72,7 +72,7 @@ async def wait_settled(before: set[int], count: int) -> set[int]:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many open files as this process may: every idle sandbox keeps a few."""
+    """Raise the limit of open files as far as allowed. Every idle sandbox holds a few."""
     if os.name != "posix":
         return
     import resource

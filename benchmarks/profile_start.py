@@ -1,6 +1,6 @@
-"""`python -m benchmarks.profile_start`: where the time of one sandbox and of one run goes, phase by phase.
+"""Measure the phases of a sandbox's start and of a run: `python -m benchmarks.profile_start`.
 
-Host and guest read the same monotonic clock, so a moment taken inside a script can be held against one outside.
+Host and guest read the same monotonic clock, so a time from inside a script can be compared with one from outside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolcell.sandbox.process.root_filesystem import interpreter
 from toolcell.tools import Origin, RunContext
 
 PAUSE_S = 0.02
-"""Between runs, so that replacements are ready; CPUs fall asleep in it, as they do between a model's messages."""
+"""Pause between runs, in which new sandboxes start. CPUs go idle in it, as they do between a model's messages."""
 
 SCRIPT = """
 import time
@@ -38,8 +38,8 @@ Phases = dict[str, list[float]]
 
 
 async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
-    """Phases of starting and ending a sandbox, by the backend's own steps."""
-    phases: Phases = {"fork, cgroup, descriptors": [], "walls, rehearsal, Hello": [], "kill and reap": []}
+    """Return the phases of starting and destroying a sandbox."""
+    phases: Phases = {"fork, cgroup, descriptors": [], "isolation, rehearsal, Hello": [], "kill and reap": []}
     environment = resolve(packages, python=interpreter().executable) if packages else None
     backend = ProcessBackend(packages=environment.path if environment else None, preload=packages)
     await backend.open()
@@ -60,13 +60,13 @@ async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
 
 
 async def profile_run(rounds: int, packages: Sequence[str]) -> Phases:
-    """Phases of one run in a warm sandbox, from the caller's request to the caller's result."""
+    """Return the phases of one run in a warm sandbox, from the caller's request to the caller's result."""
     registry = ToolRegistry()
     entered: list[float] = []
 
     @registry.tool
     async def moment() -> None:
-        """Take the time at which the call came in."""
+        """Record the time at which the call arrives."""
         entered.append(time.perf_counter())
 
     phases: Phases = {
@@ -87,9 +87,9 @@ async def profile_run(rounds: int, packages: Sequence[str]) -> Phases:
 
 
 async def profile_pause(rounds: int) -> Phases:
-    """One dispatch of a tool that does nothing, in this process and without any sandbox, after pauses.
+    """Return the times of one dispatch of an empty tool, without a sandbox, after pauses of different length.
 
-    The same few thousand instructions each time: what differs is how cold the processor's caches are.
+    The instructions are the same each time. The difference comes from the processor's caches, which go cold.
     """
     registry = ToolRegistry()
 
@@ -114,7 +114,7 @@ async def profile_pause(rounds: int) -> Phases:
 
 
 async def profile_cpu(rounds: int, packages: Sequence[str]) -> Phases:
-    """CPU time of one run, start and end of its sandbox included, by process."""
+    """Return the CPU time of one run by process. The start and end of its sandbox are included."""
     registry = ToolRegistry()
 
     @registry.tool
@@ -135,10 +135,10 @@ async def profile_cpu(rounds: int, packages: Sequence[str]) -> Phases:
 
 
 def cpu_times(host: psutil.Process, zygote: psutil.Process) -> tuple[float, float, float]:
-    """Seconds of host, zygote, and all sandboxes that the zygote has reaped. In ticks of 10 ms: ask for many runs."""
-    own, theirs = host.cpu_times(), zygote.cpu_times()
-    sandboxes = theirs.children_user + theirs.children_system
-    return own.user + own.system, theirs.user + theirs.system, sandboxes
+    """Return the seconds of host, zygote, and all reaped sandboxes. A tick is 10 ms, so measure many runs."""
+    own, its = host.cpu_times(), zygote.cpu_times()
+    sandboxes = its.children_user + its.children_system
+    return own.user + own.system, its.user + its.system, sandboxes
 
 
 def add(phases: Phases, moments: Sequence[float]) -> None:
@@ -148,7 +148,7 @@ def add(phases: Phases, moments: Sequence[float]) -> None:
 
 
 def show(console: Console, title: str, phases: Phases, has_sum: bool = True) -> None:
-    """Print p50 and p95 of each phase in microseconds, and the sum of the p50s where phases follow one another."""
+    """Print p50 and p95 of each phase in microseconds. `has_sum` adds the sum of the p50s."""
     table = Table(title=f"{title}, us", min_width=60, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("phase")
     for name in ("p50", "p95"):
@@ -162,20 +162,20 @@ def show(console: Console, title: str, phases: Phases, has_sum: bool = True) -> 
 
 
 async def profile_all(rounds: int, packages: Sequence[str]) -> None:
-    """Print the machine's floor, then both profiles without and with packages."""
+    """Print the machine's round trips, then all profiles without and with packages."""
     console = Console(highlight=False, width=100)
-    show(console, "floor: two processes pass 50 bytes to and fro", floors(rounds, PAUSE_S), has_sum=False)
+    show(console, "floor: 50 bytes between two processes and back", floors(rounds, PAUSE_S), has_sum=False)
     show(console, "one dispatch of a tool, without a sandbox", await profile_pause(rounds), has_sum=False)
     for loaded in ((), packages) if packages else ((),):
-        told = f" with {', '.join(loaded)}" if loaded else ""
-        show(console, f"start of a sandbox{told}", await profile_start(rounds, loaded))
-        show(console, f"one run{told}", await profile_run(rounds, loaded))
-        show(console, f"CPU time of one run{told}, back to back", await profile_cpu(3 * rounds, loaded))
+        suffix = f" with {', '.join(loaded)}" if loaded else ""
+        show(console, f"start of a sandbox{suffix}", await profile_start(rounds, loaded))
+        show(console, f"one run{suffix}", await profile_run(rounds, loaded))
+        show(console, f"CPU time of one run{suffix}, back to back", await profile_cpu(3 * rounds, loaded))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_start", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--packages", nargs="*", default=("numpy", "pandas"), help="loaded ahead the second time")
+    parser.add_argument("--packages", nargs="*", default=("numpy", "pandas"), help="preloaded in the second pass")
     given = parser.parse_args()
     anyio.run(profile_all, given.rounds, given.packages)

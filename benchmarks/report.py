@@ -1,4 +1,4 @@
-"""Results as plain data, as a table, and held against the project's targets. Measures nothing."""
+"""Turn samples into plain data, print them as a table, and check them against the project's targets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import FRESH, SHARED
-from benchmarks.measurements import Effort, Measurement
-from benchmarks.rounds import Cell
+from benchmarks.competitors import FRESH, SHARED
+from benchmarks.measurements import Measurement, Workload
+from benchmarks.rounds import Series
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The sample below which `share` of all lie; with few samples an actual one, never an extrapolation."""
+    """Return the sample below which `share` of all samples lie. It is always one of the samples."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def summary(measurement: Measurement, cell: Cell) -> dict[str, Any]:
-    """One contestant's figures in the measurement's unit; `problem` instead where it has none."""
-    if not cell.samples:
-        return {"problem": cell.problem}
-    shown = [sample * measurement.scale for sample in cell.samples]
+def summary(measurement: Measurement, series: Series) -> dict[str, Any]:
+    """Return one competitor's figures in the measurement's unit, or only `problem` if it has no samples."""
+    if not series.samples:
+        return {"problem": series.problem}
+    shown = [sample * measurement.scale for sample in series.samples]
     return {
         "p50": statistics.median(shown),
         "p95": percentile(shown, 0.05 if measurement.more_is_better else 0.95),
@@ -36,38 +36,40 @@ def summary(measurement: Measurement, cell: Cell) -> dict[str, Any]:
         "max": max(shown),
         "mean": statistics.fmean(shown),
         "samples": len(shown),
-        "problem": cell.problem,
+        "problem": series.problem,
     }
 
 
-def row_group(measurement: Measurement, effort: Effort, cells: Sequence[Cell], took_s: float) -> dict[str, Any]:
-    """One measurement of everybody, ratios to both Montys included."""
-    figures = {cell.contestant: summary(measurement, cell) for cell in cells}
+def row_group(
+    measurement: Measurement, workload: Workload, all_series: Sequence[Series], took_s: float
+) -> dict[str, Any]:
+    """Return one measurement of all competitors, with their ratios to both kinds of Monty workers."""
+    figures = {series.competitor: summary(measurement, series) for series in all_series}
     for entry in figures.values():
         for label, baseline in (("to_fresh_monty", FRESH), ("to_shared_monty", SHARED)):
             reference = figures.get(baseline, {}).get("p50")
             if reference and "p50" in entry:
                 entry[label] = entry["p50"] / reference
     return {
-        "title": measurement.title.format_map(asdict(effort)),
+        "title": measurement.title.format_map(asdict(workload)),
         "unit": measurement.unit,
         "more_is_better": measurement.more_is_better,
         "took_s": round(took_s, 1),
-        "contestants": figures,
+        "competitors": figures,
     }
 
 
 def write_json(path: Path, results: Mapping[str, Any]) -> None:
-    """Write everything, for machines and for later."""
+    """Write all results as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-# The table.
+# The table
 
 
 def show(console: Console, results: Mapping[str, Any]) -> None:
-    """Print machine, figures and targets."""
+    """Print the machine, the figures and the targets."""
     _show_machine(console, results)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("measurement")
@@ -76,8 +78,8 @@ def show(console: Console, results: Mapping[str, Any]) -> None:
     for group in results["measurements"].values():
         better = "more" if group["more_is_better"] else "less"
         table.add_row(f"[bold]{group['title']}[/bold], {group['unit']} ({better} is better)")
-        for name, entry in group["contestants"].items():
-            table.add_row(*_cells(name, entry))
+        for name, entry in group["competitors"].items():
+            table.add_row(*_table_row(name, entry))
         table.add_section()
     console.print(table)
     _show_problems(console, results)
@@ -95,11 +97,11 @@ def _show_machine(console: Console, results: Mapping[str, Any]) -> None:
     console.print(", ".join(f"{name} {number}" for name, number in machine["versions"].items()), highlight=False)
     if results["expects_isolation"]:
         layers = results["isolation"].items()
-        told = ", ".join(f"{name} ({detail})" if detail else name for name, detail in layers) or "none"
-        console.print(f"toolcell's live layers: {told}", highlight=False, markup=False)
+        shown = ", ".join(f"{name} ({detail})" if detail else name for name, detail in layers) or "none"
+        console.print(f"toolcell's live layers: {shown}", highlight=False, markup=False)
 
 
-def _cells(name: str, entry: Mapping[str, Any]) -> list[str]:
+def _table_row(name: str, entry: Mapping[str, Any]) -> list[str]:
     if "p50" not in entry:
         return [f"  {name}", "-", "", "", "", ""]
     return [
@@ -112,45 +114,45 @@ def _cells(name: str, entry: Mapping[str, Any]) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Three significant digits, never an exponent."""
+    """Format a number with three significant digits and no exponent."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
 
 
 def _show_problems(console: Console, results: Mapping[str, Any]) -> None:
-    told: set[str] = set()
+    shown: set[str] = set()
     for key, group in results["measurements"].items():
-        for name, entry in group["contestants"].items():
-            if entry["problem"] and entry["problem"] not in told:
-                told.add(entry["problem"])
+        for name, entry in group["competitors"].items():
+            if entry["problem"] and entry["problem"] not in shown:
+                shown.add(entry["problem"])
                 console.print(f"{name}, {key}: {entry['problem']}", style="yellow", highlight=False, markup=False)
 
 
-# The targets.
+# The targets
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What this project promises itself for one figure."""
+    """A bound that this project sets itself for one figure."""
 
     key: str
-    contestant: str
+    competitor: str
     figure: str
-    """A key of a contestant's summary."""
+    """A key of a competitor's summary."""
     bound: float
     unit: str
     is_least: bool = False
-    """The bound is a floor, not a ceiling."""
+    """The figure must be at least `bound`, not at most."""
 
     def got(self, measurements: Mapping[str, Any]) -> float | None:
-        """The figure, or None where it was not measured."""
+        """Return the figure, or None if it was not measured."""
         got: float | None = (
-            measurements.get(self.key, {}).get("contestants", {}).get(self.contestant, {}).get(self.figure)
+            measurements.get(self.key, {}).get("competitors", {}).get(self.competitor, {}).get(self.figure)
         )
         return got
 
     def is_met(self, got: float) -> bool:
-        """True on the right side of the bound."""
+        """True when the figure is within the bound."""
         return got >= self.bound if self.is_least else got <= self.bound
 
 
@@ -170,27 +172,27 @@ TARGETS = (
 """1,000 idle sandboxes in 4 GiB are 4.096 MiB each."""
 
 
-def judge(measurements: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each target that was measured, with what was got."""
-    judged = []
+def check_targets(measurements: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each target whose figure was measured, with that figure."""
+    checked = []
     for target in TARGETS:
         got = target.got(measurements)
         if got is not None:
-            named = {"key": target.key, "contestant": target.contestant, "figure": target.figure, "unit": target.unit}
-            judged.append(named | {"bound": target.bound, "got": got, "met": target.is_met(got)})
-    return judged
+            named = {"key": target.key, "competitor": target.competitor, "figure": target.figure, "unit": target.unit}
+            checked.append(named | {"bound": target.bound, "got": got, "met": target.is_met(got)})
+    return checked
 
 
 def _show_targets(console: Console, results: Mapping[str, Any]) -> None:
     titles = {key: group["title"] for key, group in results["measurements"].items()}
     table = Table(title="Targets", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("figure", "contestant", "bound", "got", ""):
+    for name in ("figure", "competitor", "bound", "got", ""):
         table.add_column(name, justify="right" if name in ("bound", "got") else "left")
     for entry in results["targets"]:
         unit = "of Monty's" if entry["unit"] == "x" else entry["unit"]
         met = "[green]met[/green]" if entry["met"] else "[red]missed[/red]"
         table.add_row(
-            f"{titles[entry['key']]}, {unit}", entry["contestant"], f"{entry['bound']:g}", figure(entry["got"]), met
+            f"{titles[entry['key']]}, {unit}", entry["competitor"], f"{entry['bound']:g}", figure(entry["got"]), met
         )
     if results["targets"]:
         console.print(table)

@@ -1,6 +1,6 @@
-"""Takes turns: every contestant once per round, so that whatever disturbs the machine disturbs all alike.
+"""Run the measurements in rounds: every competitor once per round, so that a disturbance hits all of them alike.
 
-Each contestant lives in a task of its own: one that breaks, even as a whole, leaves the others in the race.
+Each competitor is open in a task of its own. One that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -12,142 +12,146 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from benchmarks.contestants import Contestant
-from benchmarks.contestants.contestant import NotOffered
-from benchmarks.measurements import Effort, Measurement
+from benchmarks.competitors import Competitor
+from benchmarks.competitors.competitor import NotAvailable
+from benchmarks.measurements import Measurement, Workload
 
-TURN_S = 90.0
-"""A turn that takes longer is given up."""
+MAX_TURN_S = 90.0
+"""A turn that takes longer is a failure."""
 
 
 @dataclass(slots=True)
-class Cell:
-    """One contestant's part in one measurement."""
+class Series:
+    """One competitor's samples of one measurement."""
 
-    contestant: str
+    competitor: str
     samples: list[float] = field(default_factory=list)
     spent_s: float = 0.0
     problem: str | None = None
 
 
 @dataclass(slots=True)
-class _Request:
+class _Turn:
     measurement: Measurement
-    effort: Effort
+    workload: Workload
     done: anyio.Event = field(default_factory=anyio.Event)
     samples: list[float] = field(default_factory=list)
     problem: str | None = None
 
 
-class Seat:
-    """Keeps one contestant open and hands it one turn at a time."""
+class CompetitorTask:
+    """Keeps one competitor open and gives it one turn at a time."""
 
-    def __init__(self, contestant: Contestant) -> None:
-        self.contestant = contestant
+    def __init__(self, competitor: Competitor) -> None:
+        self.competitor = competitor
         self.problem: str | None = None
-        """Why it is out of the race altogether."""
-        self._send, self._requests = anyio.create_memory_object_stream[_Request](1)
+        """Why the competitor cannot be measured any more."""
+        self._send, self._turns = anyio.create_memory_object_stream[_Turn](1)
 
     @property
     def name(self) -> str:
-        return self.contestant.name
+        return self.competitor.name
 
     async def serve(self, *, task_status: TaskStatus[None]) -> None:
-        """The contestant's whole life; ends when the seat is closed."""
-        current: list[_Request] = []
+        """Open the competitor and serve turns until `close` is called."""
+        current: list[_Turn] = []
         is_open = False
-        with self._requests:
+        with self._turns:
             try:
-                async with self.contestant:
+                async with self.competitor:
                     is_open = True
                     task_status.started()
-                    async for request in self._requests:
-                        current[:] = [request]
-                        await _take(request, self.contestant)
-                        request.done.set()
+                    async for turn in self._turns:
+                        current[:] = [turn]
+                        await _take(turn, self.competitor)
+                        turn.done.set()
             except Exception as exc:
-                self.problem = told(exc)
-                for request in current:
-                    request.problem = request.problem or self.problem
-                    request.done.set()
+                self.problem = describe_error(exc)
+                for turn in current:
+                    turn.problem = turn.problem or self.problem
+                    turn.done.set()
         if not is_open:
             task_status.started()
 
-    async def turn(self, measurement: Measurement, effort: Effort) -> _Request:
-        """Let it take one turn; comes back with samples or a problem."""
-        request = _Request(measurement, effort, problem=self.problem)
+    async def turn(self, measurement: Measurement, workload: Workload) -> _Turn:
+        """Take one turn, which has samples or a problem afterwards."""
+        turn = _Turn(measurement, workload, problem=self.problem)
         if self.problem is None:
-            await self._send.send(request)
-            await request.done.wait()
-        return request
+            await self._send.send(turn)
+            await turn.done.wait()
+        return turn
 
     def close(self) -> None:
-        """No more turns."""
+        """End `serve`, which closes the competitor."""
         self._send.close()
 
 
-async def _take(request: _Request, contestant: Contestant) -> None:
+async def _take(turn: _Turn, competitor: Competitor) -> None:
     try:
-        with anyio.fail_after(TURN_S):
-            request.samples = await request.measurement.turn(contestant, request.effort)
+        with anyio.fail_after(MAX_TURN_S):
+            turn.samples = await turn.measurement.turn(competitor, turn.workload)
     except Exception as exc:
-        request.problem = told(exc)
+        turn.problem = describe_error(exc)
 
 
-def told(exc: BaseException) -> str:
-    """One line about an exception, of a group its first member."""
+def describe_error(exc: BaseException) -> str:
+    """Describe an exception in one line. Of a group, describe the first member."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
     line = " ".join(str(exc).split())[:200]
-    return line if isinstance(exc, NotOffered) else f"{type(exc).__name__}: {line}"
+    return line if isinstance(exc, NotAvailable) else f"{type(exc).__name__}: {line}"
 
 
-async def seat_all(contestants: Sequence[Contestant], group: TaskGroup) -> list[Seat]:
-    """Open every contestant, one after another."""
-    seats = [Seat(contestant) for contestant in contestants]
-    for seat in seats:
-        await group.start(seat.serve)
-    return seats
+async def open_all(competitors: Sequence[Competitor], group: TaskGroup) -> list[CompetitorTask]:
+    """Open every competitor, one after another."""
+    tasks = [CompetitorTask(competitor) for competitor in competitors]
+    for task in tasks:
+        await group.start(task.serve)
+    return tasks
 
 
 async def measure(
     measurement: Measurement,
-    seats: Sequence[Seat],
-    effort: Effort,
+    tasks: Sequence[CompetitorTask],
+    workload: Workload,
     rounds: int,
-    on_turn: Callable[[int, str], None] = lambda done, name: None,
-) -> list[Cell]:
-    """Take `rounds` rounds; who starts moves on by one each time, so that nobody always follows the same neighbour."""
-    cells = {seat.name: Cell(seat.name) for seat in seats if takes_part(seat, measurement)}
-    racing = [seat for seat in seats if seat.name in cells]
+    on_turn: Callable[[int, str], None] = lambda number, name: None,
+) -> list[Series]:
+    """Take one measurement in `rounds` rounds.
+
+    Each round starts with another competitor, so that nobody always follows the same one.
+    """
+    measured = [task for task in tasks if is_measured(task.competitor, measurement)]
+    series = {task.name: Series(task.name) for task in measured}
     for number in range(rounds + measurement.warms_up):
-        first = number % max(1, len(racing))
-        for seat in (*racing[first:], *racing[:first]):
-            cell = cells[seat.name]
-            if may_go_on(cell, measurement):
-                on_turn(number, seat.name)
+        first = number % max(1, len(measured))
+        for task in (*measured[first:], *measured[:first]):
+            if has_time_left(series[task.name], measurement):
+                on_turn(number, task.name)
                 await anyio.sleep(measurement.pause_s)
-                await _one_turn(cell, seat, measurement, effort, is_warm_up=number == 0 and measurement.warms_up)
-    return list(cells.values())
+                is_warm_up = number == 0 and measurement.warms_up
+                await _one_turn(series[task.name], task, measurement, workload, is_warm_up)
+    return list(series.values())
 
 
-async def _one_turn(cell: Cell, seat: Seat, measurement: Measurement, effort: Effort, is_warm_up: bool) -> None:
+async def _one_turn(
+    series: Series, task: CompetitorTask, measurement: Measurement, workload: Workload, is_warm_up: bool
+) -> None:
     start = time.perf_counter()
-    answer = await seat.turn(measurement, effort)
-    took = time.perf_counter() - start
-    cell.problem = answer.problem
-    # A turn so slow that the warm-up alone uses the budget is its own sample: a cold start is no part of it.
-    if not is_warm_up or took > measurement.budget_s:
-        cell.samples += answer.samples
-        cell.spent_s += took
+    turn = await task.turn(measurement, workload)
+    took_s = time.perf_counter() - start
+    series.problem = turn.problem
+    # A warm-up that uses the whole budget is a sample: there will be no other, and a cold start is a small part of it.
+    if not is_warm_up or took_s > measurement.budget_s:
+        series.samples += turn.samples
+        series.spent_s += took_s
 
 
-def may_go_on(cell: Cell, measurement: Measurement) -> bool:
-    """False once a contestant has failed or used its time up."""
-    return cell.problem is None and cell.spent_s <= measurement.budget_s
+def has_time_left(series: Series, measurement: Measurement) -> bool:
+    """True while the competitor has not failed and has not used its time budget."""
+    return series.problem is None and series.spent_s <= measurement.budget_s
 
 
-def takes_part(seat: Seat, measurement: Measurement) -> bool:
-    """False when this measurement would show the same as another contestant's."""
-    chosen = seat.contestant.measures
-    return chosen is None or measurement.key in chosen
+def is_measured(competitor: Competitor, measurement: Measurement) -> bool:
+    """False when this measurement would show the same as that of another competitor."""
+    return competitor.measures is None or measurement.key in competitor.measures

@@ -1,4 +1,4 @@
-"""How turns are taken and figures compared, with contestants that only pretend."""
+"""How turns are taken and figures are compared, with fake competitors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, cast
 import anyio
 import pytest
 from anyio.abc import TaskGroup
-from benchmarks.contestants import FRESH, SHARED, Contestant
-from benchmarks.contestants.contestant import NotOffered, intervals
-from benchmarks.measurements import Effort, Measurement, run
-from benchmarks.rounds import Cell, measure, seat_all
+from benchmarks.compare import Medians, compare_row
+from benchmarks.competitors import FRESH, SHARED, Competitor
+from benchmarks.competitors.competitor import NotAvailable, intervals
+from benchmarks.measurements import Measurement, Workload, run
+from benchmarks.rounds import Series, measure, open_all
 
 from benchmarks import report
 
 RUN = Measurement("run", "a run", "ms", 1e3, run, rounds=3, quick_rounds=1, pause_s=0, warms_up=False)
 
 
-class Pretender:
-    """Runs in no time and notes its turns; breaks where told."""
+class FakeCompetitor:
+    """Runs in no time, records its turns, and fails where `breaks` says."""
 
     measures: frozenset[str] | None = None
 
@@ -32,7 +33,7 @@ class Pretender:
 
     async def __aenter__(self) -> object:
         if self.breaks == "opening":
-            raise NotOffered("is not installed")
+            raise NotAvailable("is not installed")
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         return self
@@ -44,7 +45,7 @@ class Pretender:
     async def run(self) -> float:
         self._turns.append(self.name)
         if self.breaks == "run":
-            raise ValueError("went wrong")
+            raise ValueError("failed")
         if self.breaks == "background":
             assert self._group is not None
             self._group.start_soon(self._fail)
@@ -55,65 +56,67 @@ class Pretender:
         raise RuntimeError("its own task died")
 
 
-def race(contestants: Sequence[Pretender], measurement: Measurement = RUN, rounds: int = 3) -> dict[str, Cell]:
-    """Measure and return each contestant's cell."""
+def measure_all(
+    competitors: Sequence[FakeCompetitor], measurement: Measurement = RUN, rounds: int = 3
+) -> dict[str, Series]:
+    """Measure, and return the series of each competitor."""
 
-    async def main() -> list[Cell]:
+    async def main() -> list[Series]:
         async with anyio.create_task_group() as group:
-            seats = await seat_all(cast("Sequence[Contestant]", contestants), group)
-            cells = await measure(measurement, seats, Effort(), rounds)
-            for seat in seats:
-                seat.close()
-        return cells
+            tasks = await open_all(cast("Sequence[Competitor]", competitors), group)
+            series = await measure(measurement, tasks, Workload(), rounds)
+            for task in tasks:
+                task.close()
+        return series
 
-    return {cell.contestant: cell for cell in anyio.run(main)}
+    return {series.competitor: series for series in anyio.run(main)}
 
 
-def test_everybody_has_one_turn_per_round_and_another_one_starts_each_time() -> None:
+def test_each_competitor_has_one_turn_per_round_and_another_one_starts_each_round() -> None:
     turns: list[str] = []
 
-    cells = race([Pretender(name, turns) for name in "abc"])
+    series = measure_all([FakeCompetitor(name, turns) for name in "abc"])
 
     assert turns == [*"abc", *"bca", *"cab"]
-    assert all(cell.samples == [0.002] * 3 for cell in cells.values())
+    assert all(each.samples == [0.002] * 3 for each in series.values())
 
 
 @pytest.mark.parametrize(
     ("breaks", "problem"),
     [
         ("opening", "is not installed"),
-        ("run", "ValueError: went wrong"),
+        ("run", "ValueError: failed"),
         ("background", "RuntimeError: its own task died"),
     ],
 )
-def test_a_contestant_that_breaks_is_reported_and_the_others_go_on(breaks: str, problem: str) -> None:
-    cells = race([Pretender("good"), Pretender("broken", breaks=breaks), Pretender("last")])
+def test_a_competitor_that_fails_is_reported_and_the_others_are_measured(breaks: str, problem: str) -> None:
+    series = measure_all([FakeCompetitor("good"), FakeCompetitor("broken", breaks=breaks), FakeCompetitor("last")])
 
-    assert cells["broken"].problem == problem
-    assert cells["broken"].samples == []
-    assert len(cells["good"].samples) == len(cells["last"].samples) == 3
+    assert series["broken"].problem == problem
+    assert series["broken"].samples == []
+    assert len(series["good"].samples) == len(series["last"].samples) == 3
 
 
 def test_a_warm_up_round_leaves_no_samples() -> None:
     turns: list[str] = []
 
-    cells = race([Pretender("a", turns)], replace(RUN, warms_up=True))
+    series = measure_all([FakeCompetitor("a", turns)], replace(RUN, warms_up=True))
 
     assert len(turns) == 4
-    assert len(cells["a"].samples) == 3
+    assert len(series["a"].samples) == 3
 
 
-def test_who_has_used_the_time_up_stops_and_keeps_what_was_measured() -> None:
-    cells = race([Pretender("a")], replace(RUN, warms_up=True, budget_s=0.0))
+def test_a_competitor_that_has_used_its_time_keeps_its_samples_and_gets_no_further_turn() -> None:
+    series = measure_all([FakeCompetitor("a")], replace(RUN, warms_up=True, budget_s=0.0))
 
-    assert cells["a"].samples == [0.002]
+    assert series["a"].samples == [0.002]
 
 
-def test_a_contestant_takes_part_only_where_it_says_so() -> None:
-    elsewhere = Pretender("elsewhere")
+def test_a_competitor_is_measured_only_in_the_measurements_that_it_lists() -> None:
+    elsewhere = FakeCompetitor("elsewhere")
     elsewhere.measures = frozenset({"cold"})
 
-    assert set(race([Pretender("a"), elsewhere])) == {"a"}
+    assert set(measure_all([FakeCompetitor("a"), elsewhere])) == {"a"}
 
 
 def test_round_trips_are_the_times_between_calls_and_a_lost_call_is_refused() -> None:
@@ -123,33 +126,58 @@ def test_round_trips_are_the_times_between_calls_and_a_lost_call_is_refused() ->
 
 
 def test_ratios_compare_medians_with_both_montys() -> None:
-    cells = [Cell("ours", [0.001, 0.002, 0.009]), Cell(FRESH, [0.004]), Cell(SHARED, [0.001])]
+    series = [Series("ours", [0.001, 0.002, 0.009]), Series(FRESH, [0.004]), Series(SHARED, [0.001])]
 
-    group = report.row_group(RUN, Effort(), cells, took_s=1.0)
+    group = report.row_group(RUN, Workload(), series, took_s=1.0)
 
-    ours = group["contestants"]["ours"]
+    ours = group["competitors"]["ours"]
     assert (ours["p50"], ours["p95"]) == (2.0, 9.0)
     assert (ours["to_fresh_monty"], ours["to_shared_monty"]) == (0.5, 2.0)
 
 
 def test_without_monty_there_are_figures_and_no_ratios() -> None:
-    group = report.row_group(RUN, Effort(), [Cell("ours", [0.001]), Cell(FRESH, problem="not installed")], took_s=1.0)
+    group = report.row_group(
+        RUN, Workload(), [Series("ours", [0.001]), Series(FRESH, problem="not installed")], took_s=1.0
+    )
 
-    assert group["contestants"]["ours"]["p50"] == 1.0
-    assert "to_fresh_monty" not in group["contestants"]["ours"]
-    assert group["contestants"][FRESH] == {"problem": "not installed"}
+    assert group["competitors"]["ours"]["p50"] == 1.0
+    assert "to_fresh_monty" not in group["competitors"]["ours"]
+    assert group["competitors"][FRESH] == {"problem": "not installed"}
 
 
 @pytest.mark.parametrize(("rate", "met"), [(300.0, True), (100.0, False)])
 def test_a_target_that_is_a_floor_is_met_from_above(rate: float, met: bool) -> None:
     throughput = replace(RUN, key="throughput", scale=1.0, more_is_better=True)
-    cells = [Cell(report.LOADED, [rate]), Cell(FRESH, [200.0])]
+    series = [Series(report.LOADED, [rate]), Series(FRESH, [200.0])]
 
-    (judged,) = report.judge({"throughput": report.row_group(throughput, Effort(), cells, took_s=1.0)})
+    (checked,) = report.check_targets({"throughput": report.row_group(throughput, Workload(), series, took_s=1.0)})
 
-    assert (judged["got"], judged["met"]) == (rate / 200, met)
+    assert (checked["got"], checked["met"]) == (rate / 200, met)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.12345, "0.123"), (4.567, "4.57"), (45.67, "45.7"), (5370.4, "5,370")])
 def test_figures_are_shown_with_three_digits(value: float, shown: str) -> None:
     assert report.figure(value) == shown
+
+
+def medians(*values: float) -> list[Medians]:
+    return [{"run": value} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more_is_better", "change"),
+    [
+        ((1.0, 2.0, 4.0), (0.8, 1.6, 3.2), False, "better"),
+        ((1.0, 2.0, 4.0), (1.2, 2.4, 4.8), False, "worse"),
+        ((1.0, 2.0, 4.0), (1.2, 2.4, 4.8), True, "better"),
+        ((1.0, 2.0, 4.0), (1.02, 2.04, 4.08), False, "same"),
+        ((1.0, 1.0, 1.0), (0.5, 1.1, 1.5), False, "same"),
+    ],
+)
+def test_trees_are_compared_round_by_round_and_a_change_must_be_larger_than_the_noise(
+    before: Sequence[float], after: Sequence[float], more_is_better: bool, change: str
+) -> None:
+    row = compare_row(replace(RUN, more_is_better=more_is_better), medians(*before), medians(*after))
+
+    assert row.change == change
+    assert row.low <= row.ratio <= row.high

@@ -1,4 +1,4 @@
-"""The benchmarks themselves, as a command. What they measure is not judged here: only that they do."""
+"""The benchmarks as a command. The tests check that there are figures, not how large these are."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run_measures_our_sandboxes_and_plain_processes_and_names_the_live_layers(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
 
-    done = bench("--only", "run", "call", "--contestants", "toolcell", "python subprocess", "--json", str(out))
+    done = bench("--only", "run", "call", "--competitors", "toolcell", "python subprocess", "--json", str(out))
 
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     assert results["isolation"]["seccomp"]
     assert results["machine"]["cores"]
     for key in ("run", "call"):
-        contestants = results["measurements"][key]["contestants"]
+        competitors = results["measurements"][key]["competitors"]
         for name in ("toolcell", "python subprocess"):
-            assert contestants[name]["problem"] is None
-            assert contestants[name]["p50"] > 0
+            assert competitors[name]["problem"] is None
+            assert competitors[name]["p50"] > 0
     assert "one run, one call" in done.stdout
 
 
 def test_idle_sandboxes_are_counted_in_bytes_per_sandbox(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
 
-    done = bench("--only", "idle", "--idle", "3", "--contestants", "python subprocess", "--json", str(out))
+    done = bench("--only", "idle", "--idle", "3", "--competitors", "python subprocess", "--json", str(out))
 
     assert done.returncode == 0, done.stderr
     group = json.loads(out.read_text())["measurements"]["idle"]
     assert "3 idle" in group["title"]
-    assert 1 < group["contestants"]["python subprocess"]["p50"] < 100
+    assert 1 < group["competitors"]["python subprocess"]["p50"] < 100
 
 
 def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
@@ -57,8 +57,31 @@ def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    for phase in ("two CPUs, after a pause", "walls, rehearsal, Hello", "call_tool to the tool"):
+    for phase in ("two CPUs, after a pause", "isolation, rehearsal, Hello", "call_tool to the tool"):
         assert phase in done.stdout
+
+
+def test_one_round_of_a_comparison_measures_the_toolcell_of_its_own_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compare", "--measure", str(ROOT), "--only", "run", "throughput"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    medians = json.loads(done.stdout)
+    assert set(medians) == {"run", "throughput"}
+    assert min(medians.values()) > 0
+
+
+def test_a_comparison_refuses_a_tree_without_an_environment_and_a_toolcell_from_elsewhere(tmp_path: Path) -> None:
+    def compare(*arguments: str) -> str:
+        command = [sys.executable, "-m", "benchmarks.compare", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert f"{tmp_path} has no .venv" in compare(str(tmp_path), str(tmp_path))
+    assert f"which is not in {tmp_path}" in compare("--measure", str(tmp_path))
 
 
 def test_an_unknown_measurement_is_refused_with_the_names_there_are() -> None:

@@ -1,7 +1,7 @@
-"""A new Python process per run, bare or inside bubblewrap, with a line of JSON per message on stdin and stdout.
+"""A new Python process per run, bare or inside bubblewrap. Messages are lines of JSON on stdin and stdout.
 
-What one writes oneself in an afternoon: no limits, no validation, no pool. Bubblewrap gives namespaces and drops
-capabilities; it has no seccomp filter, no Landlock rules and no cgroup here.
+There are no limits, no validation and no pool. Bubblewrap adds namespaces and drops capabilities. It is used without a
+seccomp filter, Landlock rules or a cgroup.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.contestants.contestant import NAP_S, NotOffered, check, intervals
-from benchmarks.contestants.scripts import CPYTHON, ECHO, counted
+from benchmarks.competitors.competitor import NAP_S, NotAvailable, check, intervals
+from benchmarks.competitors.scripts import CPYTHON, ECHO, counted
 
 GUEST = r"""
 import json, sys
@@ -43,10 +43,10 @@ if source := sys.stdin.readline():
 
 PYTHON = os.path.realpath(sys.executable)
 COMMAND = (PYTHON, "-I", "-S", "-c", GUEST)
-"""Without site, the quickest start there is."""
+"""Python without `site` starts fastest."""
 
 
-class Piped:
+class PythonPerRun:
     """Runs `argv` once per script."""
 
     measures: frozenset[str] | None = None
@@ -65,53 +65,53 @@ class Piped:
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={})
 
-    def _run(self, script: str, count: int = 0) -> Conversation:
+    def _run(self, script: str, count: int = 0) -> PipedRun:
         with self._start() as process:
-            return Conversation(process, self._threads, counted(script, count))
+            return PipedRun(process, self._threads, counted(script, count))
 
     async def run(self) -> float:
         start = time.perf_counter()
-        talk = self._run(CPYTHON.once)
-        check(talk.result, ECHO)
-        return talk.end - start
+        piped = self._run(CPYTHON.once)
+        check(piped.result, ECHO)
+        return piped.end - start
 
     async def burst(self, runs: int) -> list[float]:
         return [await self.run() for _ in range(runs)]
 
     async def call(self, calls: int) -> list[float]:
-        talk = self._run(CPYTHON.calls, calls)
-        check(talk.result, calls)
-        return intervals(talk.stamps, calls)
+        piped = self._run(CPYTHON.calls, calls)
+        check(piped.result, calls)
+        return intervals(piped.stamps, calls)
 
     async def pipeline(self, calls: int) -> float:
-        talk = self._run(CPYTHON.pipeline, calls)
-        check(talk.result, calls)
-        return talk.since_mark / calls
+        piped = self._run(CPYTHON.pipeline, calls)
+        check(piped.result, calls)
+        return piped.since_mark / calls
 
     async def fan_out(self, calls: int) -> float:
-        talk = self._run(CPYTHON.fan_out, calls)
-        check(talk.result, calls)
-        return talk.since_mark
+        piped = self._run(CPYTHON.fan_out, calls)
+        check(piped.result, calls)
+        return piped.since_mark
 
     async def many(self, runs: int, clients: int) -> float:
         with ThreadPoolExecutor(clients) as threads:
             start = time.perf_counter()
-            for talk in threads.map(lambda _: self._run(CPYTHON.once), range(runs)):
-                check(talk.result, ECHO)
+            for piped in threads.map(lambda _: self._run(CPYTHON.once), range(runs)):
+                check(piped.result, ECHO)
             return time.perf_counter() - start
 
     async def cold(self) -> float:
         return await self.run()
 
     async def return_text(self, size_bytes: int) -> float:
-        talk = self._run(CPYTHON.text, size_bytes)
-        check(len(talk.result), size_bytes)
-        return talk.since_mark
+        piped = self._run(CPYTHON.text, size_bytes)
+        check(len(piped.result), size_bytes)
+        return piped.since_mark
 
     async def return_records(self, records: int) -> float:
-        talk = self._run(CPYTHON.records, records)
-        check((len(talk.result), talk.result[-1]["id"]), (records, records - 1))
-        return talk.since_mark
+        piped = self._run(CPYTHON.records, records)
+        check((len(piped.result), piped.result[-1]["id"]), (records, records - 1))
+        return piped.since_mark
 
     @asynccontextmanager
     async def idle(self, count: int) -> AsyncIterator[None]:
@@ -122,8 +122,8 @@ class Piped:
             yield
 
 
-class Conversation:
-    """One script from its source to its result, answering its calls in between."""
+class PipedRun:
+    """Sends one script to a process, answers its calls, and reads its result."""
 
     def __init__(self, process: subprocess.Popen[bytes], threads: ThreadPoolExecutor, script: str) -> None:
         assert process.stdin is not None
@@ -144,7 +144,7 @@ class Conversation:
 
     @property
     def since_mark(self) -> float:
-        """Seconds from the script's first call to its result."""
+        """Return the seconds from the script's first call to its result."""
         return self.end - self.stamps[0]
 
     def _answer_later(self, ident: int, args: dict[str, Any]) -> None:
@@ -157,28 +157,28 @@ class Conversation:
             self._stdin.flush()
 
 
-class PlainPython(Piped):
-    """No isolation at all."""
+class PlainPython(PythonPerRun):
+    """A bare Python process, without isolation."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, COMMAND)
 
 
-class Bubblewrap(Piped):
-    """Namespaces and a read-only root by bubblewrap."""
+class Bubblewrap(PythonPerRun):
+    """A Python process in bubblewrap's namespaces, with a read-only root."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, (shutil.which("bwrap") or "bwrap", *bubblewrap_options(), *COMMAND))
 
     async def __aenter__(self) -> Self:
         if shutil.which("bwrap") is None:
-            raise NotOffered("bwrap is not installed (Debian: apt-get install bubblewrap)")
+            raise NotAvailable("bwrap is not installed (Debian: apt-get install bubblewrap)")
         await self.run()
         return self
 
 
 def bubblewrap_options() -> list[str]:
-    """All namespaces, no capabilities, a read-only view of the interpreter and its libraries."""
+    """Return options for all namespaces, no capabilities, and a read-only interpreter with its libraries."""
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     for name in ("/usr", "/lib", "/lib64", "/bin"):
         path = Path(name)

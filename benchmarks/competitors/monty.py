@@ -1,6 +1,6 @@
-"""pydantic-monty: a Rust interpreter of a Python subset in pooled worker processes. No registry: bare functions.
+"""pydantic-monty: a Rust interpreter of a Python subset in pooled worker processes. Its tools are bare functions.
 
-The blocking client where it can do the job, since that is its fastest; the asyncio one for calls in parallel.
+Its blocking client is the fastest, so most measurements use it. Parallel calls need the asyncio client.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
-from benchmarks.contestants.contestant import NAP_S, NotOffered, check, intervals
-from benchmarks.contestants.scripts import ECHO, MONTY, counted
+from benchmarks.competitors.competitor import NAP_S, NotAvailable, check, intervals
+from benchmarks.competitors.scripts import ECHO, MONTY, counted
 
 try:
     import pydantic_monty
@@ -22,7 +22,7 @@ except ImportError:
 
 
 class MontyPool:
-    """A Monty with some options. A worker is fresh when `max_checkouts_per_worker` is 1."""
+    """A Monty pool. With `max_checkouts_per_worker=1` every run gets a fresh worker."""
 
     measures: frozenset[str] | None = None
 
@@ -34,9 +34,9 @@ class MontyPool:
 
     async def __aenter__(self) -> MontyPool:
         if pydantic_monty is None:
-            raise NotOffered("pydantic-monty is not installed")
+            raise NotAvailable("pydantic-monty is not installed")
         self._pool = self._stack.enter_context(pydantic_monty.Monty(**self._options))
-        self._ready: Any = None
+        self._burst_pool: Any = None
         self._async_pool = await self._stack.enter_async_context(pydantic_monty.AsyncMonty(**self._options))
         return self
 
@@ -55,7 +55,7 @@ class MontyPool:
         return args
 
     def _feed(self, pool: Any, script: str) -> tuple[Any, float]:
-        """Value, and the moment it was there: giving the worker back comes later and is not counted."""
+        """Return the value and the moment it arrived. Giving the worker back is not measured."""
         with pool.checkout() as session:
             value = session.feed_run(script, external_lookup={"call_tool": self._call_tool})
             return value, time.perf_counter()
@@ -67,12 +67,14 @@ class MontyPool:
         return end - start
 
     async def burst(self, runs: int) -> list[float]:
-        if self._ready is None:
-            self._ready = self._stack.enter_context(pydantic_monty.Monty(**self._options | {"max_processes": 2 * runs}))
+        if self._burst_pool is None:
+            self._burst_pool = self._stack.enter_context(
+                pydantic_monty.Monty(**self._options | {"max_processes": 2 * runs})
+            )
         taken = []
         for _ in range(runs):
             start = time.perf_counter()
-            value, end = self._feed(self._ready, MONTY.once)
+            value, end = self._feed(self._burst_pool, MONTY.once)
             taken.append(end - start)
             check(value, ECHO)
         return taken
@@ -99,7 +101,7 @@ class MontyPool:
         return await self._gather(MONTY.fan_out, calls)
 
     async def many(self, runs: int, clients: int) -> float:
-        # Its default of one worker per core is not its best with several clients, so it may have one for each.
+        # Its default of one worker per core is slow with several clients, so the pool has two for each client.
         with ExitStack() as stack:
             pool = stack.enter_context(pydantic_monty.Monty(**self._options | {"max_processes": 2 * clients}))
             threads = stack.enter_context(ThreadPoolExecutor(clients))
@@ -137,11 +139,11 @@ class MontyPool:
             yield
 
 
-class StartedMonty(MontyPool):
-    """Fresh workers that were all started before the first is asked for.
+class PrestartedMonty(MontyPool):
+    """Fresh workers that were started before the first run.
 
-    A Monty pool starts a used worker's successor when the next run asks for one, so a fresh worker's time contains a
-    process start. This shows the time without it, which no pool of Monty's own reaches for long.
+    A Monty pool replaces a used worker when the next run needs one, so the time of a fresh worker includes a process
+    start. This competitor shows the time without it. No pool of Monty's can keep that up.
     """
 
     measures: frozenset[str] | None = frozenset({"run"})
@@ -149,17 +151,17 @@ class StartedMonty(MontyPool):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, min_processes=self.BATCH, max_processes=self.BATCH, max_checkouts_per_worker=1)
-        self._left = 0
+        self._unused = 0
 
-    async def __aenter__(self) -> StartedMonty:
+    async def __aenter__(self) -> PrestartedMonty:
         if pydantic_monty is None:
-            raise NotOffered("pydantic-monty is not installed")
+            raise NotAvailable("pydantic-monty is not installed")
         return self
 
     async def run(self) -> float:
-        if not self._left:
+        if not self._unused:
             await self._stack.aclose()
             self._pool = self._stack.enter_context(pydantic_monty.Monty(**self._options))
-            self._left = self.BATCH
-        self._left -= 1
+            self._unused = self.BATCH
+        self._unused -= 1
         return await super().run()

@@ -1,6 +1,6 @@
-"""toolcell: a fresh sandbox per run, every isolation layer this machine has, tools through a real registry.
+"""toolcell: a fresh sandbox per run, all isolation layers of this machine, and tools in a real registry.
 
-Runs keep their default limits, except where the workload itself is larger than those allow.
+Runs have the default limits, except where the workload is larger than these allow.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 import anyio
 
-from benchmarks.contestants.contestant import NAP_S, check, intervals
-from benchmarks.contestants.scripts import CPYTHON, ECHO, counted
+from benchmarks.competitors.competitor import NAP_S, check, intervals
+from benchmarks.competitors.scripts import CPYTHON, ECHO, counted
 from toolcell import ExecutionResult, Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.config import MIB
 
 MANY_CALLS = Limits(tool_calls=1_000_000, concurrent_calls=512)
 
-READY = 16
-"""Sandboxes that wait for a burst: twice its size, so that their successors are started when it is over."""
+BURST_POOL = 16
+"""Warm sandboxes for a burst: twice its size, so that new ones are started when the burst is over."""
 
 LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB)
-"""frame_bytes belongs to a sandbox's making: such a run gets one started for it, by the same zygote."""
+"""`frame_bytes` is fixed when a sandbox starts, so the same zygote starts a new one for such a run."""
 
 
 class Toolcell:
-    """A Runtime, with or without packages loaded ahead."""
+    """A Runtime, with or without preloaded packages."""
 
     measures: frozenset[str] | None = None
 
@@ -38,7 +38,7 @@ class Toolcell:
         self._registry = self._tools()
         self._stack = AsyncExitStack()
         self.layers: Mapping[str, str] = {}
-        """Isolation layers that were live in a run."""
+        """Live isolation layers of a run."""
 
     def _tools(self) -> ToolRegistry:
         registry = ToolRegistry()
@@ -63,7 +63,7 @@ class Toolcell:
 
     async def __aenter__(self) -> Toolcell:
         self.runtime = await self._stack.enter_async_context(self._runtime())
-        self._crowd = await self._stack.enter_async_context(self._runtime(PoolConfig(warm=READY)))
+        self._burst_runtime = await self._stack.enter_async_context(self._runtime(PoolConfig(warm=BURST_POOL)))
         result = await self.runtime.execute_code("set_result(1)")
         self._value(result)
         self.layers = result.isolation.layers
@@ -89,7 +89,7 @@ class Toolcell:
         return took
 
     async def burst(self, runs: int) -> list[float]:
-        return [await self._once(self._crowd) for _ in range(runs)]
+        return [await self._once(self._burst_runtime) for _ in range(runs)]
 
     async def call(self, calls: int) -> list[float]:
         self._stamps.clear()
