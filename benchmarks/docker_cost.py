@@ -51,8 +51,8 @@ class AttachedStreamBackend(DockerBackend):
     async def open(self) -> None:
         """Open the backend, and turn direct channels off."""
         await super().open()
-        assert self._forked is not None
-        self._forked.is_direct = False
+        assert self._shared is not None
+        self._shared.is_direct = False
 
 
 def tools() -> ToolRegistry:

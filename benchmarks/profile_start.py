@@ -48,7 +48,7 @@ async def profile_start(rounds: int, packages: Sequence[str]) -> Phases:
             moments = [time.perf_counter()]
             sandbox = await backend.start(Limits())
             moments.append(time.perf_counter())
-            await GuestConnection(sandbox).greet()
+            await GuestConnection(sandbox).hello()
             moments.append(time.perf_counter())
             await sandbox.destroy()
             moments.append(time.perf_counter())
