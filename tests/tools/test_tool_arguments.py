@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.tools import Call, RunContext, ToolCall, ToolDefinition, ToolRegistry, decode_tool_call
+from toolcell.tools import (
+    Call,
+    Rewrite,
+    RunContext,
+    ToolCall,
+    ToolContext,
+    ToolDefinition,
+    ToolRegistry,
+    ToolResult,
+    decode_tool_call,
+)
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.coercion import Coercer
 from toolcell.tools.partial_json import ParseMode, parse_json
@@ -374,6 +384,21 @@ def test_defaults_of_the_schema_are_filled_in_at_every_depth_and_never_shared() 
     assert second == {"limit": 10, "tags": []}
 
 
+@pytest.mark.conforms("C-b7", "C21")
+def test_a_default_belongs_to_its_call_alone_whatever_else_the_schema_has() -> None:
+    flat = {"tags": {"type": "array", "default": []}, "where": {"type": "object", "default": {"deep": []}}}
+    nested = {**flat, "page": {"type": "object", "properties": {"size": {"type": "integer", "default": 5}}}}
+    for properties in (flat, nested):
+        check = checker(properties)
+
+        first = check.check({}).args
+        first["tags"].append("mine")
+        first["where"]["deep"].append("mine")
+
+        assert check.check({}).args == {"tags": [], "where": {"deep": []}}
+        assert (properties["tags"]["default"], properties["where"]["default"]) == ([], {"deep": []})
+
+
 def deep(levels: int) -> Any:
     value: Any = 1
     for _ in range(levels):
@@ -407,6 +432,44 @@ async def test_values_that_would_break_later_are_refused_with_their_path(args: A
     assert result.error is not None
     assert result.error.code == "invalid_arguments"
     assert problem in result.text
+    result.text.encode("utf-8")
+
+
+@pytest.mark.conforms("C-b8")
+@pytest.mark.parametrize("route", ["model", "plan", "code", "tool", "hook"])
+@pytest.mark.parametrize(
+    ("args", "problem"), [HOSTILE[0], HOSTILE[2], HOSTILE[4], HOSTILE[6]], ids=["nan", "big", "surrogate", "deep"]
+)
+async def test_such_values_are_refused_wherever_they_come_from(args: Any, problem: str, route: str) -> None:
+    ran: list[Any] = []
+    registry = ToolRegistry()
+    registry.register("free", "Takes anything there is", None, ran.append)
+
+    async def script(call_tool: Any) -> Any:
+        return await call_tool("free", args)
+
+    @registry.tool
+    async def relay(ctx: ToolContext) -> ToolResult:
+        """Call the free tool with values of its own."""
+        return await ctx.call_tool("free", args)
+
+    registry.enable_plan_execution()
+    registry.enable_code_execution(FakeRuntime(script))
+    if route == "hook":
+        registry.add_hook(before=lambda call: Rewrite(args) if call.name == "free" else None)
+    asked: dict[str, tuple[str, Any]] = {
+        "model": ("free", json.dumps(args)),
+        "plan": ("execute_plan", {"steps": [{"tool": "free", "args": args}]}),
+        "code": ("execute_code", {"code": "..."}),
+        "tool": ("relay", {}),
+        "hook": ("free", {}),
+    }
+
+    name, given = asked[route]
+    [result] = await registry.execute_batch([ToolCall("call_0", name, given)])
+
+    assert problem in result.text
+    assert ran == []
     result.text.encode("utf-8")
 
 

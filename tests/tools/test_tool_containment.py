@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import anyio
@@ -15,7 +16,9 @@ from toolcell.tools import (
     AgentTool,
     Call,
     RunContext,
+    Secrets,
     Status,
+    Text,
     ToolDefinition,
     ToolError,
     ToolRegistry,
@@ -251,6 +254,26 @@ async def test_repeating_a_failing_call_is_pointed_out_at_the_third_time() -> No
     assert "failed" not in answers[3].replace("validation failed", "")
 
 
+@pytest.mark.conforms("J-b5")
+async def test_a_success_starts_the_count_of_failures_anew() -> None:
+    works_at = {3}
+
+    async def flaky(n: int = 0) -> str:
+        """Fail, except now and then."""
+        flaky_calls.append(n)
+        if len(flaky_calls) in works_at:
+            return "worked"
+        raise ValueError("boom")
+
+    flaky_calls: list[int] = []
+    model = ScriptedModel([*[calls(("flaky", {}))] * 6, "gave up"])
+
+    run = await Agent(model, tools=[flaky]).run("go")
+
+    answers = [message["content"] for message in run.messages if message["role"] == "tool"]
+    assert ["failed 3 times" in answer for answer in answers] == [False, False, False, False, False, True]
+
+
 async def test_a_call_that_cannot_be_recorded_is_not_made() -> None:
     ran: list[str] = []
 
@@ -304,3 +327,73 @@ async def test_the_record_of_a_call_begins_before_its_effect_and_ends_after() ->
     assert log == [
         "started act {'n': 1} True", "effect", "ended act ok", "started nowhere {} False", "ended nowhere error",
     ]  # fmt: skip
+
+
+class Refusing(dict[str, Any]):
+    def __iter__(self) -> Any:
+        raise ValueError("even reading me fails")
+
+    items = keys = __iter__
+
+
+class Promising:
+    def to_tool_result(self) -> ToolResult:
+        raise ValueError("no result after all")
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+MALFORMED: dict[str, Any] = {
+    "parts missing": ToolResult(parts=None),  # type: ignore[arg-type]
+    "parts not parts": ToolResult(parts=(1,)),  # type: ignore[arg-type]
+    "text not text": ToolResult(parts=(Text(5),)),  # type: ignore[arg-type]
+    "error not a failure": ToolResult(error="boom", status=Status.ERROR),  # type: ignore[arg-type]
+    "files not files": ToolResult(files=("x",)),  # type: ignore[arg-type]
+    "no usage": ToolResult(usage=None),  # type: ignore[arg-type]
+    "no meta": ToolResult(meta=None),  # type: ignore[arg-type]
+    "for_user a number": ToolResult(for_user=5),  # type: ignore[arg-type]
+    "data that contains itself": endless(),
+    "a result that contains itself": ToolResult.of(endless()),
+    "keys that are no text": ToolResult.of({(1, 2): 3}),
+    "half a character": "\ud800",
+    "a mapping that cannot be read": Refusing(a=1),
+    "a promise that is not kept": Promising(),
+    "a class": ToolResult,
+    "an exception": ValueError("returned, not raised"),
+    "a generator": (number for number in range(3)),
+}
+
+
+@pytest.mark.conforms("J1", "J-b3")
+@pytest.mark.parametrize("secrets", [False, True], ids=["", "secrets"])
+@pytest.mark.parametrize("what", MALFORMED)
+async def test_whatever_a_tool_returns_every_call_of_its_batch_has_an_answer(what: str, secrets: bool) -> None:
+    async def odd() -> Any:
+        """Return something that is no proper result."""
+        return MALFORMED[what]
+
+    async def good() -> str:
+        """Always work, for the test."""
+        return "fine"
+
+    registry = ToolRegistry([good])
+    registry.add(odd, max_result_bytes=1000)
+    registry.enable_plan_execution()
+    run = RunContext(secrets=Secrets({"key": "hunter2"})) if secrets else RunContext()
+    log = recorded(run.events)
+
+    results = await registry.execute_batch([("good", {}), ("odd", {}), ("good", {})], context=run)
+    steps = [{"tool": "odd", "args": {}}, {"tool": "good", "args": {}}]
+    plan = await registry.execute("execute_plan", {"steps": steps})
+    model = ScriptedModel([calls(("odd", {}), ("good", {})), "done"])
+    answered = await Agent(model, tools=registry).run("go")
+
+    assert [result.meta.call_id for result in results] == ["call_0", "call_1", "call_2"]
+    assert [results[0].text, results[2].text] == ["fine", "fine"]
+    assert [json.loads(event.to_json())["type"] for event in log] == [event.type for event in log]
+    assert plan.value[1]["result"] == "fine"
+    assert (answered.content, answered.messages[3]["content"]) == ("done", "fine")

@@ -16,6 +16,7 @@ from toolcell.tools import (
     Approve,
     Block,
     Call,
+    File,
     Hook,
     Modify,
     Override,
@@ -107,6 +108,34 @@ async def test_an_after_hook_replaces_what_it_sets_and_keeps_the_rest() -> None:
     assert (stopped.text, stopped.terminate) == ("text", True)
     assert (failed.text, failed.is_error) == ("text", True)
     assert (replaced.text, replaced.meta.tool) == ("all new", "work")
+
+
+@pytest.mark.conforms("G4", "G5")
+@pytest.mark.parametrize("route", ["model", "plan", "code"])
+async def test_content_set_by_an_after_hook_is_all_that_anybody_gets_of_structured_data(route: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def rows() -> ToolResult:
+        """Return data, text and a file."""
+        return ToolResult.ok("secret", value={"secret": 1}, files=(File("secret.csv", b"secret"),))
+
+    async def script(call_tool: Any) -> Any:
+        return await call_tool("rows")
+
+    registry.add_hook(after=lambda call, result: Override(content="withheld") if call.name == "rows" else None)
+    registry.enable_plan_execution()
+    registry.enable_code_execution(FakeRuntime(script))
+    asked = {
+        "model": ("rows", {}),
+        "plan": ("execute_plan", {"steps": [{"tool": "rows", "args": {}}]}),
+        "code": ("execute_code", {"code": "..."}),
+    }
+
+    result = await registry.execute(*asked[route])
+
+    assert "withheld" in result.text
+    assert "secret" not in repr(result)
 
 
 @pytest.mark.conforms("G5", "V-17")
@@ -365,6 +394,26 @@ async def test_a_before_hook_can_rewrite_arguments_which_are_validated_again() -
     assert bad.error is not None
     assert bad.error.code == "invalid_arguments"
     assert ran == [(5, 0)]
+
+
+@pytest.mark.conforms("G-b1", "G1")
+async def test_hooks_after_one_that_rewrites_see_the_new_arguments_and_may_still_refuse() -> None:
+    registry, ran = adding()
+    seen: list[Any] = []
+
+    def guard(call: Call) -> Block | None:
+        seen.append(dict(call.args))
+        return Block("five is forbidden") if call.args["a"] == 5 else None
+
+    registry.add_hook(before=lambda call: Rewrite({"a": call.args["a"] + 1}))
+    registry.add_hook(before=guard)
+
+    allowed = await registry.execute("add", {"a": 1})
+    refused = await registry.execute("add", {"a": 4})
+
+    assert (allowed.value, refused.text) == (2, "five is forbidden")
+    assert seen == [{"a": 2, "b": 0}, {"a": 5, "b": 0}]
+    assert ran == [(2, 0)]
 
 
 @pytest.mark.conforms("G-b1")

@@ -36,9 +36,11 @@ class Meeting:
         self.most = max(self.most, self.here)
         if self.here >= self._expected:
             self._all_here.set()
-        with anyio.fail_after(PATIENCE_S):
-            await self._all_here.wait()
-        self.here -= 1
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                await self._all_here.wait()
+        finally:
+            self.here -= 1
 
 
 class Crowd:

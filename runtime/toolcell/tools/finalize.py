@@ -21,6 +21,7 @@ from toolcell.tools.result import (
     ResultMeta,
     Status,
     Text,
+    TokenUsage,
     ToolFailure,
     ToolResult,
     to_json,
@@ -36,8 +37,7 @@ def as_result(value: Any, requires_result: bool = False) -> ToolResult:
     """A tool's return value as a result; what cannot be one is a failure, never a crash."""
     kind = type(value)
     if kind is ToolResult:
-        result: ToolResult = value
-        return result
+        return _well_formed(value)
     if value is None:
         return _no_result() if requires_result else ToolResult(meta=FRESH)
     if kind is str:
@@ -52,7 +52,7 @@ def _odd_result(value: Any) -> ToolResult:
         return as_result(value.to_tool_result(), requires_result=True)
     match value:
         case ToolResult():
-            return value
+            return _well_formed(value)
         case str():
             return ToolResult(parts=(Text(str(value)),))
         case bytes() | bytearray():
@@ -67,6 +67,40 @@ def _odd_result(value: Any) -> ToolResult:
             return _structured(value)
     message = f"tool returned {type(value).__name__}, which is not a result: return text, JSON data or a ToolResult"
     return ToolResult.fail(message, code=ErrorCode.NO_RESULT)
+
+
+def _well_formed(result: ToolResult) -> ToolResult:
+    """Return a tool's own result, or a failure that names the field with a wrong type: later steps rely on them."""
+    for name, accepted in _FIELD_TYPES:
+        if not isinstance(getattr(result, name), accepted):
+            return _malformed(name)
+    if not all(isinstance(part, Text | Image | File) for part in result.parts) or not all(
+        isinstance(part.text, str) for part in result.parts if isinstance(part, Text)
+    ):
+        return _malformed("parts")
+    if not all(isinstance(file, File) for file in result.files):
+        return _malformed("files")
+    try:
+        to_json(result.value)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, data that contains itself
+        return _malformed("value")
+    return result
+
+
+_FIELD_TYPES: tuple[tuple[str, Any], ...] = (
+    ("parts", tuple),
+    ("status", str),
+    ("error", ToolFailure | None),
+    ("for_user", str | None),
+    ("files", tuple),
+    ("job_id", str | None),
+    ("usage", TokenUsage),
+    ("meta", ResultMeta),
+)
+
+
+def _malformed(name: str) -> ToolResult:
+    return ToolResult.fail(f"tool returned a ToolResult with a malformed {name!r}", code=ErrorCode.NO_RESULT)
 
 
 def _structured(value: Any) -> ToolResult:
@@ -105,7 +139,10 @@ def finalize(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
     if limit is not None and not result.is_error:
         result, truncated = _bounded(result, limit)
     if call.run.secrets:
-        result = _redacted(result, call)
+        try:
+            result = _redacted(result, call)
+        except RecursionError:  # what cannot be searched for secrets is not passed on
+            result = ToolResult.fail("tool returned data that is nested without end", code=ErrorCode.NO_RESULT)
     if result.status is Status.PENDING and result.job_id is None and call.completion is not None:
         result = dataclasses.replace(result, job_id=call.completion.job_id)
     meta = ResultMeta(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)

@@ -43,6 +43,7 @@ class Override:
     """What an after hook changes about a result; None leaves a field as it is."""
 
     content: str | None = None
+    """Replaces everything the tool answered with: text, data and files, for the model and for scripts."""
     details: Any = None
     is_error: bool | None = None
     terminate: bool | None = None
@@ -51,7 +52,7 @@ class Override:
         """The result with the set fields replaced."""
         changed = result
         if self.content is not None:
-            changed = replace(changed, parts=(Text(self.content),))
+            changed = replace(changed, parts=(Text(self.content),), value=None, has_value=False, files=())
             if changed.error is not None:
                 failure = replace(changed.error, message=self.content)
                 changed = replace(changed, parts=(), error=failure)
