@@ -36,7 +36,6 @@ INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 
 CYCLES_LEFT = {
     "toolcell.tools": 18,
-    "toolcell.sandbox.docker": 6,
     "toolcell.cli": 2,
     "toolcell_bridge.entry": 3,
 }
