@@ -1,7 +1,7 @@
 """`python -m benchmarks.count_calls`: count the function calls that one run and one tool call make in the host.
 
-Counts do not depend on how fast or how busy the machine is. Calls are counted with `sys.setprofile` in the event loop's
-thread, from the call of `execute_code` to its result. `--profile` lists the functions that are called most.
+Calls are counted with `sys.setprofile` in the event loop's thread, from the call of `execute_code` to its result. What
+the counter itself calls is not counted. `--profile N` lists the functions that are called most.
 """
 
 from __future__ import annotations
@@ -10,58 +10,76 @@ import argparse
 import collections
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import anyio
 
 from toolcell import PoolConfig, Runtime, ToolRegistry
 
-ROUNDS = 21
+ROUNDS = 31
+WARM_UP = 5
 PAUSE_S = 0.02
 """Between two runs, so that what one leaves to do is not counted with the next."""
+
 PACKAGES = {"toolcell", "toolcell_bridge"}
 EMPTY = "set_result(1)"
 CALLS = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How many Python and C functions were called."""
+
+    python: float
+    c: float
+
+
 class CallCounter:
-    """Counts calls of Python and of C functions while it is on."""
+    """Counts calls of Python and of C functions while it is on. Counting is cheap, so that it changes little."""
 
     def __init__(self) -> None:
-        self.python: collections.Counter[str] = collections.Counter()
-        self.c: collections.Counter[str] = collections.Counter()
+        self.python: collections.Counter[CodeType] = collections.Counter()
+        self.c: collections.Counter[tuple[str, CodeType]] = collections.Counter()
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what is called inside the block."""
+    def start(self) -> None:
+        """Begin to count."""
         sys.setprofile(self._event)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
+
+    def stop(self) -> Calls:
+        """Stop counting; return what was called, without this call itself."""
+        sys.setprofile(None)
+        return Calls(self.python.total() - 1, self.c.total() - 1)
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
-            code = frame.f_code
-            parts = Path(code.co_filename).with_suffix("").parts
-            home = next((index for index, part in enumerate(parts) if part in PACKAGES), len(parts) - 1)
-            self.python[f"{'.'.join(parts[home:])}:{code.co_qualname}"] += 1
+            self.python[frame.f_code] += 1
         elif event == "c_call":
-            self.c[f"{getattr(arg, '__qualname__', arg)} from {frame.f_code.co_qualname}"] += 1
+            self.c[arg.__qualname__, frame.f_code] += 1
+
+    def names(self) -> list[tuple[int, str]]:
+        """Every function that was called, most often first: Python functions, then C functions."""
+        python = [(number, _name(code)) for code, number in self.python.most_common()]
+        return python + [(number, f"{name} from {_name(code)}") for (name, code), number in self.c.most_common()]
 
 
-async def count(runtime: Runtime, source: str) -> tuple[int, int, CallCounter]:
-    """Run `source` once; calls of Python functions, of C functions, and the counter that has the names."""
+def _name(code: CodeType) -> str:
+    parts = Path(code.co_filename).with_suffix("").parts
+    home = next((index for index, part in enumerate(parts) if part in PACKAGES), len(parts) - 1)
+    return f"{'.'.join(parts[home:])}:{code.co_qualname}"
+
+
+async def count(runtime: Runtime, source: str) -> tuple[Calls, CallCounter]:
+    """Run `source` once and count what is called."""
     counter = CallCounter()
-    with counter.counting():
-        result = await runtime.execute_code(source)
+    counter.start()
+    result = await runtime.execute_code(source)
+    calls = counter.stop()
     assert result.ok, result.error
     await anyio.sleep(PAUSE_S)
-    return counter.python.total(), counter.c.total(), counter
+    return calls, counter
 
 
 def script(calls: int) -> str:
@@ -69,52 +87,47 @@ def script(calls: int) -> str:
     return f"for number in range({calls}): call_tool('add', {{'a': number, 'b': 1}})\nset_result(1)"
 
 
-async def measure() -> dict[str, tuple[float, float]]:
-    """Median calls of Python and of C functions: of a run without tool calls, and of each further tool call."""
-    registry = ToolRegistry()
+def registry() -> ToolRegistry:
+    """One small tool."""
+    made = ToolRegistry()
 
-    @registry.tool
+    @made.tool
     async def add(a: int, b: int) -> int:
         """Add two numbers."""
         return a + b
 
-    sources = (EMPTY, script(1), script(1 + CALLS))
-    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
-        for _ in range(3):
-            await count(runtime, script(2))
-        rounds = [[(await count(runtime, source))[:2] for source in sources] for _ in range(ROUNDS)]
-    empty, one, many = ([sample[which] for sample in rounds] for which in range(3))
+    return made
 
-    def median(samples: list[tuple[int, int]], which: int) -> float:
-        return statistics.median(sample[which] for sample in samples)
 
+async def measure(rounds: int = ROUNDS) -> dict[str, Calls]:
+    """Count a run without tool calls, and each further tool call of a run that makes some. Medians."""
+    samples: dict[str, list[Calls]] = {EMPTY: [], script(1): [], script(1 + CALLS): []}
+    async with Runtime(registry(), pool=PoolConfig(warm=2)) as runtime:
+        for number in range(WARM_UP + rounds):
+            for source, found in samples.items():
+                calls, _ = await count(runtime, source)
+                if number >= WARM_UP:
+                    found.append(calls)
+    empty, one, many = map(_median, samples.values())
     return {
-        "run without calls": (median(empty, 0), median(empty, 1)),
-        "one more tool call": (
-            (median(many, 0) - median(one, 0)) / CALLS,
-            (median(many, 1) - median(one, 1)) / CALLS,
-        ),
+        "run without calls": empty,
+        "one more tool call": Calls((many.python - one.python) / CALLS, (many.c - one.c) / CALLS),
     }
+
+
+def _median(samples: list[Calls]) -> Calls:
+    return Calls(statistics.median(each.python for each in samples), statistics.median(each.c for each in samples))
 
 
 async def profile(calls: int) -> None:
     """Print what is called in one run with this many tool calls, most often first."""
-    registry = ToolRegistry()
-
-    @registry.tool
-    async def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
-        for _ in range(3):
-            await count(runtime, script(2))
-        python, c, counter = await count(runtime, script(calls))
-    print(f"{python} Python, {c} C")
-    for names in (counter.python, counter.c):
-        for name, number in names.most_common():
-            print(f"{number:5} {name}")
-        print()
+    async with Runtime(registry(), pool=PoolConfig(warm=2)) as runtime:
+        for _ in range(WARM_UP):
+            await count(runtime, script(calls))
+        total, counter = await count(runtime, script(calls))
+    print(f"{total.python:g} Python, {total.c:g} C")
+    for number, name in counter.names():
+        print(f"{number:5} {name}")
 
 
 def main() -> None:
@@ -126,8 +139,8 @@ def main() -> None:
         anyio.run(profile, options.profile)
         return
     print(f"{'':20} {'Python':>8} {'C':>8}")
-    for name, (python, c) in anyio.run(measure).items():
-        print(f"{name:20} {python:8.0f} {c:8.0f}")
+    for name, calls in anyio.run(measure).items():
+        print(f"{name:20} {calls.python:8.0f} {calls.c:8.0f}")
 
 
 if __name__ == "__main__":
