@@ -130,10 +130,11 @@ class Connection:
         """
         if self.state is State.DEAD:
             raise LocalProtocolError(f"the connection is dead: {self._death}")
-        frames = [encode(message, self._max_frame_bytes) for message in messages]
         if len(messages) == 1:
+            only = encode(messages[0], self._max_frame_bytes)
             self._move(self._ours, messages[0], LocalProtocolError)
-            return frames[0]
+            return only
+        frames = [encode(message, self._max_frame_bytes) for message in messages]
         before = self.state, self._last_id, self._calls.copy(), self._forgotten.copy(), self._open_files.copy()
         try:
             for message in messages:

@@ -54,20 +54,18 @@ class FrameReader:
             RemoteProtocolError: the announced length is zero or over the limit.
         """
         buffer = self._buffer
-        if not self._end and not self._read_length():
-            return None
+        if not self._end:
+            if len(buffer) < _HEADER_BYTES:
+                return None
+            length = int.from_bytes(buffer[:_HEADER_BYTES], "big")
+            if not 0 < length <= self._max_frame_bytes:
+                raise RemoteProtocolError(
+                    f"frame of {length} bytes announced, 1 to {self._max_frame_bytes} are allowed"
+                )
+            self._end = _HEADER_BYTES + length
         if len(buffer) < self._end:
             return None
         body = buffer[_HEADER_BYTES : self._end]
         del buffer[: self._end]
         self._end = 0
         return body
-
-    def _read_length(self) -> bool:
-        if len(self._buffer) < _HEADER_BYTES:
-            return False
-        length = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
-        if not 0 < length <= self._max_frame_bytes:
-            raise RemoteProtocolError(f"frame of {length} bytes announced, 1 to {self._max_frame_bytes} are allowed")
-        self._end = _HEADER_BYTES + length
-        return True

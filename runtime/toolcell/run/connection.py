@@ -97,10 +97,6 @@ class GuestConnection:
         """Bytes the guest has sent in this run: an upper bound of the size of everything in it."""
         return self._stream.received_bytes - self._received_before
 
-    def owes(self, call_id: int) -> bool:
-        """True while this call may still be answered."""
-        return call_id in self._wire.outstanding
-
     def post(self, message: Message) -> None:
         """Add a message to what the next `flush` writes.
 
@@ -116,6 +112,11 @@ class GuestConnection:
         outgoing, self._outgoing, self.unsent_bytes = self._outgoing, [], 0
         return b"".join(outgoing)
 
+    async def flush(self) -> None:
+        """Write what was posted; see `write`."""
+        if self._outgoing:
+            await self.write(self.take_unsent())
+
     async def write(self, data: bytes) -> None:
         """Write whole messages.
 
@@ -126,11 +127,6 @@ class GuestConnection:
         except BaseException:
             self._is_broken = True
             raise
-
-    async def flush(self) -> None:
-        """Write what was posted."""
-        if self._outgoing:
-            await self.write(self.take_unsent())
 
     async def receive(self) -> bool:
         """Wait for bytes from the guest; False when it is gone. The messages come from `next_message`."""

@@ -1,6 +1,6 @@
-"""Keeps a few items started ahead of need, hands each out once, and ends what comes back.
+"""`Pool`: keeps a few items started ahead of need, hands each out once, and ends what comes back.
 
-Decides in `plan`, a pure function; the rest carries it out. Knows only how to start and end its items.
+`plan`, a pure function, decides; the rest carries it out. Knows only how to start and end its items.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from toolcell.errors import SandboxUnavailable
 T = TypeVar("T")
 
 TRIES = 3
-"""Failed starts in a row after which whoever waits is told."""
+"""Failed starts in a row after which whoever waits gets the error."""
 
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 """Pause after the n-th failed start in a row; the last one repeats."""
 
 QUIET_S = 0.01
-"""While items are taken in quicker succession than this, spares are not made and what was used is frozen instead of
-ended: both take the processor time that the runs of a burst need. Over at half of what is to be warm for the former, or
-when somebody waits for both."""
+"""Items taken in quicker succession than this are a burst. Meanwhile spares are not made, and what was used is frozen
+instead of ended: both take processor time that the runs of the burst need. Spares are made all the same when half of
+the warm items are gone, and both are done when somebody waits."""
 
 FROZEN_S = 0.05
 """However long a burst is, nothing stays frozen for longer."""
+
+LINGER_S = 0.5
+"""How long the task that notices the end of bursts stays after the last one: starting it costs a short run much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Pool(Generic[T]):
         self._frozen: deque[tuple[float, T]] = deque()
         self._quiet_from = 0.0
         self._is_burst = False
+        self._is_watched = False
+        """A task waits for the end of the burst."""
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
@@ -107,7 +112,7 @@ class Pool(Generic[T]):
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to keep items warm, in `tasks`."""
         self._tasks = tasks
-        tasks.start_soon(self._see_to_returned)
+        tasks.start_soon(self._attend)
         self._fill()
 
     async def acquire(self) -> T:
@@ -155,7 +160,7 @@ class Pool(Generic[T]):
         else:
             self._retire_returned()
 
-    async def _see_to_returned(self) -> None:
+    async def _attend(self) -> None:
         self._is_attended = True
         try:
             while not self._closing.is_set():
@@ -210,24 +215,32 @@ class Pool(Generic[T]):
     def _fill_when_quiet(self) -> None:
         """Make spares at the end of a burst."""
         self._quiet_from = anyio.current_time() + QUIET_S
-        if not self._is_burst and self._tasks is not None:
-            self._is_burst = True
-            self._tasks.start_soon(self._wait_for_quiet)
+        self._is_burst = True
+        if not self._is_watched and self._tasks is not None:
+            self._is_watched = True
+            self._tasks.start_soon(self._watch_bursts)
 
-    async def _wait_for_quiet(self) -> None:
+    async def _watch_bursts(self) -> None:
+        """At the end of each burst, end what is frozen and make spares."""
         try:
             while not self._closing.is_set():
-                until = min(self._quiet_from, self._frozen[0][0] + FROZEN_S) if self._frozen else self._quiet_from
-                left_s = until - anyio.current_time()
-                if left_s <= 0:
-                    break
+                now = anyio.current_time()
+                if self._is_burst and (left_s := self._burst_end() - now) <= 0:
+                    self._is_burst = False
+                    await self._clear_frozen()
+                    self._fill()
+                if not self._is_burst:
+                    if now > self._quiet_from + LINGER_S:
+                        break
+                    left_s = QUIET_S
                 with anyio.move_on_after(min(left_s, FROZEN_S)):
                     await self._closing.wait()
-            await self._clear_frozen()
         finally:
-            self._is_burst = False
+            self._is_watched = self._is_burst = False
             self._retire_frozen()
-        self._fill()
+
+    def _burst_end(self) -> float:
+        return min(self._quiet_from, self._frozen[0][0] + FROZEN_S) if self._frozen else self._quiet_from
 
     def _fill(self) -> None:
         """Bring the pool towards its plan."""
@@ -261,18 +274,18 @@ class Pool(Generic[T]):
                 await self._end_quietly(item)
                 return
             self._idle.append((anyio.current_time(), item))
-        self._tell()
+        self._notify()
         if item is not None or self._waiting:
             self._fill()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
     async def close(self) -> None:
         """End every idle item. Busy ones are ended as they are released."""
         self._closing.set()
-        self._tell()
+        self._notify()
         self._has_returned.set()
         self._retire_frozen()
         while self._idle:
