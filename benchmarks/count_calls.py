@@ -1,7 +1,7 @@
 """`python -m benchmarks.count_calls`: count the function calls that one run and one tool call make in the host.
 
 Calls are counted with `sys.setprofile` in the event loop's thread, from the call of `execute_code` to its result. What
-depends on how busy the machine is stays out: the measurements of a run that takes long, the pauses of one that keeps the
+depends on how busy the machine is stays out: measurements of a run that takes long, and pauses of one that keeps the
 event loop. The host either looks again until the guest has answered (only the look that finds something counts), or
 sleeps in the event loop meanwhile; real runs do some of both. `--profile N` lists the functions that are called most.
 """

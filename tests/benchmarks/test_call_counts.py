@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import anyio
 import pytest
-
 from benchmarks.count_calls import Calls, measure
 
 pytestmark = pytest.mark.isolation
