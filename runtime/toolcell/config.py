@@ -1,6 +1,6 @@
-"""What a caller may set, as frozen models: limits of a run, size of a pool, what isolation is required.
+"""Settings as frozen models: the limits of a run, the size of the pool, and the policy for isolation.
 
-Values only: nothing here knows how a limit is enforced or how a sandbox is started.
+This module holds values only. It does not enforce a limit or start a sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 MAX_SHOWN_CHARS = 80
-"""Of a wrong value, in the message that refuses it."""
+"""Characters of a wrong value that an error message shows."""
 
 Layer = Literal[
     "user", "pid", "mount", "net", "ipc", "uts", "cgroup_ns",
@@ -30,13 +30,13 @@ Layer = Literal[
 """One isolation layer of the process backend. `cgroup` is the resource controller, `cgroup_ns` the namespace."""
 
 DEFAULT_LAYERS: frozenset[Layer] = frozenset(set(get_args(Layer)) - {"cgroup"})
-"""What a run needs unless told otherwise. `cgroup` is used wherever one can be had, but only root (or a
-delegated cgroup) can have one, so it is not required by default; `rlimits` and the watch bound every run."""
+"""Layers that a run requires by default. A `cgroup` needs root or a delegated cgroup. It is used where one is
+available, but it is not required; `rlimits` and the process watch bound every run."""
 
 LintProfile = Literal["off", "standard", "strict"]
 
 
-class _Frozen(BaseModel):
+class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @classmethod
@@ -55,7 +55,7 @@ class _Frozen(BaseModel):
 
 
 def _problems(exc: ValidationError) -> str:
-    """Each wrong value on the same line: its key, what it is, what it should be."""
+    """Name each wrong value with its key and what it should be, on one line."""
     return "; ".join(
         f"{'.'.join(map(str, each['loc']))} = {_shown(each['input'])}: {each['msg']}" for each in exc.errors()
     )
@@ -65,14 +65,14 @@ def _shown(value: object) -> str:
     return one_line(repr(value), MAX_SHOWN_CHARS)
 
 
-Settings = TypeVar("Settings", bound=_Frozen)
+Settings = TypeVar("Settings", bound=_Settings)
 
 
 def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Settings:
-    """The settings given as the argument `name`, or the defaults.
+    """Return the settings that were given as the argument `name`, or the defaults.
 
     Raises:
-        UsageError: they are something else, such as a dict.
+        UsageError: `given` is something else, such as a dict.
     """
     if given is None:
         return kind()
@@ -82,106 +82,107 @@ def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Sett
     return given
 
 
-class Limits(_Frozen):
-    """What one execution may use. Every name ends in its unit; nothing means 'unlimited'."""
+class Limits(_Settings):
+    """What one run may use. Each name ends in its unit. No value means 'unlimited'."""
 
     wall_s: PositiveFloat = Field(default=30.0, le=86_400)
-    """Seconds from Run to Done, waiting for tools included. Outcome `timeout`."""
+    """Seconds from Run to Done, including the time in which tools run. Outcome `timeout`."""
 
     cpu_s: PositiveFloat = Field(default=30.0, le=86_400)
     """CPU seconds of the whole process tree. Outcome `cpu_limit`."""
 
     memory_bytes: int = Field(default=512 * MIB, ge=32 * MIB)
-    """Memory of the whole process tree, tmpfs files included; swap is 0. Outcome `memory_limit`. Where no cgroup can be
-    had, a watch measures the processes, and files are bounded by `disk_bytes` alone."""
+    """Memory of the whole process tree, tmpfs files included. Swap is 0. Outcome `memory_limit`. Without a cgroup, a
+    watch measures the processes, and only `disk_bytes` bounds the files."""
 
     processes: PositiveInt = Field(default=64, le=4096)
-    """Processes and threads alive at once, the script's own included. Outcome `process_limit`."""
+    """Processes and threads alive at once, including the script's own. Outcome `process_limit`."""
 
     open_files: int = Field(default=256, ge=16, le=65_536)
-    """Descriptors each process may hold. The script sees `OSError: Too many open files`."""
+    """Open descriptors of each process. Past it the script gets `OSError: Too many open files`."""
 
     disk_bytes: int = Field(default=64 * MIB, ge=64 * KIB)
-    """Bytes in the workspace, /tmp and /dev/shm together. The script sees `OSError: No space left on device`."""
+    """Bytes in the workspace, /tmp and /dev/shm together. Past it the script gets `OSError: No space left on
+    device`."""
 
     inodes: int = Field(default=4096, ge=16)
-    """Files and directories in the same places."""
+    """Files and directories in the workspace, /tmp and /dev/shm together."""
 
     output_bytes: PositiveInt = 64 * KIB
-    """Kept per stream, half from the beginning and half from the end. What lies between is drained, counted and
-    marked; it is no error. Only a flood past `output_flood_bytes` ends the run."""
+    """Bytes kept of each stream, half from its beginning and half from its end. The bytes between are counted and
+    dropped, and a mark shows where; this is no error. Only output past `output_flood_bytes` ends the run."""
 
     output_flood_bytes: PositiveInt = 256 * MIB
-    """Bytes a run may print in all, kept or not. Outcome `output_limit`."""
+    """Bytes that a run may print in total, kept or not. Outcome `output_limit`."""
 
     frame_bytes: int = Field(default=8 * MIB, ge=4 * KIB, le=256 * MIB)
-    """One message on the bridge, either way. A larger one from the guest is a `protocol_error`."""
+    """Bytes of one message on the bridge, in either direction. A larger one from the guest is a `protocol_error`."""
 
     result_bytes: int = Field(default=4 * MIB, ge=64)
-    """The encoded value given to `set_result`. Larger: `set_result` raises in the script."""
+    """Bytes of the encoded value given to `set_result`. For a larger value `set_result` raises in the script."""
 
     files: int = Field(default=64, ge=0)
-    """Files a run may return."""
+    """Files that a run may return."""
 
     files_bytes: int = Field(default=32 * MIB, ge=0)
-    """Bytes in all returned files together."""
+    """Bytes of all returned files together."""
 
     tool_calls: int = Field(default=100, ge=0)
-    """Tool calls one run may make. The call past it raises `ToolError`; the run's outcome is `call_limit` if
-    that ends it."""
+    """Tool calls that one run may make. The next call raises `ToolError` in the script. If that ends the run, the
+    outcome is `call_limit`."""
 
     call_args_bytes: int = Field(default=32 * MIB, ge=1024)
-    """Arguments of all calls of one run together, as the host holds them: encoded, and 64 bytes for each element. A
-    call past it is refused."""
+    """Size of the arguments of all calls of one run together, as the host counts it: the encoded bytes, and 64 bytes
+    for each element. A call past it is refused."""
 
     concurrent_calls: PositiveInt = 10
-    """Tool calls of one run being executed at once; further ones wait their turn."""
+    """Tool calls of one run that execute at the same time. Further calls wait."""
 
 
-class PoolConfig(_Frozen):
-    """How many sandboxes are kept ready."""
+class PoolConfig(_Settings):
+    """How many sandboxes the pool keeps."""
 
     warm: int = Field(default=2, ge=0, le=1024)
-    """Started ahead of need and waiting for their script."""
+    """Sandboxes that are started in advance and wait for a script."""
 
     cap: PositiveInt = Field(default=64, le=65_536)
-    """Alive at once, busy ones included. Past it `execute_code` waits for a place."""
+    """Sandboxes alive at once, including busy ones. At the cap, `execute_code` waits until one ends."""
 
     idle_s: PositiveFloat = 300.0
-    """A warm sandbox older than this is replaced."""
+    """Age in seconds at which a warm sandbox is replaced."""
 
 
-class Policy(_Frozen):
-    """What must hold before a script may start."""
+class Policy(_Settings):
+    """What must hold before a script starts, and what it finds in its environment."""
 
     require: frozenset[Layer] = DEFAULT_LAYERS
-    """A layer named here that is not live makes every run `SandboxUnavailable`; nothing is downgraded silently."""
+    """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade."""
 
     lint: LintProfile = "off"
-    """RestrictedPython profile applied inside the sandbox before the script runs. Early and readable refusals; not
-    isolation."""
+    """RestrictedPython profile that checks a script inside the sandbox before it runs. It refuses early, with readable
+    messages. It is not isolation."""
 
     seed: int | None = None
-    """Seed `random` (and numpy's legacy generator) with this instead of fresh entropy."""
+    """Seed for `random` and for numpy's legacy generator. None: fresh entropy."""
 
     clock: float | None = None
-    """Start the wall clock at this many seconds since the epoch. It stands still but for what the script sleeps, and
-    goes on when it is read a thousand times in between; monotonic clocks are real."""
+    """Start of the script's wall clock, in seconds since the epoch. The clock advances when the script sleeps, and when
+    the script has read it a thousand times in between. Monotonic clocks are real. None: the real time."""
 
     hash_seed: int | None = Field(default=None, ge=0, le=4_294_967_295)
-    """PYTHONHASHSEED of the sandbox's interpreter; None draws a fresh one for each zygote."""
+    """PYTHONHASHSEED of the sandbox's interpreter. None: a fresh one for each zygote."""
 
     env: Mapping[str, str] = Field(default_factory=dict)
-    """Environment variables of every script, beside HOME, TMPDIR, LANG and an empty PATH. Guests can read them: no
-    secrets."""
+    """Environment variables of every script, in addition to HOME, TMPDIR, LANG and an empty PATH. The script can read
+    them, so they must hold no secrets."""
 
     env_passthrough: tuple[str, ...] = ()
-    """Names of variables copied from this process's environment, if set there."""
+    """Names of variables to copy from this process's environment, if they are set there."""
 
     def environment(self) -> dict[str, str]:
-        """What scripts see added to their environment."""
+        """Return the variables that are added to a script's environment."""
         passed = {name: os.environ[name] for name in self.env_passthrough if name in os.environ}
         return passed | dict(self.env)
 
     logs_to_model: bool = True
-    """Append captured output to the text a model sees."""
+    """Append what the script printed to the text that the model reads."""

@@ -1,16 +1,17 @@
-"""Every exception we raise, in one tree. Read the leaves to learn who must act.
+"""Every exception that toolcell raises, in one tree. Each line names who must act.
 
     ToolcellError
-    ├── UsageError              the calling program: fix the call, retrying cannot help
-    │   └── RegistrationError   a tool's definition is wrong; raised when it is registered
-    ├── SandboxUnavailable      the machine: no guest code ran, retrying may help
-    ├── PackageError            the machine: the wanted packages could not be installed
-    ├── ToolError               a tool: raised by one to fail its call with a message for the model
-    ├── ToolAbort               a tool: raised by one to end the whole run, not just its call
-    └── AuditError              the record: it could not be written, or it does not verify
+    ├── UsageError              the calling program: the call is wrong, and a retry cannot help
+    │   └── RegistrationError   the calling program: a tool's definition is wrong, found when it is registered
+    ├── SandboxUnavailable      the machine: no guest code ran, and a retry may help
+    ├── PackageError            the machine: the requested packages could not be installed
+    ├── ToolError               a tool: it fails its call, with a message for the model
+    ├── ToolAbort               a tool: it ends the whole run, not only its call
+    ├── AuditError              the audit log: it could not be written, or it does not verify
+    └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
-Code that fails inside the sandbox is not here: that is an ordinary `ExecutionResult` with an `outcome`.
-A tool that fails is not here either: that is a `ToolResult` with a status, whatever the tool raised.
+Code that fails inside the sandbox raises nothing on the host: the `ExecutionResult` has an `outcome`.
+A tool that fails raises nothing either: its `ToolResult` has a status, whatever the tool raised.
 """
 
 from collections.abc import Mapping
@@ -18,38 +19,38 @@ from typing import Any
 
 
 class ToolcellError(Exception):
-    """Base of everything toolcell raises."""
+    """Base of all exceptions that toolcell raises."""
 
     code = "toolcell_error"
-    """Stable across releases; written to the audit log and to `--json` output."""
+    """Stable across releases. The audit log and `--json` output contain it."""
 
 
 class UsageError(ToolcellError, ValueError):
-    """The call cannot work as written."""
+    """The call or a setting is wrong. It fails again until it is changed."""
 
     code = "usage_error"
 
 
 class RegistrationError(UsageError):
-    """A tool's definition is wrong; nothing was registered."""
+    """A tool's definition is wrong. Nothing was registered."""
 
     code = "registration_error"
 
 
 class SandboxUnavailable(ToolcellError, RuntimeError):
-    """No sandbox could be started, so no guest code ran and nothing needs cleaning up."""
+    """No sandbox could be started. No guest code ran, and nothing needs to be cleaned up."""
 
     code = "sandbox_unavailable"
 
 
 class PackageError(ToolcellError, RuntimeError):
-    """The packages a sandbox should see could not be resolved or installed."""
+    """The packages of a sandbox could not be resolved or installed."""
 
     code = "package_error"
 
 
 class ToolError(ToolcellError, RuntimeError):
-    """Raised by a tool to fail its call: an expected failure the model should read and act on."""
+    """Raised by a tool to fail its call. The model reads the message and can act on it."""
 
     code = "tool_error"
 
@@ -69,7 +70,7 @@ class ToolError(ToolcellError, RuntimeError):
 
 
 class ToolAbort(ToolcellError, RuntimeError):
-    """Raised by a tool to end the whole run; every other exception only ends its call."""
+    """Raised by a tool to end the whole run. Every other exception of a tool ends only its call."""
 
     code = "tool_abort"
 

@@ -1,4 +1,4 @@
-"""`SyncRuntime`: the same runtime for scripts and notebooks, driven by an event loop in a thread of its own."""
+"""`SyncRuntime`: a blocking `Runtime` for scripts and notebooks. Its event loop runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolcell.tools import ToolRegistry
 
 
 class SyncRuntime:
-    """Blocking twin of `Runtime`; takes the same arguments. Works inside a running event loop too (a notebook's)."""
+    """A blocking `Runtime` with the same arguments. It also works inside a running event loop, as in a notebook."""
 
     def __init__(self, registry: ToolRegistry | None = None, **options: Any) -> None:
         self.runtime = Runtime(registry, **options)
@@ -26,7 +26,7 @@ class SyncRuntime:
 
     def __enter__(self) -> Self:
         if self._stack is not None:
-            raise UsageError("this SyncRuntime is already open; one SyncRuntime is one `with`")
+            raise UsageError("this SyncRuntime is already open; use one `with` block for each SyncRuntime")
         with ExitStack() as stack:
             self._portal = stack.enter_context(start_blocking_portal())
             stack.enter_context(self._portal.wrap_async_context_manager(self.runtime))
@@ -42,12 +42,13 @@ class SyncRuntime:
 
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Runtime.execute_code` for options and errors."""
-        if self._portal is None or self._stack is None:
-            raise UsageError("this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`")
-        return self._portal.call(partial(self.runtime.execute_code, source, **options))
+        return self._open_portal().call(partial(self.runtime.execute_code, source, **options))
 
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> list[dict[str, Any]]:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
+        return self._open_portal().call(partial(self.runtime.execute_plan, steps, **options))
+
+    def _open_portal(self) -> BlockingPortal:
         if self._portal is None or self._stack is None:
             raise UsageError("this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`")
-        return self._portal.call(partial(self.runtime.execute_plan, steps, **options))
+        return self._portal

@@ -1,7 +1,7 @@
-"""Text from strangers, made fit for where it goes: a person's terminal, a model's context.
+"""Make untrusted text safe for a terminal or for a model's context.
 
-What a script prints and what a tool says may hold anything. Escape sequences move cursors and set clipboards, bidi
-marks and invisible characters show one thing and mean another, lone surrogates cannot be written at all.
+The output of scripts and tools can contain anything. Escape sequences move the cursor and set the clipboard. Bidi marks
+and invisible characters make text look like other text. Lone surrogates cannot be encoded.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import re
 
 _UNSAFE = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 except tab and newline, DEL, C1
     "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidi, U+2028
     "\ud800-\udfff"  # lone surrogates
-    "\U000e0000-\U000e007f"  # tags: whole sentences nobody sees
+    "\U000e0000-\U000e007f"  # tag characters: they can hide whole sentences
     "]"
 )
-"""Zero-width joiners stay: emoji and several scripts are spelled with them."""
+"""Zero-width joiners are not in it, because emoji and several writing systems need them."""
 
 _TERMINAL_SEQUENCE = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC, DCS, SOS, PM, APC with their text
+    "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC, DCS, SOS, PM, APC, each with its text
     "|\x1b[ -/]*[0-~]"
 )
 
 
 def for_terminal(text: str) -> str:
-    """Make every character of `text` visible: what a terminal would obey or hide is written as its escape."""
+    """Return `text` with every character visible. An escape replaces each one that a terminal obeys or hides."""
     return _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
 
 
@@ -37,7 +37,7 @@ def one_line(text: str, columns: int = 200) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` as a model should read it: colours and cursor movements gone, the rest as for a terminal."""
+    """Return `text` for a model: without colours and cursor movements, and otherwise as for a terminal."""
     return for_terminal(_TERMINAL_SEQUENCE.sub("", text))
 
 
