@@ -50,7 +50,7 @@ async def prepare_arguments(call: Call) -> Any:
     if prepare is None or not isinstance(received, Mapping):
         return received
     try:
-        mine, _ = copy_arguments(received)
+        mine = copy_arguments(received).args
     except BadValue as exc:
         raise ArgumentError(f"invalid tool arguments: {exc}") from exc
     try:

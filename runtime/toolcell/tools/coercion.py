@@ -6,25 +6,36 @@ whether the outcome is valid is for `validation` to say.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from toolcell.tools.values import path_text
+from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.values import (
+    MAX_INTEGER,
+    MAX_STEP_CHARS,
+    MIN_INTEGER,
+    BadValue,
+    Copied,
+    Decoder,
+    Path,
+    Problem,
+    path_text,
+)
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _MAX_NUMBER_CHARS = 400
 _MAX_INTEGER_DIGITS = 19
-_MAX_EMBEDDED_CHARS = 1_000_000
-_MAX_REFERENCES = 16
 
 _MISSING = object()
 
-Path = tuple[str | int, ...]
-IsValid = Callable[[Mapping[str, Any], Any], bool]
+STEPS_PER_NODE = 50
+"""Values that are looked at for each value received, before the rest is left as it is. Most schemas take one or two."""
+FREE_STEPS = 10_000
+MAX_WARNINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,10 @@ def as_number(value: Any, lenient: bool) -> Any:
         return int(value)
     if isinstance(value, str) and len(value) <= _MAX_NUMBER_CHARS and _NUMBER.fullmatch(value):
         number = float(value)
-        return int(value) if value.lstrip("+-").isdigit() else number
+        whole = int(value) if value.lstrip("+-").isdigit() else None
+        if whole is not None and MIN_INTEGER <= whole <= MAX_INTEGER:
+            return whole
+        return number if whole is None and math.isfinite(number) else _MISSING
     return 0 if lenient and value is None else _MISSING
 
 
@@ -55,7 +69,7 @@ def as_integer(value: Any, lenient: bool) -> Any:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() else _MISSING
+        return _whole(Decimal(value)) if value.is_integer() else _MISSING
     if isinstance(value, str) and len(value) <= _MAX_NUMBER_CHARS and _NUMBER.fullmatch(value):
         return _whole(Decimal(value))
     return 0 if lenient and value is None else _MISSING
@@ -65,7 +79,9 @@ def _whole(number: Decimal) -> Any:
     # "1e9999" must not become an integer of ten thousand digits
     if number and number.adjusted() >= _MAX_INTEGER_DIGITS:
         return _MISSING
-    return int(number) if number == number.to_integral_value() else _MISSING
+    if number != number.to_integral_value() or not MIN_INTEGER <= number <= MAX_INTEGER:
+        return _MISSING
+    return int(number)
 
 
 def as_boolean(value: Any, lenient: bool) -> Any:
@@ -94,35 +110,16 @@ def as_null(value: Any, lenient: bool) -> Any:
     return None if type(value) in (str, int, float, bool) and not value else _MISSING
 
 
-def as_object(value: Any, lenient: bool) -> Any:
-    """A string that holds a JSON object."""
-    return _embedded(value, dict)
-
-
-def as_array(value: Any, lenient: bool) -> Any:
-    """A string that holds a JSON array."""
-    return _embedded(value, list)
-
-
-def _embedded(value: Any, kind: type) -> Any:
-    if not isinstance(value, str) or len(value) > _MAX_EMBEDDED_CHARS:
-        return _MISSING
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return _MISSING
-    return parsed if isinstance(parsed, kind) else _MISSING
-
-
 CONVERSIONS: Mapping[str, Callable[[Any, bool], Any]] = {
     "number": as_number,
     "integer": as_integer,
     "boolean": as_boolean,
     "string": as_string,
     "null": as_null,
-    "object": as_object,
-    "array": as_array,
 }
+
+DECODED: Mapping[str, type] = {"object": dict, "array": list}
+"""Types that text is decoded for, when it is JSON."""
 
 MATCHES: Mapping[str, Callable[[Any], bool]] = {
     "number": lambda value: type(value) in (int, float),
@@ -135,113 +132,180 @@ MATCHES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Arguments after mending, and what was done to them."""
+
+    args: Any
+    changes: tuple[Change, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 class Coercer:
-    """One pass over one set of arguments."""
+    """One pass over one set of arguments.
+
+    Nothing is changed in place: every pair of a part of the schema and a container of the arguments is mended once,
+    and its outcome serves all branches of all unions above. Past a number of steps that is linear in what was
+    received, values are left as they are.
+    """
 
     def __init__(
-        self, root: Mapping[str, Any], is_valid: IsValid, *, lenient: bool = False, drop_extras: bool = False
+        self, schemas: Subschemas, copied: Copied, *, lenient: bool = False, drop_extras: bool = False
     ) -> None:
-        self._root = root
-        self._is_valid = is_valid
+        self._schemas = schemas
+        self._copied = copied
         self._lenient = lenient
         self._drop_extras = drop_extras
-        self.changes: list[Change] = []
-        self.warnings: list[str] = []
+        self._decoder = Decoder(copied)
+        self._steps = 0
+        self._outcomes: dict[tuple[int, int], tuple[Any, _Outcome]] = {}
+        """By identity of the part and of the container. The container is kept, so that its identity stays its own."""
 
-    def arguments(self, args: Any) -> Any:
-        """Mend a whole set of arguments. `args` is changed in place where it can be."""
-        mended = self._value(self._root, args, ())
+    def arguments(self) -> Mended:
+        """Mend the whole set of arguments.
+
+        Raises:
+            BadValue: text that had to be decoded holds something that no argument can be.
+        """
+        mended, changes = self._value(self._schemas.root, self._copied.args, (), 0)
+        warnings: list[str] = []
         if self._drop_extras and isinstance(mended, dict):
-            self._drop(mended)
-        return mended
+            mended = self._without_extras(mended, warnings)
+        return Mended(mended, changes, tuple(warnings))
 
-    def _drop(self, args: dict[str, Any]) -> None:
-        known = closed_properties(self._root)
-        if known is None:
-            return
-        for name in [name for name in args if name not in known]:
-            self.warnings.append(f"unknown property {name!r} was dropped")
-            del args[name]
+    def _without_extras(self, args: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+        known = closed_properties(self._schemas.root)
+        extras = [] if known is None else [name for name in args if name not in known]
+        warnings += [f"unknown property {name[:MAX_STEP_CHARS]!r} was dropped" for name in extras[:MAX_WARNINGS]]
+        if len(extras) > MAX_WARNINGS:
+            warnings.append(f"{len(extras) - MAX_WARNINGS} more unknown properties were dropped")
+        return {name: value for name, value in args.items() if known is None or name in known}
 
-    def _value(self, schema: Any, value: Any, path: Path) -> Any:
-        schema = self._resolved(schema)
-        if not isinstance(schema, Mapping):
-            return value
-        value = self._to_type(schema, value, path)
+    def _value(self, part: Any, value: Any, path: Path, depth: int) -> _Outcome:
+        """Mend a value; `depth` counts the parts above that speak about the same value."""
+        part = self._schemas.resolved(part)
+        self._steps += 1
+        if not isinstance(part, Mapping) or depth > MAX_REFERENCES or self._is_exhausted():
+            return value, ()
+        if not isinstance(value, dict | list):
+            return self._mended(part, value, path, depth)
+        key = (id(part), id(value))
+        if key not in self._outcomes:
+            self._outcomes[key] = (value, self._mended(part, value, path, depth))
+        return self._outcomes[key][1]
+
+    def _is_exhausted(self) -> bool:
+        return self._steps > FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes
+
+    def _mended(self, part: Part, value: Any, path: Path, depth: int) -> _Outcome:
+        value, changes = self._to_type(part, value, path)
         for keyword in ("anyOf", "oneOf"):
-            if isinstance(branches := schema.get(keyword), list):
-                value = self._first_valid(branches, value, path)
-        for part in schema.get("allOf") or ():
-            value = self._value(part, value, path)
+            if isinstance(branches := part.get(keyword), list):
+                value, more = self._first_valid(branches, value, path, depth)
+                changes += more
+        for each in part.get("allOf") or ():
+            value, more = self._value(each, value, path, depth + 1)
+            changes += more
         if isinstance(value, dict):
-            return self._members(schema, value, path)
-        if isinstance(value, list):
-            return self._items(schema, value, path)
-        return value
+            value, more = self._members(part, value, path)
+        elif isinstance(value, list):
+            value, more = self._items(part, value, path)
+        else:
+            more = ()
+        return value, changes + more
 
-    def _resolved(self, schema: Any) -> Any:
-        """Follow references inside the same schema; one that leads nowhere or in circles mends nothing."""
-        for _ in range(_MAX_REFERENCES):
-            if not (isinstance(schema, Mapping) and "$ref" in schema):
-                return schema
-            target: Any = self._root
-            for step in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-                target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-            schema = target
-        return None
-
-    def _to_type(self, schema: Mapping[str, Any], value: Any, path: Path) -> Any:
-        wanted = schema.get("type")
+    def _to_type(self, part: Part, value: Any, path: Path) -> _Outcome:
+        wanted = part.get("type")
         kinds = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else []
         if any(kind in MATCHES and MATCHES[kind](value) for kind in kinds):
-            return value
+            return value, ()
         for kind in kinds:
-            converted = CONVERSIONS[kind](value, self._lenient) if kind in CONVERSIONS else _MISSING
+            converted = self._converted(kind, value, path)
             if converted is not _MISSING:
-                self.changes.append(Change(path_text(path), value, converted))
-                return converted
-        return value
+                return converted, (Change(path_text(path), value, converted),)
+        if "integer" in kinds and isinstance(value, float) and value.is_integer():
+            raise BadValue(Problem(path, "must be an integer of at most 64 bits"))
+        return value, ()
 
-    def _first_valid(self, branches: list[Any], value: Any, path: Path) -> Any:
-        """The first branch whose outcome validates; its changes count, those of the others do not."""
-        if any(isinstance(branch, Mapping) and self._is_valid(branch, value) for branch in branches):
-            return value
+    def _converted(self, kind: str, value: Any, path: Path) -> Any:
+        if kind in CONVERSIONS:
+            return CONVERSIONS[kind](value, self._lenient)
+        if kind not in DECODED or not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+            return _MISSING
+        try:
+            decoded = self._decoder.decode(value, path)
+        except BadValue:
+            raise
+        except ValueError:
+            return _MISSING
+        return decoded if isinstance(decoded, DECODED[kind]) else _MISSING
+
+    def _first_valid(self, branches: list[Any], value: Any, path: Path, depth: int) -> _Outcome:
+        """The first branch whose outcome validates; the changes of the others do not count."""
+        if any(self._is_valid(branch, value) for branch in branches):
+            return value, ()
         for branch in branches:
-            attempt = Coercer(self._root, self._is_valid, lenient=self._lenient)
-            outcome = attempt._value(branch, json_copy(value), path)
-            if isinstance(branch, Mapping) and self._is_valid(branch, outcome):
-                self.changes += attempt.changes
-                return outcome
-        return value
+            try:
+                outcome, changes = self._value(branch, value, path, depth + 1)
+            except BadValue:
+                continue
+            if outcome is not value and self._is_valid(branch, outcome):
+                return outcome, changes
+        return value, ()
 
-    def _members(self, schema: Mapping[str, Any], members: dict[str, Any], path: Path) -> dict[str, Any]:
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or ()
-        extra = schema.get("additionalProperties")
-        for name in list(members):
-            part = properties.get(name, extra)
-            if members[name] is None and name not in required and self._means_omitted(properties.get(name)):
-                self.changes.append(Change(path_text((*path, name)), None, "(omitted)"))
-                del members[name]
-            elif isinstance(part, Mapping):
-                members[name] = self._value(part, members[name], (*path, name))
-        for name, part in properties.items():
-            if name not in members and isinstance(part, Mapping) and "default" in part:
-                members[name] = json_copy(part["default"])
-        return members
+    def _is_valid(self, branch: Any, value: Any) -> bool:
+        self._steps += 1 + (len(value) if isinstance(value, dict | list) else 0)
+        return self._schemas.is_valid(branch, value)
 
-    def _means_omitted(self, schema: Any) -> bool:
+    def _members(self, part: Part, members: dict[str, Any], path: Path) -> _Outcome:
+        properties = part.get("properties") or {}
+        required = part.get("required") or ()
+        extra = part.get("additionalProperties")
+        changes: list[Change] = []
+        mended: dict[str, Any] = {}
+        for name, member in members.items():
+            below = properties.get(name, extra)
+            if member is None and name not in required and self._means_omitted(properties.get(name)):
+                changes.append(Change(path_text((*path, name)), None, "(omitted)"))
+                continue
+            mended[name], more = self._value(below, member, (*path, name), 0)
+            changes += more
+        for name, below in properties.items():
+            if name not in mended and isinstance(below, Mapping) and "default" in below:
+                mended[name] = json_copy(below["default"])
+        return _unless_same(members, mended), tuple(changes)
+
+    def _means_omitted(self, part: Any) -> bool:
         """Null for an optional property that cannot be null stands for leaving it out."""
-        return not self._lenient and isinstance(schema, Mapping) and not self._is_valid(schema, None)
+        return not self._lenient and isinstance(part, Mapping) and not self._schemas.is_valid(part, None)
 
-    def _items(self, schema: Mapping[str, Any], items: list[Any], path: Path) -> list[Any]:
-        each, first = schema.get("items"), schema.get("prefixItems") or ()
+    def _items(self, part: Part, items: list[Any], path: Path) -> _Outcome:
+        each, first = part.get("items"), part.get("prefixItems") or ()
         if isinstance(each, list):
-            each, first = schema.get("additionalItems"), each
+            each, first = part.get("additionalItems"), each
+        changes: list[Change] = []
+        mended: list[Any] = []
         for index, item in enumerate(items):
-            part = first[index] if index < len(first) else each
-            items[index] = self._value(part, item, (*path, index))
-        return items
+            below = first[index] if index < len(first) else each
+            outcome, more = self._value(below, item, (*path, index), 0)
+            mended.append(outcome)
+            changes += more
+        return _unless_same(items, mended), tuple(changes)
+
+
+_Outcome = tuple[Any, tuple[Change, ...]]
+"""A mended value, and what was done to it. The value itself where nothing was."""
+
+
+def _unless_same(before: Any, after: Any) -> Any:
+    """`before` where mending changed nothing, so that what was found out about it stays known."""
+    if len(before) != len(after):
+        return after
+    if isinstance(before, dict):
+        is_same = all(name in before and before[name] is value for name, value in after.items())
+    else:
+        is_same = all(old is new for old, new in zip(before, after, strict=True))
+    return before if is_same else after
 
 
 def closed_properties(schema: Mapping[str, Any]) -> frozenset[str] | None:

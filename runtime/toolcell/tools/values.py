@@ -6,6 +6,7 @@ Knows no schema. What a model or a guest sent is copied here once; everything la
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
@@ -23,6 +24,11 @@ MAX_TEXT_CHARS = 16 * 1024 * 1024
 """Characters in all strings of one set of arguments together."""
 MAX_INTEGER = 2**63 - 1
 MIN_INTEGER = -(2**63)
+
+MAX_STEP_CHARS = 80
+"""Of one name in a path that a message shows."""
+
+Path = tuple[str | int, ...]
 
 JSON_SCALARS = (str, int, float, bool, type(None))
 
@@ -46,11 +52,15 @@ class BadValue(ValueError):
         self.problem = problem
 
 
-def path_text(path: tuple[str | int, ...]) -> str:
-    """Shape: `a.b[2]`, and `root` for the value itself."""
+def path_text(path: Path) -> str:
+    """Shape: `a.b[2]`, and `root` for the value itself. A long name is cut."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        if isinstance(step, int):
+            text += f"[{step}]"
+            continue
+        name = step if len(step) <= MAX_STEP_CHARS else f"{step[:MAX_STEP_CHARS]}..."
+        text += f".{name}" if text else name
     return text or "root"
 
 
@@ -59,9 +69,9 @@ class _Copier:
 
     __slots__ = ("chars", "has_whole_floats", "nodes")
 
-    def __init__(self) -> None:
-        self.chars = 0
-        self.nodes = 0
+    def __init__(self, nodes: int = 0, chars: int = 0) -> None:
+        self.chars = chars
+        self.nodes = nodes
         self.has_whole_floats = False
 
     def copy(self, value: Any, path: tuple[str | int, ...]) -> Any:
@@ -137,17 +147,59 @@ def _integer(number: int, path: tuple[str | int, ...]) -> int:
     return number
 
 
-def copy_arguments(args: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Copy `args`; also tell whether a float with no fraction is in there, which an integer field must mend.
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A private copy of arguments, and what was seen while copying them."""
+
+    args: dict[str, Any]
+    nodes: int
+    """Values in it, containers included."""
+    chars: int = 0
+    """Characters in all its strings."""
+    has_whole_floats: bool = False
+    """A float without a fraction is in there, which an integer field must mend."""
+
+
+def copy_arguments(args: Mapping[str, Any]) -> Copied:
+    """Copy `args`.
 
     Raises:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
     if (flat := _flat_copy(args)) is not None:
-        return flat, False
+        return Copied(flat, len(flat) + 1)
     copier = _Copier()
     copy: dict[str, Any] = copier.copy(args, ())
-    return copy, copier.has_whole_floats
+    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats)
+
+
+class Decoder:
+    """Decodes JSON in strings of one set of arguments, under the bounds that hold for the arguments themselves."""
+
+    def __init__(self, copied: Copied) -> None:
+        self._copier = _Copier(copied.nodes, copied.chars)
+        self._decoded: dict[tuple[int, Path], tuple[str, Any]] = {}
+
+    @property
+    def nodes(self) -> int:
+        """Values in the arguments and in everything that was decoded."""
+        return self._copier.nodes
+
+    def decode(self, text: str, path: Path) -> Any:
+        """What `text` says as JSON.
+
+        Raises:
+            ValueError: it is no JSON.
+            BadValue: it says something that arguments cannot be; `path` is where.
+        """
+        key = (id(text), path)
+        if key not in self._decoded:
+            try:
+                said = json.loads(text)
+            except RecursionError:
+                raise BadValue(Problem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
+            self._decoded[key] = (text, self._copier.copy(said, path))
+        return self._decoded[key][1]
 
 
 def _flat_copy(args: Mapping[str, Any]) -> dict[str, Any] | None:

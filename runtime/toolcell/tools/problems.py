@@ -1,0 +1,238 @@
+"""Find and describe what is wrong with arguments, in time that is linear in their size.
+
+jsonschema-rs says whether a value is valid in linear time. Its errors cost more: it collects every one of them, each
+holds a copy of its value, and a union inside a union is described again for every branch. This module asks only for
+validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jsonschema_rs
+from jsonschema_rs import ValidationErrorKind as Kind
+
+from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.suggestions import did_you_mean
+from toolcell.tools.values import Path, Problem
+
+MAX_PROBLEMS = 20
+MAX_MESSAGE_CHARS = 4_000
+"""Of one problem: two long lists of allowed values are more than a model needs to read."""
+MAX_BRANCHES = 8
+"""Branches of a union that a message describes."""
+BRANCH_PROBLEMS = 3
+"""Problems of one branch that a message names."""
+_MAX_VALUE_CHARS = 120
+
+_ELSEWHERE = frozenset({
+    "$ref", "$defs", "definitions", "$schema", "$id", "anyOf", "oneOf", "allOf", "if", "then", "else",
+    "dependentSchemas", "propertyNames", "default", "title", "description", "examples",
+})  # fmt: skip
+"""Keywords that say nothing about a value itself, or that `_Finder` follows one by one."""
+_NESTED = ("anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref")
+
+
+def find_problems(schemas: Subschemas, value: Any) -> list[Problem]:
+    """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more."""
+    return list(itertools.islice(_Finder(schemas).below(schemas.root, value, ()), MAX_PROBLEMS + 1))
+
+
+class _Finder:
+    """Walks down whatever is invalid. Describes a union only where it is not inside another one."""
+
+    def __init__(self, schemas: Subschemas, is_in_union: bool = False) -> None:
+        self._schemas = schemas
+        self._is_in_union = is_in_union
+
+    def below(self, part: Any, value: Any, path: Path, references: int = 0) -> Iterator[Problem]:
+        """The problems of a value that is invalid under `part`, its own before those of its members."""
+        if not isinstance(part, Mapping) or references > MAX_REFERENCES:
+            yield Problem(path, "is not allowed here")
+            return
+        found = False
+        for is_final, problem in self._own(part, value, path):
+            found = True
+            yield problem
+            if is_final:
+                return
+        for problem in itertools.chain(
+            self._same_value(part, value, path, references),
+            *(self._union(part[keyword], keyword, value, path) for keyword in ("anyOf", "oneOf") if keyword in part),
+            self._names(part, value, path),
+            self._members(part, value, path),
+        ):
+            found = True
+            yield problem
+        if not found:
+            yield Problem(path, "does not fit its schema")
+
+    def _own(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, Problem]]:
+        """What the value itself breaks, whatever its members are. True: a wrong type, after which nothing counts."""
+        validator = self._schemas.derived("own", part, _without_members)
+        if validator is None or validator.is_valid(value):
+            return
+        errors = [*validator.iter_errors(value)]
+        mistyped = [error for error in errors if isinstance(error.kind, Kind.Type) and not error.instance_path]
+        for error in mistyped or errors:
+            for text in _explain(error, value, part):
+                yield bool(mistyped), Problem((*path, *error.instance_path), text[:MAX_MESSAGE_CHARS])
+
+    def _same_value(self, part: Part, value: Any, path: Path, references: int) -> Iterator[Problem]:
+        """Problems under the parts that speak about the same value."""
+        schemas = self._schemas
+        parts: list[Any] = [*part.get("allOf", ())]
+        if "$ref" in part:
+            parts.append(schemas.referenced(part))
+        if "if" in part:
+            parts.append(part.get("then" if schemas.is_valid(part["if"], value) else "else", True))
+        if isinstance(value, dict):
+            parts += [each for name, each in part.get("dependentSchemas", {}).items() if name in value]
+        for each in parts:
+            if not schemas.is_valid(each, value):
+                yield from self.below(each, value, path, references + 1)
+
+    def _union(self, branches: Sequence[Any], keyword: str, value: Any, path: Path) -> Iterator[Problem]:
+        fitting = sum(self._schemas.is_valid(branch, value) for branch in branches)
+        if fitting > 1 and keyword == "oneOf":
+            yield Problem(path, f"fits {fitting} of the allowed forms, and must fit exactly one")
+        if fitting:
+            return
+        if self._is_in_union:
+            yield Problem(path, "fits none of the allowed forms")
+            return
+        inner = _Finder(self._schemas, is_in_union=True)
+        shown = [self._branch(inner, branch, value) for branch in branches[:MAX_BRANCHES]]
+        more = "; ..." if len(branches) > MAX_BRANCHES else ""
+        text = f"fits none of the allowed forms: {'; or '.join(shown)}{more}"
+        yield Problem(path, text[:MAX_MESSAGE_CHARS])
+
+    @staticmethod
+    def _branch(inner: _Finder, branch: Any, value: Any) -> str:
+        problems = itertools.islice(inner.below(branch, value, ()), BRANCH_PROBLEMS)
+        return " and ".join((str(problem) if problem.path else problem.message)[:200] for problem in problems)
+
+    def _names(self, part: Part, value: Any, path: Path) -> Iterator[Problem]:
+        if "propertyNames" not in part or not isinstance(value, dict):
+            return
+        for name in value:
+            if not self._schemas.is_valid(part["propertyNames"], name):
+                for problem in self.below(part["propertyNames"], name, ()):
+                    yield Problem(path, f"property name {quoted(name)} {problem.message}")
+
+    def _members(self, part: Part, value: Any, path: Path) -> Iterator[Problem]:
+        if isinstance(value, dict):
+            members: Iterator[tuple[str | int, Any, Any]] = self._properties(part, value)
+        elif isinstance(value, list):
+            members = _items(part, value)
+        else:
+            return
+        for step, item, below in members:
+            if not self._schemas.is_valid(below, item):
+                yield from self.below(below, item, (*path, step))
+
+    def _properties(self, part: Part, value: dict[str, Any]) -> Iterator[tuple[str | int, Any, Any]]:
+        properties, extra = part.get("properties", {}), part.get("additionalProperties", True)
+        patterns = part.get("patternProperties", {})
+        for name, item in value.items():
+            is_known = name in properties
+            if is_known:
+                yield name, item, properties[name]
+            for pattern, below in patterns.items():
+                if self._matches(part, pattern, name):
+                    is_known = True
+                    yield name, item, below
+            if not is_known and isinstance(extra, Mapping):
+                yield name, item, extra
+
+    def _matches(self, part: Part, pattern: str, name: str) -> bool:
+        """Whether a name matches, asked of the engine whose work is bounded."""
+        refusing = self._schemas.derived(f"pattern {pattern}", part, lambda _: {"patternProperties": {pattern: False}})
+        return refusing is not None and not refusing.is_valid({name: None})
+
+
+def _items(part: Part, value: list[Any]) -> Iterator[tuple[str | int, Any, Any]]:
+    each, first = part.get("items", True), part.get("prefixItems", ())
+    if isinstance(each, list):
+        each, first = part.get("additionalItems", True), each
+    for index, item in enumerate(value):
+        below = first[index] if index < len(first) else each
+        if below is not True:
+            yield index, item, below
+
+
+def _without_members(part: Part) -> Part:
+    """A schema that says of a value what `part` says, its members aside."""
+    own = {key: value for key, value in part.items() if key not in _ELSEWHERE}
+    for keyword in ("properties", "patternProperties"):
+        if keyword in own:
+            own[keyword] = dict.fromkeys(own[keyword], True)
+    if isinstance(own.get("additionalProperties"), Mapping):
+        del own["additionalProperties"]
+    for keyword in ("items", "additionalItems"):
+        if own.get(keyword) is not False:
+            own.pop(keyword, None)
+    if "prefixItems" in own:
+        own["prefixItems"] = [True] * len(own["prefixItems"])
+    if any(keyword in part for keyword in _NESTED):
+        own.pop("unevaluatedProperties", None)
+        own.pop("unevaluatedItems", None)
+    return own
+
+
+def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> Iterator[str]:
+    """One validation error as lines that a model can act on."""
+    value = error.instance if error.instance_path else value
+    match error.kind:
+        case Kind.Required(name):
+            yield f"missing required property {quoted(name)}"
+        case Kind.AdditionalProperties(unexpected) | Kind.UnevaluatedProperties(unexpected):
+            known = list(part.get("properties", {}))
+            for name in unexpected[: MAX_PROBLEMS + 1]:
+                yield f"unknown property {quoted(name)}{did_you_mean(name, known)}"
+        case Kind.Type(types):
+            yield f"must be {' or '.join(types)}, not {_kind_of(value)}"
+        case Kind.Enum(options):
+            allowed = ", ".join(quoted(option) for option in options)
+            near = did_you_mean(value, map(str, options)) if isinstance(value, str) else ""
+            yield f"must be one of {allowed}, not {quoted(value)}{near}"
+        case Kind.Constant(expected):
+            yield f"must be {quoted(expected)}, not {quoted(value)}"
+        case Kind.BacktrackLimitExceeded():
+            yield "is too costly to check against its pattern; write it more simply"
+        case _:
+            yield error.message
+
+
+def quoted(value: Any) -> str:
+    """A value as JSON, cut where it gets long."""
+    return bounded_json(value, _MAX_VALUE_CHARS, "...")
+
+
+def bounded_json(value: Any, most: int, cut: str, indent: int | None = None) -> str:
+    """A value as JSON of at most `most` characters, followed by `cut` where that is not all. Stops encoding there."""
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=repr).iterencode(value):
+        text += piece[: most + 1]
+        if len(text) > most:
+            return text[:most] + cut
+    return text
+
+
+def _kind_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"boolean ({'true' if value else 'false'})"
+        case str():
+            return f"string ({quoted(value)})"
+        case int() | float():
+            return f"number ({value})"
+        case list():
+            return "array"
+        case _:
+            return "object"

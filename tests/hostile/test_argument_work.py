@@ -1,0 +1,197 @@
+"""Checking arguments costs the host work that is linear in what was sent, whatever was sent.
+
+Work is counted in function calls, which do not depend on the machine's speed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolcell.tools import ToolDefinition
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+from toolcell.tools.problems import MAX_MESSAGE_CHARS, MAX_PROBLEMS
+
+SLACK = 1.25
+"""Twice as much input may take this much more than twice as many calls: constants and rounding."""
+
+INTEGERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+EITHER: dict[str, Any] = {"anyOf": [{"type": "integer"}, INTEGERS]}
+TREE: dict[str, Any] = {
+    "anyOf": [
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/tree"}}, "additionalProperties": False},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/tree"}, "b": {}}, "required": ["b"]},
+        {"type": "integer"},
+    ]
+}
+BOTH: dict[str, Any] = {**TREE, "properties": {"a": {"$ref": "#/$defs/tree"}}}
+
+
+def checker(schema: dict[str, Any], tree: dict[str, Any] = TREE) -> ArgumentChecker:
+    whole = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": {"tree": tree}}
+    return ArgumentChecker(ToolDefinition("tool", "A tool under test", whole))
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Python and C functions called by `work`, refused arguments included."""
+    count = 0
+
+    def event(frame: FrameType, kind: str, arg: Any) -> None:
+        nonlocal count
+        count += kind in ("call", "c_call")
+
+    sys.setprofile(event)
+    try:
+        work()
+    except InvalidArguments:
+        pass
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def refusal(checks: ArgumentChecker, args: dict[str, Any]) -> InvalidArguments | None:
+    """Why arguments are refused; None when they are not."""
+    try:
+        checks.check(args)
+    except InvalidArguments as error:
+        return error
+    return None
+
+
+def nested(depth: int, inner: Any) -> Any:
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+ATTACKS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
+    "every item of the wrong type": (INTEGERS, lambda n: ["x"] * 500 * n),
+    "every item mended": (INTEGERS, lambda n: ["1"] * 500 * n),
+    "only the last item wrong": (INTEGERS, lambda n: [1] * 500 * n + ["x"]),
+    "lists that fit no branch": ({"type": "array", "items": EITHER}, lambda n: [["x"] * 50] * 10 * n),
+    "JSON in strings": ({"type": "array", "items": INTEGERS}, lambda n: [f"[{'1,' * 50}1]" for _ in range(10 * n)]),
+    "no JSON in strings": ({"type": "array", "items": INTEGERS}, lambda n: ["[" * 60] * 10 * n),
+    "a tree that fits no branch": ({"$ref": "#/$defs/tree"}, lambda n: nested(7 * n, "bad")),
+    "a tree to mend": ({"$ref": "#/$defs/tree"}, lambda n: nested(7 * n, "12")),
+    "unknown properties": ({"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+                           lambda n: {f"k{i}": 1 for i in range(500 * n)}),
+    "long names": ({"type": "object", "properties": {"query": {}}, "additionalProperties": False},
+                   lambda n: {"quary" * 1000 * n: 1}),
+    "names that break a rule": ({"type": "object", "propertyNames": {"maxLength": 1}},
+                                lambda n: {f"k{i}": 1 for i in range(500 * n)}),
+    "names under patterns": ({"type": "object", "patternProperties": {"^k": {"type": "integer"}, "1$": {}}},
+                             lambda n: {f"k{i}": "x" for i in range(500 * n)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_work_grows_no_faster_than_what_was_sent(name: str) -> None:
+    schema, make = ATTACKS[name]
+    check = checker(schema).check
+    calls(lambda: check({"x": make(1)}))  # validators of parts are compiled at their first use
+    one, two, four = (calls(partial(check, {"x": make(size)})) for size in (1, 2, 4))
+
+    assert two <= 2 * SLACK * one + 100
+    assert four <= 2 * SLACK * two + 100
+
+
+@pytest.mark.parametrize("tree", [TREE, BOTH], ids=["union", "union beside members"])
+@pytest.mark.parametrize("leaf", ["bad", "12", None, [], {}], ids=repr)
+def test_each_level_of_a_recursive_union_costs_the_same(tree: dict[str, Any], leaf: Any) -> None:
+    check = checker({"$ref": "#/$defs/tree"}, tree).check
+    calls(lambda: check({"x": nested(2, leaf)}))
+    some, all_levels = (calls(partial(check, {"x": nested(depth, leaf)})) for depth in (15, 60))
+
+    assert all_levels <= 4 * SLACK * some + 100
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_message_is_bounded_whatever_was_sent(name: str) -> None:
+    schema, make = ATTACKS[name]
+    error = refusal(checker(schema), {"x": make(8 if "tree" in name else 100)})
+
+    if error is not None:
+        assert len(str(error)) <= (MAX_PROBLEMS + 2) * MAX_MESSAGE_CHARS
+        assert len(error.problems) <= MAX_PROBLEMS + 1
+        assert ("and more problems" in str(error)) is (len(error.problems) > MAX_PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 300 + "]" * 300, "nested deeper than 64 levels"),
+        ("[" * 100_000, "nested deeper than 64 levels"),
+        ("[NaN]", "nan is not a JSON number"),
+        ("[1e999]", "inf is not a JSON number"),
+        ('["\\ud800"]', "lone surrogate"),
+        (f"[{'9' * 30}]", "more than 64 bits"),
+        ("[" + "1," * 200_000 + "1]", "too many values"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_text_is_decoded_under_the_bounds_of_all_arguments(text: str, said: str) -> None:
+    with pytest.raises(InvalidArguments, match=said) as caught:
+        checker({"type": "array"}).check({"x": text})
+    assert str(caught.value.problems[0]).startswith("x")
+
+
+def test_all_text_of_one_call_is_decoded_under_one_bound() -> None:
+    rows = [json.dumps([1] * 30_000)] * 8
+
+    with pytest.raises(InvalidArguments, match=r"x\[6\].*too many values"):
+        checker({"type": "array", "items": INTEGERS}).check({"x": rows})
+
+
+@pytest.mark.parametrize(("kind", "value"), [
+    ("integer", "9" * 19), ("integer", "1e300"), ("integer", 1e300), ("integer", "-" + "9" * 30),
+    ("number", "9" * 350), ("number", "9" * 30), ("number", "1e999"),
+])  # fmt: skip
+def test_no_number_is_mended_to_one_that_arguments_cannot_hold(kind: str, value: Any) -> None:
+    with pytest.raises(InvalidArguments, match="must be"):
+        checker({"type": kind}).check({"x": value})
+
+
+scalars = st.sampled_from([None, True, 0, 1.0, 2.5, "", "1", "x", "[1]", '{"a": "1"}'])
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=30,
+)
+parts = st.recursive(
+    st.sampled_from([
+        {}, True, False, {"type": "integer"}, {"type": ["string", "null"]}, {"type": "array"}, {"type": "object"},
+        {"minimum": 1}, {"enum": ["a", 1]}, {"$ref": "#/$defs/tree"}, {"$ref": "#/properties/x"},
+    ]),
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: {"type": "object", "properties": {"a": a, "b": b}, "required": ["a"]}, inner, inner),
+        st.builds(lambda a: {"type": "array", "items": a}, inner),
+        st.builds(lambda a, b: {"anyOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b: {"oneOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b: {"allOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b, c: {"if": a, "then": b, "else": c}, inner, inner, inner),
+        st.builds(lambda a: {"additionalProperties": a}, inner),
+        st.builds(lambda a: {"not": a}, inner),
+    ),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schema=parts, value=values)
+def test_any_schema_and_value_take_bounded_work_and_refused_ones_have_a_problem(schema: Any, value: Any) -> None:
+    checks = checker(schema)
+    args = {"x": value}
+    calls(lambda: checks.check(args))
+
+    assert calls(lambda: checks.check(args)) <= 3_000 * (1 + len(json.dumps(args)))
+    if (error := refusal(checks, args)) is not None:
+        assert error.problems
