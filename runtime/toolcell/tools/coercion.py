@@ -158,6 +158,8 @@ class Coercer:
         self._drop_extras = drop_extras
         self._decoder = Decoder(copied)
         self._steps = 0
+        self._active: set[tuple[int, int]] = set()
+        """Pairs that are being mended. A part that refers to itself for the same value adds nothing."""
         self._outcomes: dict[tuple[int, int], tuple[Any, _Outcome]] = {}
         """By identity of the part and of the container. The container is kept, so that its identity stays its own."""
 
@@ -185,14 +187,19 @@ class Coercer:
         """Mend a value; `depth` counts the parts above that speak about the same value."""
         part = self._schemas.resolved(part)
         self._steps += 1
-        if not isinstance(part, Mapping) or depth > MAX_REFERENCES or self._is_exhausted():
-            return value, ()
-        if not isinstance(value, dict | list):
-            return self._mended(part, value, path, depth)
         key = (id(part), id(value))
-        if key not in self._outcomes:
-            self._outcomes[key] = (value, self._mended(part, value, path, depth))
-        return self._outcomes[key][1]
+        if not isinstance(part, Mapping) or depth > MAX_REFERENCES or key in self._active or self._is_exhausted():
+            return value, ()
+        if key in self._outcomes:
+            return self._outcomes[key][1]
+        self._active.add(key)
+        try:
+            outcome = self._mended(part, value, path, depth)
+        finally:
+            self._active.discard(key)
+        if isinstance(value, dict | list):
+            self._outcomes[key] = (value, outcome)
+        return outcome
 
     def _is_exhausted(self) -> bool:
         return self._steps > FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes
