@@ -36,7 +36,7 @@ available, but it is not required; `rlimits` and the process watch bound every r
 LintProfile = Literal["off", "standard", "strict"]
 
 
-class _Settings(BaseModel):
+class SettingsModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @classmethod
@@ -65,7 +65,7 @@ def _shown(value: object) -> str:
     return one_line(repr(value), MAX_SHOWN_CHARS)
 
 
-Settings = TypeVar("Settings", bound=_Settings)
+Settings = TypeVar("Settings", bound=SettingsModel)
 
 
 def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Settings:
@@ -82,7 +82,7 @@ def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Sett
     return given
 
 
-class Limits(_Settings):
+class Limits(SettingsModel):
     """What one run may use. Each name ends in its unit. No value means 'unlimited'."""
 
     wall_s: PositiveFloat = Field(default=30.0, le=86_400)
@@ -139,7 +139,7 @@ class Limits(_Settings):
     """Tool calls of one run that execute at the same time. Further calls wait."""
 
 
-class PoolConfig(_Settings):
+class PoolConfig(SettingsModel):
     """How many sandboxes the pool keeps."""
 
     warm: int = Field(default=2, ge=0, le=1024)
@@ -152,7 +152,7 @@ class PoolConfig(_Settings):
     """Age in seconds at which a warm sandbox is replaced."""
 
 
-class Policy(_Settings):
+class Policy(SettingsModel):
     """What must hold before a script starts, and what it finds in its environment."""
 
     require: frozenset[Layer] = DEFAULT_LAYERS

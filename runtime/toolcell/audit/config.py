@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from toolcell.config import KIB, MIB, _Frozen
+from toolcell.config import KIB, MIB, SettingsModel
 
 Keep = Literal["full", "digest", "omit"]
 """`full` records the value, `digest` its size and sha256, `omit` only that there was one."""
@@ -23,7 +23,7 @@ SENSITIVE_NAMES: tuple[str, ...] = (
 """A key whose letters end with one of these hides its value: password, db_password, apiKey, x-auth-token."""
 
 
-class ToolContent(_Frozen):
+class ToolContent(SettingsModel):
     """What is recorded of one tool's calls."""
 
     args: Keep = "full"
@@ -34,7 +34,7 @@ class ToolContent(_Frozen):
     cannot be replayed past it."""
 
 
-class AuditConfig(_Frozen):
+class AuditConfig(SettingsModel):
     """How runs are recorded."""
 
     fsync: Literal["never", "checkpoint", "always"] = "checkpoint"
