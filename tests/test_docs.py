@@ -10,13 +10,16 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import anyio
 import pytest
+import typer
 
 import toolcell
 from test_house import LAYERS
 from toolcell import Outcome, Runtime, ToolRegistry
+from toolcell.cli import COMMANDS, build
 from toolcell.tools.options import ToolOptions
 from toolcell_bridge.wire.messages import TAGS
 
@@ -29,6 +32,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 """A program of the README, followed by what it prints."""
+SHELL_LINE = re.compile(r"^(?:\$ |    )toolcell ([a-z]+)((?: ?[^\s#&]+)*)", re.MULTILINE)
+"""A `toolcell` command as it is typed, up to a comment."""
 CITED = re.compile(r"\bconforms\(([^)]*)\)")
 DEFINED = re.compile(r"^\| ([A-Z][A-Z]?(?:-b|-)?\d+) \| \S", re.MULTILINE)
 
@@ -98,6 +103,37 @@ def test_the_pages_name_every_outcome_and_every_tool_option() -> None:
 
     assert set(re.findall(r"`(\w+)`", row)[1:]) == {str(outcome) for outcome in Outcome}
     assert set(re.findall(r"`(\w+)`", tools)) >= {field.name for field in fields(ToolOptions)} - {"is_agent"}
+
+
+def test_every_command_of_the_pages_exists() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert set(re.findall(r"(?:\$ |`|^    )make ([a-z]+)", text, re.MULTILINE)) <= set(targets)
+    for name in re.findall(r"python -m benchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
+
+
+def flags_of(command: Any) -> set[str]:
+    own = {flag for option in command.params for flag in option.opts}
+    subcommands = getattr(command, "commands", {}).values()
+    return own.union(*map(flags_of, subcommands), {"--help", "-h"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_line_for_a_shell_names_a_command_and_flags_that_exist(page: Path) -> None:
+    for name, rest in SHELL_LINE.findall(page.read_text(encoding="utf-8")):
+        assert name in COMMANDS, name
+        command: Any = typer.main.get_command(build([name]))
+        assert set(re.findall(r"(?<!\S)--?[a-z][\w-]*", rest)) <= flags_of(command.commands[name]), rest
+
+
+def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
+    headings = re.findall(r"^\d\. (.+)$", README, re.MULTILINE)
+    source = (HOST / "cli" / "demo.py").read_text(encoding="utf-8")
+
+    assert headings
+    assert all(f'. {heading}"' in source for heading in headings)
 
 
 # docs/architecture.md: the files it names exist, and a run enters the modules that it lists.
