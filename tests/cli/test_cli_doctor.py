@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from toolcell.cli import build, doctor, doctor_docker, exits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import probes
-from toolcell_bridge.isolation import Probe
+from toolcell.sandbox.process.child_probe import Probe
 
 EXAMINE = doctor_docker.examine
 

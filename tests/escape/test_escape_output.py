@@ -112,7 +112,7 @@ EVIL = {
     "an exit code that is no number": "class C:\n    def __str__(self): raise KeyError\nraise SystemExit(C())",
     "an exit code that is too large": "raise SystemExit(1 << 100)",
     "surrogates and controls": "raise ValueError('\\ud800\\x1b]0;owned\\x07\\u202e\\u2028')",
-    "an error while reporting": "import sys\nsys.modules['toolcell_bridge.guest.exceptions'].describe = lambda *a: 1 / 0\nraise ValueError",
+    "an error while reporting": "import sys\nsys.modules['toolcell_bridge.guest.errors'].describe = lambda *a: 1 / 0\nraise ValueError",
     "a warning hook": "import sys, warnings\nwarnings.showwarning = lambda *a: [][0]\nsys.excepthook = print\nraise ValueError",
     "streams that are gone": "import sys\nsys.stdout = sys.stderr = None\nprint('x')\nraise ValueError",
     "streams that raise": "import sys\nclass S:\n    def write(self, t): raise KeyError\n    def flush(self): raise SystemExit(0)\n"

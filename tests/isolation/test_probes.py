@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from toolcell.sandbox.process import probes
-from toolcell_bridge.isolation import Probe, landlock
-from toolcell_bridge.isolation.child_probe import ChildProbe
+from toolcell.sandbox.process.child_probe import ChildProbe, Probe
+from toolcell_bridge.isolation import landlock
 
 OPEN = probes.MachineFacts(
     unprivileged_clone=1, apparmor_restricts=0, max_user_namespaces=1000, filtered=False, root=False
@@ -96,7 +96,7 @@ def test_without_user_namespaces_no_other_namespace_is_tried() -> None:
     def explode() -> str:
         raise AssertionError("tried")
 
-    found = probes._namespace("net", explode, ChildProbe(False, "denied", errno.EPERM), "the remedy")
+    found = probes.probe_namespace("net", explode, ChildProbe(False, "denied", errno.EPERM), "the remedy")
     assert (found.live, found.fix) == (False, "the remedy")
 
 
@@ -140,7 +140,7 @@ print(probes.probe_all()[0].live)
 @pytest.mark.isolation
 def test_a_trial_tells_success_failure_death_and_silence_apart(child: Callable[..., Any]) -> None:
     script = """
-        from toolcell_bridge.isolation.child_probe import attempt
+        from toolcell.sandbox.process.child_probe import attempt
         def fail(): raise PermissionError(errno.EPERM, "no")
         def crash(): os.kill(os.getpid(), 11)
         def vanish(): os._exit(3)

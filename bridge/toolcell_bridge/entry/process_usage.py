@@ -1,11 +1,9 @@
-"""What each sandbox of a container uses, from one look at the table of processes. Knows no limits."""
+"""Measure what each sandbox of a container uses, from one pass over /proc."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-
-from toolcell_bridge.entry.supervisor import process_row
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -15,40 +13,43 @@ _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS = 1, 11, 12, 13, 14, 17
 
 
 class ProcessUsage:
-    """Remembers what a guest was born with: pages that it shares with the parent are nobody's."""
+    """Measures sandboxes by their process trees. Pages that a guest shares with the zygote are not counted."""
 
     def __init__(self) -> None:
         self._base_bytes: dict[int, int] = {}
 
     def begin(self, sandbox: int) -> None:
-        """This process has just forked it: what each of its processes holds from then on is counted."""
+        """Start to count for a sandbox. Call it in the process that forked the sandbox, right after the fork."""
         self._base_bytes[sandbox] = _private_bytes(os.getpid())
 
-    def measure(self, wardens: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
-        """(CPU seconds, bytes, processes and threads) of each sandbox; `wardens`: process id to sandbox."""
+    def measure(self, supervisors: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
+        """Return (CPU seconds, bytes, processes and threads) of each sandbox.
+
+        `supervisors`: process id of each sandbox's supervisor -> number of the sandbox.
+        """
         rows: dict[int, list[bytes]] = {}
         for name in os.listdir("/proc"):
             if name.isdigit() and (row := process_row(int(name))) is not None:
                 rows[int(name)] = row
-        members: dict[int, list[int]] = {sandbox: [] for sandbox in wardens.values()}
-        owners: dict[int, int] = dict(wardens)
+        members: dict[int, list[int]] = {sandbox: [] for sandbox in supervisors.values()}
+        owners: dict[int, int] = dict(supervisors)
         for pid in rows:
             owner = _owner(pid, rows, owners)
-            if owner and pid not in wardens:
+            if owner and pid not in supervisors:
                 members[owner].append(pid)
         for sandbox in self._base_bytes.keys() - members.keys():
             del self._base_bytes[sandbox]
         return {
-            sandbox: self._sum(sandbox, warden, rows, members[sandbox])
-            for warden, sandbox in wardens.items()
-            if warden in rows
+            sandbox: self._sum(sandbox, supervisor, rows, members[sandbox])
+            for supervisor, sandbox in supervisors.items()
+            if supervisor in rows
         }
 
     def _sum(
-        self, sandbox: int, warden: int, rows: Mapping[int, list[bytes]], members: list[int]
+        self, sandbox: int, supervisor: int, rows: Mapping[int, list[bytes]], members: list[int]
     ) -> tuple[float, int, int]:
-        # What ended below the warden, and for each that lives its own and what ended below it.
-        ticks = int(rows[warden][_CUTIME]) + int(rows[warden][_CSTIME])
+        # The ended processes below the supervisor, and for each living one its own time and that of its ended children.
+        ticks = int(rows[supervisor][_CUTIME]) + int(rows[supervisor][_CSTIME])
         held_bytes = threads = 0
         for pid in members:
             row = rows[pid]
@@ -59,22 +60,45 @@ class ProcessUsage:
         return ticks / TICKS_PER_S, held_bytes, threads
 
 
+def process_row(pid: int) -> list[bytes] | None:
+    """Read the fields of /proc/<pid>/stat from the third on; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read(1024).rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def descendants(root: int) -> list[int]:
+    """List every process below `root`, from one pass over /proc."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (row := process_row(int(name))) is not None:
+            below.setdefault(int(row[1]), []).append(int(name))
+    found, queue = [], [root]
+    while queue:
+        children = below.pop(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
 def _owner(pid: int, rows: Mapping[int, list[bytes]], owners: dict[int, int]) -> int:
-    """The sandbox that `pid` belongs to, 0 for none; what is found on the way is kept in `owners`."""
-    way = []
+    """Return the sandbox that `pid` belongs to, 0 for none. Records the result for each ancestor in `owners`."""
+    path = []
     while pid not in owners:
-        way.append(pid)
+        path.append(pid)
         row = rows.get(pid)
         pid = int(row[_PARENT]) if row is not None else 0
-        if pid <= 1 or pid in way:
+        if pid <= 1 or pid in path:
             break
     owner = owners.get(pid, 0)
-    owners.update(dict.fromkeys(way, owner))
+    owners.update(dict.fromkeys(path, owner))
     return owner
 
 
 def _private_bytes(pid: int) -> int:
-    """Resident memory that is no file's."""
+    """Return the resident memory that belongs to no file."""
     try:
         with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
             fields = file.read(256).split()

@@ -1,6 +1,6 @@
-"""The warm parent of the sandboxes of one container: imports everything once, forks a warden and a guest for each.
+"""The zygote of a shared container: import everything once, then fork a supervisor and a guest for each sandbox.
 
-Never holds a byte that a guest wrote: all its memory is in every guest it forks. Control messages to the host:
+It never holds a byte that a guest wrote, because every guest it forks inherits its memory. Messages to the host:
 {"ready": slots, ...} once; {"started": n} or {"failed": n, "why"}; {"ended": n, "status", "cpu_s",
 "peak_memory_bytes", "is_clean"}; {"lowered": n}; {"measured": {n: [cpu_s, memory_bytes, processes]}}.
 """
@@ -21,12 +21,19 @@ from typing import Any, NoReturn
 import msgpack
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry import container, supervisor
+from toolcell_bridge.entry import supervisor
+from toolcell_bridge.entry.preparation import (
+    BRIDGE,
+    COMMON_MODULES,
+    preload_all,
+    reseed_numpy,
+    set_environment,
+    unlock_sqlite,
+)
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.shared_protocol import KILL
-from toolcell_bridge.entry.supervisor import BRIDGE, SCOPES_SINCE, Lines, SandboxSlot
-from toolcell_bridge.entry.zygote import EXTRAS, WARM_UPS, reseed_numpy, unlock_sqlite
-from toolcell_bridge.guest import explanations, output
+from toolcell_bridge.entry.supervisor import SCOPES_SINCE, GuestStreams, SandboxSlot
+from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner
@@ -37,57 +44,63 @@ from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
-SETTLE_S = 0.002
-SETTLE_LOOKS = 100
+WARM_UPS = 32
+"""Rehearsals before the first fork: guests share the code that the interpreter specialised."""
+
+RELEASE_INTERVAL_S = 0.002
+RELEASE_CHECKS = 100
+"""How often and how long to wait until the kernel has released the files of an ended sandbox."""
 
 REQUEST_BYTES = 64 * 1024
 REPORT_BYTES = 4096
-MOST_LINES = 4
+MAX_DESCRIPTORS = 4
 
 LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
-"""Ceilings of a running guest that follow the limits of the run it is handed to."""
+"""Limits of a running guest that are lowered to those of its run."""
 
 
-class NotAlone(OSError):
+class ScopesMissing(OSError):
     """This kernel cannot keep sandboxes of one container from signalling each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotDirectory:
-    """Where one sandbox at a time has its files."""
+    """A directory for the files of one sandbox at a time."""
 
     path: str
     room: tuple[int, int] | None
-    """Free blocks and inodes while nobody uses it; None when it is not a file system of its own."""
+    """Free blocks and inodes while it is not used; None when it is not a file system of its own."""
 
 
 @dataclass(slots=True)
 class SupervisedGuest:
-    """One sandbox that lives."""
+    """One running sandbox."""
 
     number: int
-    slot: SlotDirectory
-    warden: int
-    control: socket.socket
+    directory: SlotDirectory
+    supervisor: int
+    """Process id."""
+    socket: socket.socket
+    """To the supervisor."""
     guest: int = 0
-    """Process id, once the warden has told it."""
+    """Process id, once the supervisor has reported it."""
 
 
-class Forker:
+class SharedZygote:
     """Serves requests from `control` until it closes."""
 
     def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
         self._control = control
-        self._slots = [SlotDirectory(path, room_in(path)) for path in settings["slots"]]
-        self._walls = ContainerIsolation.prepare()
-        self._is_scoped = self._walls.abi >= SCOPES_SINCE
+        self._free = [SlotDirectory(path, room_in(path)) for path in settings["slots"]]
+        self._isolation = ContainerIsolation.prepare()
+        self._is_scoped = self._isolation.abi >= SCOPES_SINCE
         if not self._is_scoped and not settings.get("unscoped"):
-            raise NotAlone(
-                f"Landlock ABI {self._walls.abi}: below {SCOPES_SINCE} a sandbox can signal the others of its "
+            raise ScopesMissing(
+                f"Landlock ABI {self._isolation.abi}: below {SCOPES_SINCE} a sandbox can signal the others of its "
                 'container; use mode="single", or a policy that does not require landlock'
             )
         self._children: dict[int, SupervisedGuest] = {}
-        self._by_control: dict[int, SupervisedGuest] = {}
+        self._by_socket: dict[int, SupervisedGuest] = {}
         self._usage = ProcessUsage()
         self._poll = select.poll()
         self._wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,20 +108,20 @@ class Forker:
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         frame_bytes: int = settings["frame_bytes"]
         self._rehearsal = Rehearsal(frame_bytes)
-        self._channel = Channel(_stand_in(), Connection.guest(max_frame_bytes=frame_bytes))
+        self._channel = Channel(_reserve_bridge(), Connection.guest(max_frame_bytes=frame_bytes))
         for _ in range(WARM_UPS):
             self._rehearsal.run()
         set_undumpable()
 
     def serve(self) -> None:
-        """Say ready, then fork as asked until the relay is gone."""
+        """Report ready, then serve requests until the proxy is gone."""
         for descriptor in (self._control.fileno(), self._wake):
             self._poll.register(descriptor, select.POLLIN)
         # Frozen objects are never visited by the collector, so a guest's collection does not copy their pages.
         gc.collect()
         gc.freeze()
-        ready = {"ready": len(self._slots), "python": sys.version.split()[0], "guest": __version__}
-        self._say(ready | {"is_scoped": self._is_scoped})
+        ready = {"ready": len(self._free), "python": sys.version.split()[0], "guest": __version__}
+        self._send(ready | {"is_scoped": self._is_scoped})
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._wake:
@@ -116,74 +129,76 @@ class Forker:
                 elif descriptor == self._control.fileno():
                     if not self._serve_one():
                         return
-                elif (child := self._by_control.get(descriptor)) is not None:
-                    self._hear(child, socket.MSG_DONTWAIT)
+                elif (child := self._by_socket.get(descriptor)) is not None:
+                    self._handle_report(child, socket.MSG_DONTWAIT)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         self._control.send(msgpack.packb(message))
 
     def _serve_one(self) -> bool:
-        """Act on one request; False when the relay is gone."""
-        body, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MOST_LINES)
+        """Serve one request; False when the proxy is gone."""
+        body, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
         if not body:
             return False
         match msgpack.unpackb(body):
             case {"open": number, "rlimits": plan}:
-                bridge, out, err, leash = descriptors
-                self._open(number, RlimitPlan(**plan), (bridge, out, err), leash)
+                bridge, out, err, control = descriptors
+                self._open(number, RlimitPlan(**plan), (bridge, out, err), control)
             case {"kill": number}:
                 child = self._children.get(number)
                 if child is not None:
                     with suppress(OSError):
-                        child.control.send(KILL, socket.MSG_DONTWAIT)
+                        child.socket.send(KILL, socket.MSG_DONTWAIT)
             case {"lower": number, "rlimits": plan}:
                 child = self._children.get(number)
                 while child is not None and not child.guest:
-                    self._hear(child)  # the first thing that its warden says, about now
+                    self._handle_report(child)  # its supervisor reports it first
                 if child is not None:
-                    supervisor.lower(child.guest, RlimitPlan(**plan), LOWERED)
-                self._say({"lowered": number})
+                    supervisor.lower_limits(child.guest, RlimitPlan(**plan), LOWERED)
+                self._send({"lowered": number})
             case {"measure": _}:
-                wardens = {child.warden: number for number, child in self._children.items()}
-                self._say({"measured": self._usage.measure(wardens)})
+                supervisors = {child.supervisor: number for number, child in self._children.items()}
+                self._send({"measured": self._usage.measure(supervisors)})
             case other:
-                raise ValueError(f"the host said {other!r}")
+                raise ValueError(f"unknown request {other!r}")
         return True
 
-    def _open(self, number: int, plan: RlimitPlan, lines: Lines, leash: int) -> None:
+    def _open(self, number: int, plan: RlimitPlan, streams: GuestStreams, control: int) -> None:
         try:
-            slot = self._settled_slot()
-            child = self._fork(number, slot, plan, lines, leash)
+            directory = self._released_directory()
+            child = self._fork(number, directory, plan, streams, control)
         except OSError as exc:
-            self._say({"failed": number, "why": str(exc)})
+            self._send({"failed": number, "why": str(exc)})
             return
         finally:
-            for descriptor in (*lines, leash):
+            for descriptor in (*streams, control):
                 os.close(descriptor)
-        self._slots.remove(slot)
-        self._children[number] = self._by_control[child.control.fileno()] = child
+        self._free.remove(directory)
+        self._children[number] = self._by_socket[child.socket.fileno()] = child
         self._usage.begin(number)
-        self._say({"started": number})
-        self._poll.register(child.control, select.POLLIN)
+        self._send({"started": number})
+        self._poll.register(child.socket, select.POLLIN)
 
-    def _settled_slot(self) -> SlotDirectory:
-        """The slot that has been free for longest and has all its room.
+    def _released_directory(self) -> SlotDirectory:
+        """Return the directory that has been free for longest and has all its room.
 
-        The kernel lets go of the inodes in a dead guest's Landlock domain some milliseconds after the guest.
+        The kernel releases the inodes of an ended guest's Landlock domain some milliseconds after the guest.
 
         Raises:
             OSError: there is none.
         """
-        for _ in range(SETTLE_LOOKS):
-            for slot in self._slots:
-                if room_in(slot.path) == slot.room:
-                    return slot
-            if not self._slots:
+        for _ in range(RELEASE_CHECKS):
+            for directory in self._free:
+                if room_in(directory.path) == directory.room:
+                    return directory
+            if not self._free:
                 break
-            select.select((), (), (), SETTLE_S)
+            select.select((), (), (), RELEASE_INTERVAL_S)
         raise OSError("no slot is free")
 
-    def _fork(self, number: int, slot: SlotDirectory, plan: RlimitPlan, lines: Lines, leash: int) -> SupervisedGuest:
+    def _fork(
+        self, number: int, directory: SlotDirectory, plan: RlimitPlan, streams: GuestStreams, control: int
+    ) -> SupervisedGuest:
         reseed_numpy()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
@@ -193,14 +208,14 @@ class Forker:
                 ours.close()
                 raise
             if pid == 0:
-                seat = SandboxSlot(slot.path, its.fileno(), leash, lines, plan, self._is_scoped)
-                supervisor.guard(seat, self._walls, self._be_guest)
-        return SupervisedGuest(number, slot, pid, ours)
+                slot = SandboxSlot(directory.path, its.fileno(), control, streams, plan, self._is_scoped)
+                supervisor.supervise(slot, self._isolation, self._run_guest)
+        return SupervisedGuest(number, directory, pid, ours)
 
-    def _be_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
-        """Inside the walls: rehearse, say Hello, run scripts until the host hangs up."""
+    def _run_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
+        """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         if os.path.realpath(WORKSPACE) == workspace:
-            workspace = WORKSPACE  # the name that it has in every sandbox; an image without our links has none
+            workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
         runner = Runner(self._channel, workspace)
         self._rehearsal.run()
         output.capture(self._channel)
@@ -209,26 +224,26 @@ class Forker:
         runner.serve()
         os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again
 
-    def _hear(self, child: SupervisedGuest, flags: int = 0) -> None:
+    def _handle_report(self, child: SupervisedGuest, flags: int = 0) -> None:
         try:
-            data = child.control.recv(REPORT_BYTES, flags)
-        except BlockingIOError:  # it was heard already, out of turn
+            data = child.socket.recv(REPORT_BYTES, flags)
+        except BlockingIOError:  # it was handled before, out of turn
             return
-        except ConnectionResetError:  # it left without reading a request to end; its report is there all the same
-            data = child.control.recv(REPORT_BYTES)
+        except ConnectionResetError:  # it exited without reading a kill request; its report is there all the same
+            data = child.socket.recv(REPORT_BYTES)
         report = msgpack.unpackb(data) if data else {}
         if "pid" in report:
             child.guest = report["pid"]
             return
         if "ended" not in report:
-            # It held its sandbox together; without it nothing in this container is certain.
-            raise RuntimeError(f"the warden of sandbox {child.number} is gone")
-        self._poll.unregister(child.control)
-        del self._children[child.number], self._by_control[child.control.fileno()]
-        child.control.close()
+            # Without a supervisor nothing holds its sandbox back, so the container must end.
+            raise RuntimeError(f"the supervisor of sandbox {child.number} is gone")
+        self._poll.unregister(child.socket)
+        del self._children[child.number], self._by_socket[child.socket.fileno()]
+        child.socket.close()
         if report["is_clean"]:
-            self._slots.append(child.slot)
-        self._say(report | {"ended": child.number, "status": report["ended"]})
+            self._free.append(child.directory)
+        self._send(report | {"ended": child.number, "status": report["ended"]})
 
     def _reap(self) -> None:
         os.read(self._wake, 4096)
@@ -237,8 +252,8 @@ class Forker:
                 pass
 
 
-def _stand_in() -> socket.socket:
-    """A socket that stands for a number: every guest has its own bridge there."""
+def _reserve_bridge() -> socket.socket:
+    """Occupy the descriptor at which every guest has its own bridge."""
     pair = socket.socketpair()
     bridge = socket.socket(fileno=os.dup2(pair[0].fileno(), BRIDGE, inheritable=False))
     for end in pair:
@@ -247,20 +262,20 @@ def _stand_in() -> socket.socket:
 
 
 def room_in(path: str) -> tuple[int, int] | None:
-    """Free blocks and inodes of the file system mounted at `path`; None when none is."""
+    """Return the free blocks and inodes of the file system mounted at `path`; None when none is mounted there."""
     if not os.path.ismount(path):
         return None
     room = os.statvfs(path)
     return room.f_bfree, room.f_ffree
 
 
-def get_ready(settings: dict[str, Any]) -> None:
-    """Import what scripts will want, and leave nothing of the container's environment.
+def prepare(settings: dict[str, Any]) -> None:
+    """Import what scripts need and replace the container's environment.
 
     Raises:
         ImportError: something to be preloaded does not load.
     """
-    explanations.explain()
-    container.preload([*EXTRAS, *settings["preload"]])
+    errors.install_refusals()
+    preload_all([*COMMON_MODULES, *settings["preload"]])
     unlock_sqlite()
-    container.set_environment(settings["environment"])
+    set_environment(settings["environment"])

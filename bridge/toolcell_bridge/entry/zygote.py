@@ -1,8 +1,8 @@
-"""The warm parent: imports everything once, then forks one isolated child per sandbox.
+"""The zygote of the process backend: import everything once, then fork one isolated child per sandbox.
 
-Runs as pid 1 of its own pid namespace, inside the root the launcher built: when it dies the kernel kills every
-sandbox below it. Talks to the host over a SEQPACKET socket that no sandbox keeps. Never reads a byte that guest code
-wrote, and never runs one.
+It runs as pid 1 of its own pid namespace, inside the root the launcher built: when it dies the kernel kills every
+sandbox below it. It talks to the host over a SEQPACKET socket that no sandbox keeps. It never reads a byte that guest
+code wrote, and never runs guest code.
 
 Host to zygote: msgpack {"id", "outer_id", "disk_bytes", "inodes", "rlimits"} with descriptors
 [bridge, stdout, stderr, cgroup.procs...] attached.
@@ -13,7 +13,6 @@ Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"fa
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import fcntl
 import gc
 import importlib
 import os
@@ -26,11 +25,21 @@ from typing import Any
 import msgpack
 
 from toolcell_bridge import __version__
-from toolcell_bridge.guest import explanations, output
+from toolcell_bridge.entry.preparation import (
+    BRIDGE,
+    COMMON_MODULES,
+    move_up,
+    occupy_descriptors,
+    preload,
+    reseed_numpy,
+    set_environment,
+    unlock_sqlite,
+)
+from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
-from toolcell_bridge.isolation.apply import WORKSPACE, AppliedIsolation, IsolationPlan
+from toolcell_bridge.isolation.apply import WORKSPACE, IsolationPlan, SandboxIsolation
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.root import DEVICES
 from toolcell_bridge.isolation.syscalls import CLONE_NEWPID, setns, unshare
@@ -39,33 +48,15 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 REQUEST_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 8
-BRIDGE = 3
-"""Where a sandbox keeps its bridge: the first descriptor after the standard three."""
-
-FIRST_FREE = 10
-"""The zygote's own descriptors stay above those that a sandbox puts in place."""
-
 WARM_UPS = 32
-"""Rehearsals in the zygote. The interpreter rewrites code that has run a dozen times; done here, children share the
-rewritten pages: a tenth fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds). What it
-saves in CPU time was within the noise."""
-
-MERSENNE_WORDS = 624
+"""Rehearsals in the zygote. The interpreter specialises code that has run a dozen times, and children share it: a tenth
+fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds)."""
 
 READ = ("/etc",)
 READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell")
 
-ENVIRONMENT = {"HOME": WORKSPACE, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PATH": "", "TZ": "UTC"}
-"""What every script finds set."""
-
-EXTRAS = ("asyncio", "json", "re", "datetime", "decimal", "collections", "itertools", "functools", "math",
-          "random", "statistics", "string", "textwrap", "typing", "dataclasses", "uuid", "csv", "difflib",
-          "traceback")  # fmt: skip
-"""What scripts import most; loaded in the first idle moment so that a cold start does not wait for it."""
-
 REPEATABLE = ("toolcell_bridge.guest.determinism",)
-"""Loaded as well where the interpreter's hashes are repeatable: then so will be the runs. Rehearsing it costs others
-dearly."""
+"""Loaded only where hashes are repeatable, because only then runs are: rehearsing it is slow."""
 
 
 class Zygote:
@@ -77,31 +68,31 @@ class Zygote:
         self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self._children: dict[int, int] = {}
         self._guest: Guest | None = None
-        # Stands for a number, not for a socket: each child has its own bridge there, the zygote only a placeholder.
+        # Reserves the descriptor: each child has its own bridge there.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
-        self._extras = [*EXTRAS, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
+        self._to_load = [*COMMON_MODULES, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
-        self._walls = AppliedIsolation(READ, existing, [f"/dev/{name}" for name in DEVICES], own_ids)
+        self._isolation = SandboxIsolation(READ, existing, [f"/dev/{name}" for name in DEVICES], own_ids)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
-        explanations.explain()
+        errors.install_refusals()
         problems = preload(config["preload"])
         unlock_sqlite()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._settle()
+        self._freeze_objects()
         self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while True:
-            events = poll.poll(5 if self._extras and self._children else None)
+            events = poll.poll(5 if self._to_load and self._children else None)
             if not events:
-                self._load_extra()
+                self._load_next()
             elif self._guest is not None and self._warm_ups:
                 self._warm_up(self._guest)
             for descriptor, _ in events:
@@ -111,22 +102,22 @@ class Zygote:
                 elif not self._serve_one():
                     return
 
-    def _settle(self) -> None:
+    def _freeze_objects(self) -> None:
         # Frozen objects are never visited by the collector, so a child's collection does not copy their pages.
         gc.collect()
         gc.freeze()
 
     def _warm_up(self, guest: Guest) -> None:
-        # One after each of the first events, so that neither the first sandbox waits for it nor a busy start skips it.
+        # One after each of the first events: the first sandbox does not wait for it, and a busy start does not skip it.
         guest.warm_up()
         self._warm_ups -= 1
         if not self._warm_ups:
-            self._settle()
+            self._freeze_objects()
 
-    def _load_extra(self) -> None:
-        importlib.import_module(self._extras.pop(0))
-        if not self._extras:
-            self._settle()
+    def _load_next(self) -> None:
+        importlib.import_module(self._to_load.pop(0))
+        if not self._to_load:
+            self._freeze_objects()
 
     def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._control, [msgpack.packb(message)], descriptors)
@@ -152,16 +143,16 @@ class Zygote:
         return True
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        """Get everything ready that can be, and fork.
+        """Prepare everything that can be prepared, and fork.
 
-        A child that touches a page first copies it, at 3 us each: what is computed here is computed on warm pages.
+        A child copies each page that it writes to first, at 3 us each; here the pages are already ours.
         """
         wanted = (request["frame_bytes"], request["environment"])
         if self._guest is None or self._guest.made_for != wanted:
-            self._guest = Guest(self._bridge, self._walls.layers, *wanted)
+            self._guest = Guest(self._bridge, self._isolation.layers, *wanted)
         reseed_numpy()
         limits = RlimitPlan(**request["rlimits"])
-        plan = self._walls.plan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
+        plan = self._isolation.plan(request["outer_id"], request["disk_bytes"], request["inodes"], limits)
         try:
             unshare(CLONE_NEWPID)
             try:
@@ -179,16 +170,16 @@ class Zygote:
         try:
             for cgroup in descriptors[3:]:
                 os.write(cgroup, b"0")
-            # Its own session, or kill(0, ...) would be addressed to the zygote and every other sandbox.
+            # Its own session. Otherwise kill(0, ...) goes to the zygote and every other sandbox.
             os.setsid()
-            # Its own open file, or its flags would be shared with every other sandbox.
+            # Its own open file. Otherwise it shares the flags with every other sandbox.
             null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             os.dup2(null, 0)
             # No source can sit on a target: the zygote keeps the first four numbers occupied.
             for descriptor, target in zip(descriptors, (BRIDGE, 1, 2), strict=False):
                 os.dup2(descriptor, target, inheritable=target != BRIDGE)
-            self._walls.raise_around(plan, self._proc, BRIDGE + 1)
-            # Past the enums of the signal module, which cost 50 page faults.
+            self._isolation.apply(plan, self._proc, BRIDGE + 1)
+            # Not through the signal module, whose enums cost 50 page faults.
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             guest.serve()
@@ -213,14 +204,13 @@ class Zygote:
 
 
 class Guest:
-    """The guest's half, made in the zygote and used in its children: all that does not differ from one to the next."""
+    """What is the same for every sandbox, made in the zygote and used in its children."""
 
     def __init__(
         self, bridge: socket.socket, layers: dict[str, str], frame_bytes: int, environment: dict[str, str]
     ) -> None:
         self.made_for = (frame_bytes, environment)
-        os.environ.clear()
-        os.environ.update(ENVIRONMENT | environment)
+        set_environment(environment)
         self._channel = Channel(bridge, Connection.guest(max_frame_bytes=frame_bytes))
         self._runner = Runner(self._channel, WORKSPACE)
         self._hello = Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers)
@@ -234,7 +224,7 @@ class Guest:
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
     def serve(self) -> None:
-        """Inside the walls: rehearse, say Hello, run scripts until the host hangs up."""
+        """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         self._rehearsal.run()
         output.capture(self._channel)
         self._channel.stay_here()
@@ -243,60 +233,14 @@ class Guest:
         exit_process(0)
 
 
-def reseed_numpy() -> None:
-    """Give the next child's legacy numpy generator a state of its own; Python's `random` sees to itself at each fork.
-
-    Before the fork: in the child it cost 0.2 ms, and 0.5 ms by way of numpy.random.seed().
-    """
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy.random" in sys.modules:
-        key = numpy.frombuffer(os.urandom(MERSENNE_WORDS * 4), dtype=numpy.uint32)
-        numpy.random.set_state(("MT19937", key, MERSENNE_WORDS, 0, 0.0))
-
-
-def unlock_sqlite() -> None:
-    """Make SQLite's lock-free file access the default: record locks are refused, since other runs could see them.
-
-    Nobody else can open a sandbox's database, so nothing is lost. Does nothing where SQLite is not a shared library.
-    """
-    import ctypes
-
-    try:
-        library = ctypes.CDLL("libsqlite3.so.0")
-        library.sqlite3_vfs_find.restype = ctypes.c_void_p
-        library.sqlite3_vfs_register.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        library.sqlite3_initialize()
-        found = library.sqlite3_vfs_find(b"unix-none")
-        if found:
-            library.sqlite3_vfs_register(found, 1)
-    except (OSError, AttributeError):
-        return
-
-
-def preload(names: list[str]) -> dict[str, str]:
-    """Import modules by name; returns {name: why} for those that would not load."""
-    problems = {}
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except BaseException as exc:
-            problems[name] = f"{type(exc).__name__}: {exc}"
-    return problems
-
-
 def main(control_fd: int, proc: int) -> None:
     """Entry point after exec: read the configuration and serve."""
-    # Out of the way of the numbers that a sandbox uses.
-    control = socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))
-    proc_high = fcntl.fcntl(proc, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
-    os.close(control_fd)
-    os.close(proc)
+    control, proc = socket.socket(fileno=move_up(control_fd)), move_up(proc)
     config = msgpack.unpackb(control.recv(REQUEST_BYTES))
     sys.path[:] = config["sys_path"]
     try:
-        while os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) <= BRIDGE:
-            pass
-        Zygote(control, proc_high, config["own_ids"]).serve(config)
+        occupy_descriptors(BRIDGE + 1)
+        Zygote(control, proc, config["own_ids"]).serve(config)
     except BaseException as exc:
         control.send(msgpack.packb({"error": f"{type(exc).__name__}: {exc}"}))
     os._exit(0)

@@ -12,9 +12,8 @@ import sys
 import types
 from typing import Any
 
-from toolcell_bridge.guest import exceptions, files
+from toolcell_bridge.guest import errors, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.guest.explanations import install_package
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire import codec
@@ -83,12 +82,12 @@ class Runner:
             self._flush()
             if exc.code is None or exc.code == 0:
                 return Done(True, None)
-            return Done(False, exceptions.describe(exc, run.source))
+            return Done(False, errors.describe(exc, run.source))
         except Denied as exc:
             return Done(False, exc.error)
         except BaseException as exc:
             self._flush()
-            return Done(False, exceptions.describe(exc, run.source))
+            return Done(False, errors.describe(exc, run.source))
         return Done(True, None)
 
     def _put(self, message: PutFile) -> None:
@@ -140,7 +139,7 @@ class Runner:
             "list_tools": toolbox.list_tools,
             "search_tools": toolbox.search_tools,
             "progress": toolbox.progress,
-            "install_package": install_package,
+            "install_package": errors.install_package,
             "tools": ToolNamespace(toolbox),
             "set_result": set_result,
             "log": log,

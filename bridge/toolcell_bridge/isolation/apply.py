@@ -1,8 +1,8 @@
-"""Raises every wall around the current process, in the one order that works, and says which are up.
+"""Apply every layer of isolation to the current process, in the one order that works.
 
-`AppliedIsolation` is prepared once in the zygote and raised in each freshly forked child, before any guest code.
-`IsolationPlan` is the whole of what may vary; the constants are the policy. If any step fails the child must exit:
-nothing here degrades by itself.
+`SandboxIsolation` is prepared once in the zygote and applied in each freshly forked child, before any guest code.
+`IsolationPlan` holds everything that may vary; the constants are the policy. If any step fails, the child must exit:
+no layer is ever left out.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ SCRATCH = "/sandbox"
 """The one tmpfs of a sandbox: one filesystem, so one size limit holds for everything that can be written."""
 
 WORKSPACE = f"{SCRATCH}/work"
-PLACES = (WORKSPACE, f"{SCRATCH}/tmp", f"{SCRATCH}/shm")
-LINKS = (("/tmp", PLACES[1]), ("/dev/shm", PLACES[2]), ("/work", WORKSPACE))
-"""Where programs look for them; links in the read-only root, so that they cost nothing per sandbox."""
+WRITABLE = (WORKSPACE, f"{SCRATCH}/tmp", f"{SCRATCH}/shm")
+LINKS = (("/tmp", WRITABLE[1]), ("/dev/shm", WRITABLE[2]), ("/work", WORKSPACE))
+"""Links in the read-only root from the usual paths to the writable directories. They cost nothing per sandbox."""
 
 GUEST_ID = 1000
-"""What the script of an ordinary user's sandbox sees as its uid and gid."""
+"""The uid and gid that a script sees where the zygote runs as an ordinary user."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationPlan:
-    """What differs from sandbox to sandbox, in the form the system calls take.
+    """What differs from sandbox to sandbox, in the form that the system calls take.
 
-    Made before the fork: each page a child is the first to touch costs it 3 us, so it does no work that can be done
-    where the pages are warm.
+    Made before the fork: each page that a child writes to first costs 3 us, so the zygote does what it can.
     """
 
     outer_id: int
@@ -59,17 +58,17 @@ class IsolationPlan:
     """Number in the resource module, value for soft and hard."""
 
     ruleset: int
-    """Descriptor of a Landlock ruleset, complete but for the tmpfs. Building it in the child cost 0.4 ms."""
+    """Descriptor of a Landlock ruleset without the tmpfs's rules. Building all of it in the child cost 0.4 ms."""
 
 
-class AppliedIsolation:
-    """Everything about the walls that is the same for all sandboxes of one zygote."""
+class SandboxIsolation:
+    """What is the same for all sandboxes of one zygote, prepared once."""
 
     def __init__(self, read: Sequence[str], read_exec: Sequence[str], devices: Sequence[str], own_ids: bool) -> None:
         """`own_ids`: the zygote has a range of ids, one for each sandbox.
 
-        Without one, all sandboxes share an id and each needs a user namespace of its own, so that RLIMIT_NPROC counts
-        it alone.
+        Without a range, all sandboxes share an id. Each then needs its own user namespace, so that RLIMIT_NPROC counts
+        its processes alone.
         """
         self._own_ids = own_ids
         self._abi = landlock.supported_abi()
@@ -81,8 +80,8 @@ class AppliedIsolation:
         self._rows = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows]
         self._program = seccomp.guest_program()
         if own_ids:
-            # Inherited by every child: it saves each some forty system calls. Permitted capabilities stay until
-            # the child drops them; with the set-uid fix-up locked off, that is an explicit step and not a side effect.
+            # Inherited by every child, which saves each some forty system calls. Permitted capabilities stay until the
+            # child drops them: with the set-uid fix-up locked off, changing ids does not drop them.
             capabilities.drop_bounding()
             prctl(PR_SET_SECUREBITS, capabilities.LOCKED_SECUREBITS)
         self.layers = {
@@ -101,7 +100,7 @@ class AppliedIsolation:
         }
 
     def plan(self, outer_id: int, disk_bytes: int, inodes: int, limits: rlimits.RlimitPlan) -> IsolationPlan:
-        """Get everything ready for one sandbox; the ruleset is the caller's to close.
+        """Prepare everything for one sandbox. The caller closes the ruleset.
 
         Raises:
             ValueError: a limit is negative, which would mean unlimited.
@@ -113,11 +112,11 @@ class AppliedIsolation:
             landlock.add_rule(ruleset, descriptor, rights, self._abi)
         return IsolationPlan(outer_id, scratch, rows, ruleset)
 
-    def raise_around(self, plan: IsolationPlan, proc: int, keep: int) -> None:
-        """Shut this process in. Descriptors from `keep` upwards are closed; `proc` is one of a procfs that shows it.
+    def apply(self, plan: IsolationPlan, proc: int, keep: int) -> None:
+        """Isolate this process. Closes descriptors from `keep` upwards. `proc` is one of a procfs that shows it.
 
         Raises:
-            OSError: a wall did not go up; the caller must exit.
+            OSError: a layer could not be applied; the caller must exit.
         """
         unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWCGROUP)
         mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, plan.scratch)
@@ -128,28 +127,28 @@ class AppliedIsolation:
             capabilities.drop_bounding()
         # After the last user namespace: set before, RLIMIT_NPROC counts every process of the id on the machine.
         rlimits.apply_numbered(plan.rlimits)
-        for place in PLACES:
-            os.mkdir(place, 0o700)
+        for path in WRITABLE:
+            os.mkdir(path, 0o700)
         os.chdir(WORKSPACE)
         capabilities.drop_capabilities()
         capabilities.set_no_new_privileges()
         capabilities.set_undumpable()
-        for place in PLACES:
-            # Beneath each, not beneath all: the three themselves can be neither removed nor moved.
-            landlock.add_path(plan.ruleset, place, landlock.READ_WRITE, self._abi)
+        for path in WRITABLE:
+            # A rule for each and none for the whole tmpfs: the three can be neither removed nor moved.
+            landlock.add_path(plan.ruleset, path, landlock.READ_WRITE, self._abi)
         landlock.restrict_self(plan.ruleset, self._abi)
         close_range(keep)
         seccomp.install(self._program)
 
 
 def _enter_user_namespace(outer_id: int, proc: int) -> None:
-    """Move into a user namespace that owns none of the others.
+    """Enter a user namespace that owns none of the other namespaces.
 
-    The mounts, the pid and ipc namespaces were made under the zygote's namespace, so even a guest that got back
-    every capability of its own namespace would have none over them.
+    The zygote's user namespace owns the mount, pid and ipc namespaces. A guest that regained every capability in its
+    own user namespace would have none over them.
     """
     unshare(CLONE_NEWUSER)
-    # The change of ids made /proc/self root's; the maps must be written by us.
+    # After the change of ids root owns /proc/self, but this process has to write the maps.
     prctl(PR_SET_DUMPABLE, 1)
     ids = IdRange(GUEST_ID, outer_id)
     namespaces.write_maps(proc, "self", ids, ids, deny_setgroups=True)

@@ -1,7 +1,7 @@
-"""Raises, inside a container, every wall that a process without privilege can raise around itself.
+"""Apply, inside a container, every layer of isolation that a process without privileges can apply to itself.
 
-The container's own walls are the daemon's; these stand behind them. A layer that this kernel lacks (gVisor has no
-Landlock) is left out of the map that `raise_here` returns: the host decides whether it can do without.
+They come on top of the daemon's isolation. A layer that this kernel lacks (gVisor has no Landlock) is not in the map
+that `apply` returns: the host decides whether it is required.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
-from toolcell_bridge.isolation.apply import PLACES, WORKSPACE
+from toolcell_bridge.isolation.apply import WORKSPACE, WRITABLE
 from toolcell_bridge.isolation.capabilities import last_capability
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompPolicy
@@ -26,11 +26,11 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SHARED_MEMORY = "/dev/shm"
 
 NEEDED_LIMITS = frozenset({"RLIMIT_AS", "RLIMIT_NOFILE", "RLIMIT_FSIZE", "RLIMIT_CORE", "RLIMIT_STACK"})
-"""Without these there is no rlimits layer. The others bound what a kernel of its own (gVisor) does not have, or what
-the container bounds too."""
+"""Without these the rlimits layer is not live. The container limits the others too, or its kernel (gVisor) does not
+have them."""
 
 _LAST_DESCRIPTOR = 0x7FFF_FFFF
-"""Descriptors are ints; gVisor takes nothing beyond for a range's end."""
+"""Descriptors are ints; gVisor refuses a larger number for the end of a range."""
 
 _HIGHEST_LIMIT = 65_536
 """Most descriptors that a process here may ever have been allowed."""
@@ -42,22 +42,22 @@ _ABSENT = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 @dataclass(slots=True)
 class ContainerIsolation:
-    """Prepared once; raised in each process that is to run a script."""
+    """Prepared once, applied in each process that is to run a script."""
 
     abi: int
     """Of Landlock; 0 where the kernel has none."""
 
     rows: list[tuple[int, int]]
-    """Descriptors opened for rules, and the rights beneath each."""
+    """A descriptor for each rule, and the rights beneath it."""
 
     program: seccomp.Program
 
     @classmethod
     def prepare(cls, extra: Sequence[str] = ()) -> ContainerIsolation:
-        """Look at this kernel and open what rules will be about. `extra`: further readable directories.
+        """Ask this kernel what it has and open the paths of the rules. `extra`: further readable directories.
 
         Raises:
-            OSError: Landlock is there and is denied, which is a mistake in the container's profile.
+            OSError: the container's profile denies Landlock, which the kernel has.
         """
         abi = _landlock_abi()
         rows: list[tuple[int, int]] = []
@@ -73,13 +73,13 @@ class ContainerIsolation:
             ]
         return cls(abi, rows, seccomp.prepare(seccomp.compile_filter(contained_policy(), native_machine())))
 
-    def raise_here(self, limits: RlimitPlan, places: Sequence[str], keep: int) -> dict[str, str]:
-        """Shut this process in; returns the layers that are live. Descriptors from `keep` upwards are closed.
+    def apply(self, limits: RlimitPlan, writable: Sequence[str], keep: int) -> dict[str, str]:
+        """Isolate this process and return the live layers. Closes descriptors from `keep` upwards.
 
-        `places`: directories, made beforehand, that may be written to, with what may stand in them.
+        `writable`: existing directories that the script may write to.
 
         Raises:
-            OSError, ValueError: a wall that this kernel has did not go up; the caller must exit.
+            OSError, ValueError: a layer that this kernel has could not be applied; the caller must exit.
         """
         layers: dict[str, str] = {}
         loose = _lower_limits(limits)
@@ -91,30 +91,30 @@ class ContainerIsolation:
             layers["capabilities"] = "none, bounding set empty"
         capabilities.set_undumpable()
         if self.abi:
-            self._restrict(places)
+            self._restrict(writable)
             layers["landlock"] = f"ABI {self.abi}"
         _close_from(keep)
         seccomp.install(self.program)
         layers["seccomp"] = f"allowlist, {self.program.instructions} instructions, inside the container's profile"
         return layers
 
-    def _restrict(self, places: Sequence[str]) -> None:
+    def _restrict(self, writable: Sequence[str]) -> None:
         ruleset = landlock.create_ruleset(self.abi)
         try:
             for descriptor, rights in self.rows:
                 landlock.add_rule(ruleset, descriptor, rights, self.abi)
-            for place in places:
-                landlock.add_path(ruleset, place, landlock.READ_WRITE, self.abi)
+            for path in writable:
+                landlock.add_path(ruleset, path, landlock.READ_WRITE, self.abi)
             landlock.restrict_self(ruleset, self.abi)
         finally:
             os.close(ruleset)
 
 
 def contained_policy() -> SeccompPolicy:
-    """The guest's policy, and no child may be given to the guest's parent.
+    """Return the guest's policy without CLONE_PARENT.
 
-    The kernel refuses that to an init, which a guest is in a sandbox of its own, and to nobody else; here the parent is
-    ours, and such a child would be none that ends with its maker.
+    The kernel refuses this flag to an init process, as a guest is in the process backend. In a container the guest's
+    parent is ours, and a child given to that parent would outlive the guest.
     """
     rules = tuple(
         replace(rule, arguments=tuple(_without_parent(each) for each in rule.arguments))
@@ -129,13 +129,13 @@ def _without_parent(argument: Argument) -> Argument:
     return replace(argument, mask=argument.mask | _CLONE_PARENT)
 
 
-def make_places() -> tuple[str, ...]:
-    """Make the workspace and its neighbours on the container's tmpfs, and go there; returns what may be written to."""
-    for place in PLACES:
-        os.makedirs(place, 0o700, exist_ok=True)
+def make_writable_directories() -> tuple[str, ...]:
+    """Make the writable directories on the container's tmpfs and change to the workspace; returns their paths."""
+    for path in WRITABLE:
+        os.makedirs(path, 0o700, exist_ok=True)
     os.chdir(WORKSPACE)
     shared = (SHARED_MEMORY,) if os.path.isdir(SHARED_MEMORY) and os.access(SHARED_MEMORY, os.W_OK) else ()
-    return (*PLACES, *shared)
+    return (*WRITABLE, *shared)
 
 
 def _landlock_abi() -> int:
@@ -148,7 +148,7 @@ def _landlock_abi() -> int:
 
 
 def _lower_limits(limits: RlimitPlan) -> list[str]:
-    """Set every row of the plan; returns the names of those that this kernel would not hold to it."""
+    """Set every row of the plan; returns the names of those that this kernel does not enforce."""
     import resource
 
     loose = []
@@ -163,7 +163,7 @@ def _lower_limits(limits: RlimitPlan) -> list[str]:
 
 
 def _drop_capabilities() -> bool:
-    """Give up what there is; True when nothing is left and nothing can come back."""
+    """Drop what this process holds; True when nothing is left and nothing can be regained."""
     capabilities.drop_held()
     bounding = [number for number in range(last_capability() + 1) if prctl(PR_CAPBSET_READ, number)]
     return not bounding and capabilities.held_capabilities() == 0

@@ -1,4 +1,4 @@
-"""Give up every capability, and every way of getting one back.
+"""Drop every capability, and every way of regaining one.
 
 Order matters: the bounding set and the securebits need CAP_SETPCAP, so they go before the capabilities themselves.
 Each step is read back from the kernel; a step that silently did nothing is an error.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.child_probe import attempt
 from toolcell_bridge.isolation.syscalls import (
-    CLONE_NEWUSER,
     PR_CAP_AMBIENT,
     PR_CAPBSET_DROP,
     PR_CAPBSET_READ,
@@ -24,7 +21,6 @@ from toolcell_bridge.isolation.syscalls import (
     PR_SET_SECUREBITS,
     prctl,
     syscall,
-    unshare,
 )
 
 CAP_SETPCAP = 8
@@ -104,10 +100,10 @@ def held_capabilities() -> int:
 
 
 def set_no_new_privileges() -> None:
-    """Make execve unable to grant anything, for this thread and its descendants, for good.
+    """Make execve unable to grant anything, for this thread and its descendants, irrevocably.
 
     Raises:
-        OSError: it did not take. Landlock and seccomp rest on it, so going on would be pretending.
+        OSError: it did not take effect. Landlock and seccomp need it, so the caller must not go on.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if prctl(PR_GET_NO_NEW_PRIVS) != 1:
@@ -134,28 +130,3 @@ def drop_all() -> None:
     drop_capabilities()
     set_no_new_privileges()
     set_undumpable()
-
-
-def probe_capabilities() -> Probe:
-    """Drop everything in a forked child. A process without CAP_SETPCAP must enter a user namespace first."""
-    trial = attempt(_drop_in_own_namespace)
-    fix = "" if trial.ok else "needs CAP_SETPCAP, or user namespaces (see the fix for `user`)"
-    return Probe("capabilities", trial.ok, trial.detail, fix)
-
-
-def probe_no_new_privileges() -> Probe:
-    """Set the bit in a forked child."""
-    trial = attempt(_no_new_privileges)
-    return Probe("no_new_privs", trial.ok, trial.detail, "" if trial.ok else "needs Linux 3.5 or newer")
-
-
-def _drop_in_own_namespace() -> str:
-    if not held_capabilities() >> CAP_SETPCAP & 1:
-        unshare(CLONE_NEWUSER)
-    drop_all()
-    return f"0 to {last_capability()} dropped, securebits locked"
-
-
-def _no_new_privileges() -> str:
-    set_no_new_privileges()
-    return "set and read back"

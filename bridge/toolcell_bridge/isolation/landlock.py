@@ -1,8 +1,7 @@
-"""Landlock: which files this process may touch, whatever its mount namespace shows, and no TCP at all.
+"""Landlock: restrict which files this process may touch, whatever its mount namespace shows, and forbid TCP.
 
-Never alone: stat, chdir, chmod and utime are not Landlock's, nor is UDP before ABI 10; the mount and network
-namespaces and seccomp carry those. Everything the running kernel's ABI can restrict is restricted: there is no
-"best effort" here.
+Landlock is never the only layer. It does not govern stat, chdir, chmod and utime, nor UDP before ABI 10; the mount
+and network namespaces and seccomp do. Everything that the running kernel's ABI can restrict is restricted.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ import os
 import struct
 from dataclasses import dataclass
 
-from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.capabilities import set_no_new_privileges
-from toolcell_bridge.isolation.child_probe import attempt
 from toolcell_bridge.isolation.syscalls import syscall
 
 FLOOR_ABI = 1
-"""Below it there is no Landlock. Mount and network namespaces carry what the low ABIs do not know."""
+"""Below it there is no Landlock. Mount and network namespaces restrict what the low ABIs do not know."""
 
 NEWEST_ABI = 10
-"""What the tables below describe. A newer kernel is asked for this much, and its detail says so."""
+"""The newest ABI in the tables below. A newer kernel is asked for this one."""
 
 EXECUTE = 1 << 0
 WRITE_FILE = 1 << 1
@@ -63,24 +59,6 @@ _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _LOG_SAME_EXEC_OFF = 1
 _LOG_FLAGS_SINCE = 7
-
-
-@dataclass(frozen=True, slots=True)
-class RulesetPlan:
-    """What stays open. Everything else is closed, network and scopes included."""
-
-    read: tuple[str, ...] = ()
-    read_exec: tuple[str, ...] = ()
-    read_write: tuple[str, ...] = ()
-    abi: int = FLOOR_ABI
-
-    def rows(self) -> tuple[tuple[str, int], ...]:
-        """The table: path, rights beneath it."""
-        return (
-            *((path, READ) for path in self.read),
-            *((path, READ_EXEC) for path in self.read_exec),
-            *((path, READ_WRITE) for path in self.read_write),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +106,6 @@ def supported_abi() -> int:
     return min(version, NEWEST_ABI)
 
 
-def prepare(plan: RulesetPlan) -> int:
-    """Build the ruleset of `plan` and return its descriptor, which is close-on-exec.
-
-    A rule is tied to the inode found now, so a directory on a fresh mount needs its rule added afterwards
-    (`add_rule`). A path that does not exist is an error: a plan is exact or it is wrong.
-    """
-    ruleset = create_ruleset(plan.abi)
-    try:
-        for path, rights in plan.rows():
-            add_path(ruleset, path, rights, plan.abi)
-    except BaseException:
-        os.close(ruleset)
-        raise
-    return ruleset
-
-
 def create_ruleset(abi: int) -> int:
     """Create an empty ruleset that governs all ABI `abi` knows, and return its descriptor."""
     attribute = handled(abi).attribute()
@@ -160,7 +122,10 @@ def add_path(ruleset: int, path: str, rights: int, abi: int) -> None:
 
 
 def add_rule(ruleset: int, fd: int, rights: int, abi: int) -> None:
-    """Grant `rights` beneath the inode `fd` is open on. O_PATH is enough, and may be opened once and reused."""
+    """Grant `rights` beneath the inode that `fd` is open on. A descriptor opened with O_PATH can be used many times.
+
+    A rule is tied to this inode: a directory on a fresh mount needs its own rule.
+    """
     granted = rights & handled(abi).fs
     try:
         syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, _PATH_ATTRIBUTE.pack(granted, fd), 0)
@@ -173,49 +138,9 @@ def add_rule(ruleset: int, fd: int, rights: int, abi: int) -> None:
 
 
 def restrict_self(ruleset: int, abi: int = FLOOR_ABI) -> None:
-    """Put this thread and its descendants under `ruleset`, for good. The descriptor stays open.
+    """Restrict this thread and its descendants by `ruleset`, irrevocably. The descriptor stays open.
 
     Needs no_new_privs. Only the calling thread is bound, so call it while single-threaded. From ABI 7 on refusals
     are kept out of the audit log: a guest that is refused in a loop must not fill the host's disk.
     """
     syscall("landlock_restrict_self", ruleset, _LOG_SAME_EXEC_OFF if abi >= _LOG_FLAGS_SINCE else 0)
-
-
-def restrict(plan: RulesetPlan) -> None:
-    """Build the ruleset of `plan` and put this thread under it: three system calls, and three more per path."""
-    ruleset = prepare(plan)
-    try:
-        restrict_self(ruleset, plan.abi)
-    finally:
-        os.close(ruleset)
-
-
-def probe() -> Probe:
-    """Restrict a forked child to nothing and see that opening a directory then fails."""
-    try:
-        version = supported_abi()
-    except OSError as error:
-        return Probe("landlock", False, str(error), _FIXES.get(error.errno or 0, "needs Linux 5.13 or newer"))
-    trial = attempt(lambda: _restrict_and_look(version))
-    return Probe(
-        "landlock", trial.ok, trial.detail, "" if trial.ok else "report this: the ABI was there but did not bind"
-    )
-
-
-_FIXES = {
-    errno.ENOSYS: "needs Linux 5.13 or newer built with CONFIG_SECURITY_LANDLOCK=y",
-    errno.EOPNOTSUPP: "boot with landlock in the lsm= list, e.g. lsm=landlock,lockdown,yama,integrity,apparmor",
-    errno.EPERM: "a container's seccomp profile denies landlock_*: update the runtime or allow the three calls",
-}
-
-
-def _restrict_and_look(abi: int) -> str:
-    set_no_new_privileges()
-    ruleset = create_ruleset(abi)
-    restrict_self(ruleset, abi)
-    try:
-        os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
-    except PermissionError:
-        kernel = abi_version()
-        return f"ABI {abi}" if kernel == abi else f"ABI {abi} of the kernel's {kernel}"
-    raise OSError(errno.EIO, "restricted to nothing, and / still opens")

@@ -1,15 +1,12 @@
-"""Per-process ceilings, soft equal to hard, so that nothing inside can raise them again.
+"""Per-process limits, soft equal to hard, so that nothing inside can raise them again.
 
-They bind one process each, except NPROC, and are blind to tmpfs and shared memory: the cgroup is the true ceiling,
-these are the second wall and the only one where no cgroup can be had.
+Each limits one process, except NPROC, and none counts tmpfs and shared memory. The cgroup is the true limit; these are
+the second layer, and the only one where there is no cgroup.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.child_probe import attempt
 
 _STACK_BYTES = 8 * 1024 * 1024
 """What distributions give the main thread; glibc sizes every thread's stack from it."""
@@ -83,23 +80,3 @@ def apply_numbered(rows: tuple[tuple[int, int], ...]) -> None:
         except ValueError:  # above the hard limit, and we may not raise it
             hard = resource.getrlimit(kind)[1]
             resource.setrlimit(kind, (hard, hard))
-
-
-def probe() -> Probe:
-    """Lower every limit in a forked child and read them back."""
-    trial = attempt(_lower)
-    return Probe("rlimits", trial.ok, trial.detail, "" if trial.ok else "a seccomp profile around us denies prlimit64")
-
-
-def _lower() -> str:
-    import resource
-
-    plan = RlimitPlan(
-        cpu_s=60, address_space_bytes=1 << 32, processes=64, open_files=64, file_size_bytes=1 << 20, stack_bytes=1 << 20
-    )
-    apply(plan)
-    for name, value in plan.rows():
-        soft, hard = resource.getrlimit(getattr(resource, name))
-        if soft != hard or not 0 <= soft <= value:
-            raise OSError(f"{name} reads back as {soft}/{hard} after setting {value}")
-    return f"{len(plan.rows())} limits, soft equal to hard"

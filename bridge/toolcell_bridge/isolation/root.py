@@ -1,10 +1,9 @@
-"""The read-only root a zygote and its sandboxes live in: interpreter, libraries, five devices, nothing else.
+"""Build the read-only root of a zygote and its sandboxes: interpreter, libraries, five devices, nothing else.
 
-There is no /proc, not even a fresh one: its mountinfo would tell a guest the host path behind every bind, and
-/proc/self/mem writes through page protection. CPython, numpy and pandas do without.
+There is no /proc, not even a fresh one: its mountinfo would show a guest the host path behind every bind, and
+/proc/self/mem writes through page protection. CPython, numpy and pandas work without it.
 
-`RootPlan` says what is bound where; `build` carries it out inside a fresh mount namespace and pivots into it.
-Decides nothing about what a guest needs: the host makes the plan.
+The host makes a `RootPlan`. `build` carries it out in a fresh mount namespace and pivots into the new root.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from toolcell_bridge.isolation.syscalls import (
 )
 
 STAGING = ("/tmp", "/mnt", "/run", "/dev/shm")
-"""Any of these serves as the place where the new root is put together; the mount is private, gone after the pivot."""
+"""Directories in which the new root can be built. The mount is private and gone after the pivot."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ST_NOEXEC = 8
@@ -40,9 +39,6 @@ class RootPlan:
 
     binds: tuple[tuple[str, str], ...] = ()
     """(source on the host, target). Files and directories, read-only, nosuid, nodev."""
-
-    masks: tuple[str, ...] = ()
-    """Directories inside a bind that are covered with an empty one (an interpreter's site-packages)."""
 
     files: tuple[tuple[str, str], ...] = ()
     """(target, text) of small files written into the root itself."""
@@ -58,7 +54,6 @@ class RootPlan:
         """Rebuild a plan from `dataclasses.asdict` after a trip through JSON."""
         return cls(
             binds=tuple((source, target) for source, target in plain["binds"]),
-            masks=tuple(str(each) for each in plain["masks"]),
             files=tuple((target, text) for target, text in plain["files"]),
             links=tuple((target, to) for target, to in plain["links"]),
             directories=tuple(str(each) for each in plain["directories"]),
@@ -66,15 +61,15 @@ class RootPlan:
 
 
 def build(plan: RootPlan) -> None:
-    """Put the root together, pivot into it and drop the old one.
+    """Build the root, pivot into it and unmount the old one.
 
-    Call in a mount namespace of our own, while still allowed to look up the sources.
+    Call it in a fresh mount namespace, while this process may still look up the sources.
 
     Raises:
         OSError: names the mount that failed; nothing outside this namespace was changed.
     """
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    # Looked up before staging covers a directory that may hold some of them.
+    # Opened before the staging mount covers a directory that may hold some of them.
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in plan.binds]
     devices = [os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES]
     staging = next(path for path in STAGING if os.path.isdir(path))
@@ -88,10 +83,6 @@ def build(plan: RootPlan) -> None:
             file.write(text)
     for descriptor, (_, target) in zip(sources, plan.binds, strict=True):
         _bind(descriptor, f".{target}", MS_NODEV)
-    for mask in plan.masks:
-        mount(
-            "tmpfs", f".{mask}", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,nr_inodes=1,mode=555"
-        )
     for descriptor, name in zip(devices, DEVICES, strict=True):
         _bind(descriptor, f"./dev/{name}", MS_NOEXEC)
     for target, to in plan.links:
@@ -106,7 +97,7 @@ def build(plan: RootPlan) -> None:
 
 
 def _bind(descriptor: int, target: str, flags: int) -> None:
-    """Bind what `descriptor` names onto `target`, read-only; the mount point is made to fit."""
+    """Bind the file or directory of `descriptor` onto `target`, read-only. Makes the mount point."""
     source = f"/proc/self/fd/{descriptor}"
     os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
     if os.path.isdir(source):

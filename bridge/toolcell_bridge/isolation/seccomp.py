@@ -1,4 +1,4 @@
-"""Compile a policy into a classic BPF program, and put it on this process.
+"""Compile a policy into a classic BPF program and install it on this process.
 
 The program checks the machine first, so that int 0x80 and x32 meet no rule written for other numbers, then finds the
 call's number by binary search. Since Linux 5.11 the kernel runs a program once per number and caches those that are
@@ -14,9 +14,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.capabilities import set_no_new_privileges
-from toolcell_bridge.isolation.child_probe import attempt
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompAction, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscall_numbers import native_machine
 from toolcell_bridge.isolation.syscalls import syscall
@@ -25,14 +22,13 @@ from toolcell_bridge.isolation.syscalls import syscall
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Source: include/uapi/linux/seccomp.h.
-_ACTIONS = {
+ACTIONS = {
     SeccompAction.ALLOW: 0x7FFF0000,
     SeccompAction.EPERM: 0x00050000 | errno.EPERM,
     SeccompAction.ENOSYS: 0x00050000 | 38,  # Linux's ENOSYS, whatever machine compiles this
     SeccompAction.KILL: 0x80000000,
 }
 _SET_MODE_FILTER = 1
-_GET_ACTION_AVAIL = 2
 _FLAG_TSYNC = 1
 
 # Source: include/uapi/linux/bpf_common.h.
@@ -71,9 +67,9 @@ class _Assembler:
     def program(self) -> bytes:
         return b"".join(reversed(self._reversed))
 
-    def end_with(self, verdict: SeccompAction) -> int:
+    def end_with(self, action: SeccompAction) -> int:
         """Return the position of an instruction that answers."""
-        return self._emit(_RETURN, _ACTIONS[verdict])
+        return self._emit(_RETURN, ACTIONS[action])
 
     def then(self, code: int, operand: int, following: int) -> int:
         """Return the position of an instruction that goes on to `following`."""
@@ -109,7 +105,7 @@ class _Assembler:
 def compile_filter(policy: SeccompPolicy, machine: str) -> bytes:
     """Return `policy` for `machine` as an array of struct sock_filter."""
     assembler = _Assembler()
-    answers = {verdict: assembler.end_with(verdict) for verdict in SeccompAction}
+    answers = {action: assembler.end_with(action) for action in SeccompAction}
     table = policy.table(machine)
     rules = {rule: _compile_rule(assembler, rule, answers) for rule in policy.rules if rule in table.values()}
     spans = _spans(table)
@@ -198,7 +194,7 @@ def guest_program() -> Program:
 
 
 def install(program: Program) -> None:
-    """Put the filter on every thread of this process, for good. Needs no_new_privs.
+    """Install the filter on every thread of this process, irrevocably. Needs no_new_privs.
 
     Raises:
         OSError: nothing was installed.
@@ -206,23 +202,3 @@ def install(program: Program) -> None:
     stray = syscall("seccomp", _SET_MODE_FILTER, _FLAG_TSYNC, program.address)
     if stray != 0:
         raise OSError(errno.EBUSY, f"seccomp: thread {stray} runs under another filter and could not be joined")
-
-
-def probe() -> Probe:
-    """Install the real filter in a forked child and see a refused call refused."""
-    trial = attempt(_install_and_try)
-    fix = "" if trial.ok else "needs Linux 4.14 or newer with CONFIG_SECCOMP_FILTER=y, on x86_64 or aarch64"
-    return Probe("seccomp", trial.ok, trial.detail, fix)
-
-
-def _install_and_try() -> str:
-    program = guest_program()
-    kill = ctypes.c_uint32(_ACTIONS[SeccompAction.KILL])
-    syscall("seccomp", _GET_ACTION_AVAIL, 0, ctypes.byref(kill))
-    set_no_new_privileges()
-    install(program)
-    try:
-        syscall("unshare", 0)
-    except PermissionError:
-        return f"filter of {program.instructions} instructions"
-    raise OSError(errno.EIO, "the filter is installed, and unshare still answers")

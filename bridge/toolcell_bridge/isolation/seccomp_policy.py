@@ -1,10 +1,10 @@
-"""Which system calls a guest may make: the whole policy, as tables a reviewer can read in one look.
+"""The seccomp policy: which system calls a guest may make, as tables.
 
-Three kinds of answer. Allowed, perhaps only with some arguments. Refused with EPERM: a call we know and decided
-against; Python turns it into PermissionError. ENOSYS: a call newer than our table, so that libc falls back to an
-older one. Every call of `SYSCALL_NUMBERS` is decided by exactly one row, and a test walks them.
+There are three answers. Allowed, perhaps only with some arguments. Refused with EPERM: a call that is known and not
+wanted; Python raises PermissionError. ENOSYS: a call newer than the table, so that libc falls back to an older one.
+Every call of `SYSCALL_NUMBERS` is in exactly one row; a test checks that.
 
-Pointers are never followed: another thread could change what they point to after the check. Knows nothing of BPF.
+No rule looks behind a pointer: another thread could change the memory after the check.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class SeccompPolicy:
     def decide(self, machine: str, number: int, arguments: Sequence[int]) -> SeccompAction:
         """Answer one native call: what the compiled filter must say."""
         match self.table(machine).get(number, SeccompAction.ENOSYS):
-            case SeccompAction() as verdict:
-                return verdict
+            case SeccompAction() as action:
+                return action
             case SyscallRule() as rule:
                 fits = all((arguments[test.index] & test.mask) in test.values for test in rule.arguments)
                 return SeccompAction.ALLOW if fits else SeccompAction.EPERM
 
 
-def _rows(groups: Iterable[Group], verdict: SeccompAction, numbers: Mapping[str, int]) -> dict[int, SeccompAction]:
-    return {numbers[call]: verdict for group in groups for call in group.calls if call in numbers}
+def _rows(groups: Iterable[Group], action: SeccompAction, numbers: Mapping[str, int]) -> dict[int, SeccompAction]:
+    return {numbers[call]: action for group in groups for call in group.calls if call in numbers}
 
 
 def _group(reason: str, calls: str) -> Group:
@@ -232,7 +232,7 @@ REFUSED = (
         pidfd_send_signal get_robust_list rt_sigqueueinfo rt_tgsigqueueinfo""",
     ),
     _group("kernel programs and counters", "bpf perf_event_open userfaultfd uretprobe uprobe"),
-    _group("its own walls", "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self capset"),
+    _group("its own isolation", "seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self capset"),
     _group("security labels", "lsm_get_self_attr lsm_set_self_attr lsm_list_modules"),
     _group("keyrings are in no namespace", "keyctl add_key request_key"),
     _group("anonymous files: executable memory and memory outside the tmpfs limit", "memfd_create memfd_secret"),

@@ -1,7 +1,7 @@
 """System calls without a libc wrapper, and the constants they take.
 
 Calls go through libc's `syscall`, so they behave the same whatever libc is installed, and every failure is an
-`OSError` that names its call. Decides nothing: what to unshare, mount or drop is written by the callers.
+`OSError` that names its call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS, native_machine
 
-CLONE_NEWTIME = 0x00000080
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -22,37 +21,21 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-CLONE_NAMESPACES = 0x7E020080
-"""Every namespace flag at once. CLONE_NEWTIME shares its bit with clone()'s exit signal, and no signal uses it."""
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
 MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
-MS_NOSYMFOLLOW = 0x100
-MS_NOATIME = 0x400
-MS_NODIRATIME = 0x800
 MS_BIND = 0x1000
-MS_MOVE = 0x2000
 MS_REC = 0x4000
-MS_UNBINDABLE = 0x20000
 MS_PRIVATE = 0x40000
-MS_SLAVE = 0x80000
-MS_SHARED = 0x100000
-MS_RELATIME = 0x200000
-MS_STRICTATIME = 0x1000000
 
-MNT_FORCE = 0x1
 MNT_DETACH = 0x2
-MNT_EXPIRE = 0x4
-UMOUNT_NOFOLLOW = 0x8
 
 PR_SET_PDEATHSIG = 1
-PR_GET_PDEATHSIG = 2
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
-PR_SET_NAME = 15
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_GET_SECUREBITS = 27
@@ -62,8 +45,6 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_GET_NO_NEW_PRIVS = 39
 PR_CAP_AMBIENT = 47
 
-CLOSE_RANGE_UNSHARE = 0x2
-CLOSE_RANGE_CLOEXEC = 0x4
 
 _FAILED = -1
 _MOST_ARGUMENTS = 6
@@ -159,26 +140,6 @@ def close_range(first: int, last: int = _UINT_MAX, flags: int = 0) -> None:
         OSError: ENOSYS before Linux 5.9.
     """
     syscall("close_range", first, last, flags)
-
-
-def close_all_except(keep: tuple[int, ...]) -> None:
-    """Close every descriptor of this process that is not in `keep`."""
-    first = 0
-    for fd in sorted(set(keep)):
-        if fd > first:
-            close_range(first, fd - 1)
-        first = fd + 1
-    close_range(first)
-
-
-def pidfd_open(pid: int, flags: int = 0) -> int:
-    """Return a descriptor for `pid`. Linux 5.3."""
-    return syscall("pidfd_open", pid, flags)
-
-
-def pidfd_send_signal(pidfd: int, number: int) -> None:
-    """Signal the process behind `pidfd`; never another one that took over its pid."""
-    syscall("pidfd_send_signal", pidfd, number, None, 0)
 
 
 def _path(text: str | None) -> bytes | None:

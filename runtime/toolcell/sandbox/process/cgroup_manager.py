@@ -1,12 +1,11 @@
-"""Every cgroup of one host process, made, found again and ended. Runs in the host process.
+"""Make, find and end every cgroup of one host process. Runs in the host process.
 
-All of them live in one directory named after that process, so that what a dead host left behind can be found and
-removed. Knows nothing of sandboxes: callers bring a name and limits.
+All of them are in one directory named after that process, so that a later host can find and remove what a dead host
+left.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
@@ -15,10 +14,8 @@ from pathlib import Path
 
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
 from toolcell.sandbox.process.cgroup_hierarchy import NoPlace, V1Place, V2Place, find_place
-from toolcell_bridge.isolation import Probe
-from toolcell_bridge.isolation.child_probe import attempt
 
-__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoPlace", "discover", "probe"]
+__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoPlace", "discover"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
@@ -144,27 +141,6 @@ def is_orphan(folder: str) -> bool:
         return _start_time(int(match[1])) != int(match[2])
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def probe() -> Probe:
-    """Make a cgroup, put a child inside, see it listed, and remove it again."""
-    manager = discover()
-    if isinstance(manager, NoPlace):
-        return Probe("cgroup", False, manager.reason, manager.fix)
-    try:
-        trial = attempt(lambda: _join(manager))
-    finally:
-        manager.close()
-    return Probe("cgroup", trial.ok, trial.detail, "" if trial.ok else "the directory can be made but not entered")
-
-
-def _join(manager: CgroupManager) -> str:
-    cgroup = manager.create("probe", memory_bytes=64 * 1024 * 1024, processes=4)
-    for entry in cgroup.entries:
-        entry.write_text("0")
-    if cgroup.pids() != {os.getpid()}:
-        raise OSError(errno.EIO, "joined a cgroup that does not list us")
-    return manager.description
 
 
 def _start_time(pid: int) -> int:

@@ -1,11 +1,11 @@
-"""Which walls this machine lets us raise: each tried for real, with the reason and the remedy when it fails.
+"""Find out which isolation layers work on this machine: try each, and give reason and remedy when it fails.
 
-The trying is done by a small clean interpreter, because a host process has threads and most walls cannot be taken
-down again. Says nothing of which walls are required.
+A small clean interpreter does this, because a host process has threads and most layers cannot be taken off again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import errno
 import json
@@ -18,8 +18,11 @@ from pathlib import Path
 import toolcell
 import toolcell_bridge
 from toolcell.sandbox.process import cgroup_manager
-from toolcell_bridge.isolation import Probe, capabilities, landlock, rlimits, seccomp
-from toolcell_bridge.isolation.child_probe import ChildProbe, attempt
+from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoPlace
+from toolcell.sandbox.process.child_probe import ChildProbe, Probe, attempt
+from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
+from toolcell_bridge.isolation.rlimits import RlimitPlan
+from toolcell_bridge.isolation.seccomp_policy import SeccompAction
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -34,6 +37,7 @@ from toolcell_bridge.isolation.syscalls import (
     mount,
     pivot_root,
     sethostname,
+    syscall,
     umount2,
     unshare,
 )
@@ -55,12 +59,13 @@ NAMES = (
 )
 
 _TIMEOUT_S = 20.0
+_SECCOMP_GET_ACTION_AVAIL = 2
 _STAGING = ("/tmp", "/mnt", "/run", "/dev/shm")
 _SCRIPT = "import sys; sys.path[:0] = sys.argv[1:]; from toolcell.sandbox.process.probes import main; main()"
 
 
 def probe_all() -> tuple[Probe, ...]:
-    """Try every wall and return one probe per name of `NAMES`, in that order. Blocks for about a tenth of a second."""
+    """Try every layer; returns one probe for each of `NAMES`, in that order. Blocks for about a tenth of a second."""
     import subprocess  # not needed by the process it starts
 
     if sys.platform != "linux":
@@ -90,30 +95,36 @@ def _probe_here() -> list[Probe]:
     fix = "" if user.ok else user_namespace_fix(user, machine_facts())
     return [
         Probe("user", user.ok, user.detail, fix),
-        *(_namespace(name, action, user, fix) for name, action in _NAMESPACES.items()),
-        landlock.probe(),
-        seccomp.probe(),
-        capabilities.probe_capabilities(),
-        capabilities.probe_no_new_privileges(),
-        rlimits.probe(),
-        cgroup_manager.probe(),
+        *(probe_namespace(name, action, user, fix) for name, action in _NAMESPACES.items()),
+        probe_landlock(),
+        _probe("seccomp", _try_seccomp, "needs Linux 4.14 or newer with CONFIG_SECCOMP_FILTER=y, on x86_64 or aarch64"),
+        _probe("capabilities", _try_capabilities, "needs CAP_SETPCAP, or user namespaces (see the fix for `user`)"),
+        _probe("no_new_privs", _try_no_new_privileges, "needs Linux 3.5 or newer"),
+        _probe("rlimits", _try_rlimits, "a seccomp profile around this process denies prlimit64"),
+        _probe_cgroup(),
     ]
 
 
-def _namespace(name: str, action: Callable[[], str], user: ChildProbe, user_fix: str) -> Probe:
+def _probe(name: str, action: Callable[[], str], fix: str) -> Probe:
+    tried = attempt(action)
+    return Probe(name, tried.ok, tried.detail, "" if tried.ok else fix)
+
+
+def probe_namespace(name: str, action: Callable[[], str], user: ChildProbe, user_fix: str) -> Probe:
+    """Try one kind of namespace. Without user namespaces it is not tried: `user_fix` is then the remedy."""
     if not user.ok:
-        return Probe(name, False, "made inside a user namespace, which cannot be had", user_fix)
-    trial = attempt(action)
-    if trial.ok:
-        return Probe(name, True, trial.detail)
-    if trial.code == errno.EINVAL:
-        return Probe(name, False, trial.detail, f"needs a kernel built with {_OPTIONS[name]}")
-    return Probe(name, False, trial.detail, _FIX_CONTAINER if machine_facts().filtered else _FIX_APPARMOR)
+        return Probe(name, False, "made inside a user namespace, which is not available", user_fix)
+    tried = attempt(action)
+    if tried.ok:
+        return Probe(name, True, tried.detail)
+    if tried.code == errno.EINVAL:
+        return Probe(name, False, tried.detail, f"needs a kernel built with {_OPTIONS[name]}")
+    return Probe(name, False, tried.detail, _FIX_CONTAINER if machine_facts().filtered else _FIX_APPARMOR)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What decides whether a user namespace can be had. None where the kernel has no such switch."""
+    """What decides whether a user namespace can be made. None where the kernel has no such switch."""
 
     unprivileged_clone: int | None
     """Debian's and Ubuntu's kernel.unprivileged_userns_clone."""
@@ -123,7 +134,7 @@ class MachineFacts:
 
     max_user_namespaces: int | None
     filtered: bool
-    """A seccomp filter is on us already: a container."""
+    """This process already has a seccomp filter, as in a container."""
 
     root: bool
 
@@ -149,11 +160,11 @@ _FIX_APPARMOR = (
 )
 
 
-def user_namespace_fix(trial: ChildProbe, facts: MachineFacts) -> str:
-    """Say what most likely stands in the way, given how the attempt failed."""
-    if facts.max_user_namespaces == 0 or trial.code == errno.ENOSPC:
+def user_namespace_fix(tried: ChildProbe, facts: MachineFacts) -> str:
+    """Return the most likely remedy, given how the attempt failed."""
+    if facts.max_user_namespaces == 0 or tried.code == errno.ENOSPC:
         return "`sysctl user.max_user_namespaces=15000`; or the limit of nested namespaces is reached"
-    if trial.code == errno.EINVAL:
+    if tried.code == errno.EINVAL:
         return "needs a kernel built with CONFIG_USER_NS=y"
     if facts.filtered:
         return _FIX_CONTAINER
@@ -177,7 +188,7 @@ def _text(path: str) -> str:
 
 
 def _try_user() -> str:
-    """Enter, map our own id, and use a capability: AppArmor lets the first two through and refuses the third."""
+    """Enter, map our own id, and use a capability: AppArmor allows the first two and refuses the third."""
     uid, gid = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER)
     for file, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -195,7 +206,7 @@ def _try_pid() -> str:
 
 
 def _try_mount() -> str:
-    """Go as far as the backend does: private mounts, a tmpfs, and a root of our own."""
+    """Do what the backend does: private mounts, a tmpfs, and a root of our own."""
     unshare(CLONE_NEWUSER | CLONE_NEWNS)
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     staging = next(path for path in _STAGING if os.path.isdir(path))
@@ -257,3 +268,93 @@ _OPTIONS = {
     "uts": "CONFIG_UTS_NS=y",
     "cgroup_ns": "CONFIG_CGROUPS=y",
 }
+
+
+def probe_landlock() -> Probe:
+    """Restrict a child to nothing and check that opening a directory then fails."""
+    try:
+        abi = landlock.supported_abi()
+    except OSError as error:
+        return Probe("landlock", False, str(error), _LANDLOCK_FIXES.get(error.errno or 0, "needs Linux 5.13 or newer"))
+    return _probe("landlock", lambda: _try_landlock(abi), "report this: the ABI is there but does not restrict")
+
+
+_LANDLOCK_FIXES = {
+    errno.ENOSYS: "needs Linux 5.13 or newer built with CONFIG_SECURITY_LANDLOCK=y",
+    errno.EOPNOTSUPP: "boot with landlock in the lsm= list, e.g. lsm=landlock,lockdown,yama,integrity,apparmor",
+    errno.EPERM: "a container's seccomp profile denies landlock_*: update the runtime or allow the three calls",
+}
+
+
+def _try_landlock(abi: int) -> str:
+    capabilities.set_no_new_privileges()
+    ruleset = landlock.create_ruleset(abi)
+    landlock.restrict_self(ruleset, abi)
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
+    except PermissionError:
+        kernel = landlock.abi_version()
+        return f"ABI {abi}" if kernel == abi else f"ABI {abi} of the kernel's {kernel}"
+    raise OSError(errno.EIO, "restricted to nothing, and / still opens")
+
+
+def _try_seccomp() -> str:
+    """Install the guest's filter and check that it refuses a call."""
+    program = seccomp.guest_program()
+    kill = ctypes.c_uint32(seccomp.ACTIONS[SeccompAction.KILL])
+    syscall("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(kill))
+    capabilities.set_no_new_privileges()
+    seccomp.install(program)
+    try:
+        syscall("unshare", 0)
+    except PermissionError:
+        return f"filter of {program.instructions} instructions"
+    raise OSError(errno.EIO, "the filter is installed, and unshare still answers")
+
+
+def _try_capabilities() -> str:
+    """Drop everything. A process without CAP_SETPCAP enters a user namespace first."""
+    if not capabilities.held_capabilities() >> capabilities.CAP_SETPCAP & 1:
+        unshare(CLONE_NEWUSER)
+    capabilities.drop_all()
+    return f"0 to {capabilities.last_capability()} dropped, securebits locked"
+
+
+def _try_no_new_privileges() -> str:
+    capabilities.set_no_new_privileges()
+    return "set and read back"
+
+
+def _try_rlimits() -> str:
+    """Lower every limit and read it back."""
+    import resource
+
+    plan = RlimitPlan(
+        cpu_s=60, address_space_bytes=1 << 32, processes=64, open_files=64, file_size_bytes=1 << 20, stack_bytes=1 << 20
+    )
+    rlimits.apply(plan)
+    for name, value in plan.rows():
+        soft, hard = resource.getrlimit(getattr(resource, name))
+        if soft != hard or not 0 <= soft <= value:
+            raise OSError(f"{name} reads back as {soft}/{hard} after setting {value}")
+    return f"{len(plan.rows())} limits, soft equal to hard"
+
+
+def _probe_cgroup() -> Probe:
+    manager = cgroup_manager.discover()
+    if isinstance(manager, NoPlace):
+        return Probe("cgroup", False, manager.reason, manager.fix)
+    try:
+        return _probe("cgroup", lambda: _join_cgroup(manager), "the directory can be made but not entered")
+    finally:
+        manager.close()
+
+
+def _join_cgroup(manager: CgroupManager) -> str:
+    """Make a cgroup, enter it, and check that it lists this process."""
+    cgroup = manager.create("probe", memory_bytes=64 * 1024 * 1024, processes=4)
+    for entry in cgroup.entries:
+        entry.write_text("0")
+    if cgroup.pids() != {os.getpid()}:
+        raise OSError(errno.EIO, "joined a cgroup that does not list us")
+    return manager.description

@@ -164,9 +164,9 @@ class SharedContainer:
                 self._update(number, has_started=True)
             case {"failed": int(number), "why": str(why)} if 0 < number < self._next:
                 self._update(number, problem=why)
-            case {"lines": int(number), "ends": [int(), int(), int(), int()] as ends} if 0 < number < self._next:
+            case {"descriptors": int(number), "ends": [int(), int(), int(), int()] as ends} if 0 < number < self._next:
                 self._update(number, proxy_descriptors=ends)
-            case {"relay": int(pid)} if self._proxy_pid == 0:
+            case {"proxy": int(pid)} if self._proxy_pid == 0:
                 self._proxy_pid = pid
             case {"lowered": int(number)} if 0 < number < self._next:
                 self._update(number, is_lowered=True)

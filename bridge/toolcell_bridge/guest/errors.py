@@ -1,12 +1,19 @@
-"""What went wrong in a script, as plain data for a model: type, message, its own line, its own frames.
+"""Errors that a script sees or causes, as text for a model.
 
-Runs next to hostile code: `str()` of an exception is the script's code and may do anything, so it is called once,
-guarded, and cut.
+`describe` turns an exception into plain data: type, message, the script's own line and frames. It runs next to
+hostile code: `str()` of an exception is the script's code and may do anything, so it is called once, guarded, and cut.
+
+`install_refusals` replaces functions that would start a program. Seccomp answers EPERM to every attempt, and some
+library functions hide that behind a return code; the replacements say it in words. They are no isolation: a script
+may remove them and gains nothing.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from types import TracebackType
+from typing import Any, NoReturn
 
 from toolcell_bridge.guest.tools import SCRIPT
 from toolcell_bridge.wire.messages import Plain
@@ -17,7 +24,7 @@ CHAIN = 5
 
 
 def describe(error: BaseException, source: str) -> dict[str, Plain]:
-    """Plain data for Done: type, message, line, column, traceback, exit_code."""
+    """Return plain data for Done: type, message, line, column, traceback, exit_code."""
     if isinstance(error, SystemExit):
         return _exit(error)
     if isinstance(error, SyntaxError) and error.filename == SCRIPT:
@@ -72,7 +79,7 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
 
 
 def _script_lines(traceback: TracebackType | None) -> list[tuple[int, str]]:
-    """(line, function) of each frame of the script itself, outermost first; the innermost FRAMES of them."""
+    """List (line, function) of the script's own frames, outermost first. Keeps at least the innermost FRAMES."""
     found: list[tuple[int, str]] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -103,3 +110,45 @@ def _traceback(error: BaseException, lines: list[str], depth: int = 0) -> str:
             shown.append(f"    {lines[line - 1].strip()[:500]}\n")
     head = "Traceback (most recent call last):\n" if shown else ""
     return f"{before}{head}{''.join(shown)}{type(error).__name__}: {_message(error)}"
+
+
+BLOCKED = "blocked: use call_tool() instead; nothing can be executed in the sandbox"
+
+EXECUTES = ("system", "posix_spawn", "posix_spawnp", "execv", "execve")
+
+
+def refuse(*_args: Any, **_options: Any) -> NoReturn:
+    """Stand in for a function that would start a program."""
+    raise PermissionError(errno.EPERM, BLOCKED)
+
+
+def install_refusals() -> None:
+    """Replace the functions that would start a program. Call it before `subprocess` is imported, which copies one."""
+    import _posixsubprocess  # type: ignore[import-not-found, unused-ignore]  # not on Windows
+
+    for name in EXECUTES:
+        setattr(os, name, refuse)
+    _posixsubprocess.fork_exec = refuse
+
+
+def install_package(name: str) -> None:
+    """Check that a package can be imported.
+
+    A sandbox has no network: a script can import what its host listed.
+
+    Raises:
+        RuntimeError: it cannot be imported; the message says who can change that.
+    """
+    import importlib.metadata
+    import importlib.util
+
+    wanted = str(name).partition("=")[0].partition("<")[0].partition(">")[0].partition("[")[0].strip()
+    try:
+        if importlib.util.find_spec(wanted.replace("-", "_")) is not None:
+            return
+        importlib.metadata.distribution(wanted)
+    except (ImportError, ValueError):
+        raise RuntimeError(
+            f"pip install {name} failed: a sandbox has no network; the program that runs this script chooses its "
+            f"packages, with Runtime(packages=[{wanted!r}])"
+        ) from None

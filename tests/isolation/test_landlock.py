@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from toolcell.sandbox.process import probes
 from toolcell_bridge.isolation import landlock
 
 pytestmark = pytest.mark.isolation
@@ -25,7 +26,12 @@ from toolcell_bridge.isolation import capabilities, landlock
 paths = json.loads(sys.argv[1])
 capabilities.set_no_new_privileges()
 abi = landlock.supported_abi()
-landlock.restrict(landlock.RulesetPlan(abi=abi, **{kind: tuple(each) for kind, each in paths.items()}))
+ruleset = landlock.create_ruleset(abi)
+for kind, each in paths.items():
+    for path in each:
+        landlock.add_path(ruleset, path, getattr(landlock, kind.upper()), abi)
+landlock.restrict_self(ruleset, abi)
+os.close(ruleset)
 """
 
 
@@ -140,7 +146,9 @@ def test_a_ruleset_prepared_by_a_parent_binds_each_child_that_takes_it(child: Ch
     script = """
         from toolcell_bridge.isolation import capabilities, landlock
         at, other = sys.argv[1:]
-        ruleset = landlock.prepare(landlock.RulesetPlan(read=(at,), abi=landlock.supported_abi()))
+        abi = landlock.supported_abi()
+        ruleset = landlock.create_ruleset(abi)
+        landlock.add_path(ruleset, at, landlock.READ, abi)
         for _ in range(2):
             pid = os.fork()
             if pid == 0:
@@ -155,15 +163,22 @@ def test_a_ruleset_prepared_by_a_parent_binds_each_child_that_takes_it(child: Ch
 
 def test_every_abi_up_to_the_kernels_can_be_asked_for() -> None:
     for abi in range(landlock.FLOOR_ABI, landlock.supported_abi() + 1):
-        os.close(landlock.prepare(landlock.RulesetPlan(read=("/",), read_write=("/dev/null",), abi=abi)))
+        ruleset = landlock.create_ruleset(abi)
+        landlock.add_path(ruleset, "/", landlock.READ, abi)
+        landlock.add_path(ruleset, "/dev/null", landlock.READ_WRITE, abi)
+        os.close(ruleset)
 
 
-def test_a_plan_that_names_a_missing_path_is_refused_and_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_a_rule_for_a_missing_path_is_refused_and_leaves_no_descriptor(tmp_path: Path) -> None:
     gc.collect()  # what tests before this one left open is not ours
+    abi = landlock.supported_abi()
+    ruleset = landlock.create_ruleset(abi)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        landlock.prepare(landlock.RulesetPlan(read=(str(tmp_path / "absent"),), abi=landlock.supported_abi()))
-    assert len(os.listdir("/proc/self/fd")) == before
+        landlock.add_path(ruleset, str(tmp_path / "absent"), landlock.READ, abi)
+    after = len(os.listdir("/proc/self/fd"))
+    os.close(ruleset)
+    assert after == before
 
 
 def test_each_abi_governs_all_that_came_before_it_and_more() -> None:
@@ -183,7 +198,7 @@ def test_a_kernel_without_landlock_is_reported_with_what_to_do(monkeypatch: pyte
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(landlock, "syscall", refuse)
-    probe = landlock.probe()
+    probe = probes.probe_landlock()
     assert not probe.live
     assert os.strerror(code) in probe.detail
     assert probe.fix

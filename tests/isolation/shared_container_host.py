@@ -33,7 +33,7 @@ STRIDE = 4
 
 
 class Container:
-    """A relay, a forker and their sandboxes."""
+    """A proxy, a zygote and their sandboxes."""
 
     def __init__(self, home: Path, slots: int, before: str, **settings: object) -> None:
         self.slots = [home / f"slot{number}" for number in range(slots)]
@@ -62,7 +62,7 @@ class Container:
         assert self.process.stdin is not None
         self.process.stdin.write(data)
 
-    def tell(self, **message: object) -> None:
+    def send_control(self, **message: object) -> None:
         self.write(self._mux.control(msgpack.packb(message)))
 
     def read(self, within_s: float = ANSWER_S) -> None:
@@ -88,15 +88,15 @@ class Container:
                 case StreamEnded(channel):
                     self.ended.add(channel)
                 case Control(body):
-                    self._note(msgpack.unpackb(body, strict_map_key=False))
+                    self._handle_control(msgpack.unpackb(body, strict_map_key=False))
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _handle_control(self, message: dict[str, Any]) -> None:
         if "ended" in message:
             self._ends[message["ended"]] = message
         else:
             self._controls.append(message)
 
-    def hear(self, kind: str) -> dict[str, Any]:
+    def wait_for(self, kind: str) -> dict[str, Any]:
         """The next control message that has this key."""
         while True:
             for message in self._controls:
@@ -110,9 +110,9 @@ class Container:
         self._last += 1
         for line in range(3):
             self._mux.open(self._last * STRIDE + line)
-        self.tell(open=self._last, rlimits={**RLIMITS, **rlimits}, direct=False)
+        self.send_control(open=self._last, rlimits={**RLIMITS, **rlimits}, direct=False)
         guest = Guest(self, self._last)
-        if "started" not in (answer := self.hear_of(guest)):
+        if "started" not in (answer := self.wait_for_start(guest)):
             raise OSError(answer["why"])
         return guest
 
@@ -127,7 +127,7 @@ class Container:
         """One sandbox that has said Hello."""
         return self.greet(self.begin(**rlimits))
 
-    def hear_of(self, guest: Guest) -> dict[str, Any]:
+    def wait_for_start(self, guest: Guest) -> dict[str, Any]:
         while True:
             for message in self._controls:
                 if guest.number in (message.get("started"), message.get("failed")):
@@ -137,9 +137,9 @@ class Container:
 
     def kill(self, guest: Guest) -> dict[str, Any]:
         """Kill it and return what is reported of its end. Does no harm to one that has ended."""
-        self.tell(kill=guest.number)
+        self.send_control(kill=guest.number)
         report = self.end_of(guest)
-        self.tell(close=guest.number)
+        self.send_control(close=guest.number)
         return report
 
     def end_of(self, guest: Guest) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def running(home: Path, slots: int = 3, before: str = "", **settings: object) ->
     """A container that is ready."""
     container = Container(home, slots, before, **settings)
     try:
-        container.hear("ready")
+        container.wait_for("ready")
         yield container
     finally:
         process = container.process
@@ -246,7 +246,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def settles(condition: Any, within_s: float = 5.0) -> bool:
+def becomes_true(condition: Any, within_s: float = 5.0) -> bool:
     """True once `condition()` holds."""
     until = time.monotonic() + within_s
     while not condition():

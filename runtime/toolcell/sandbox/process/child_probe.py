@@ -1,6 +1,6 @@
-"""Do something irrevocable in a forked child, to see whether this machine allows it.
+"""Try something irrevocable in a forked child, to find out whether this machine allows it.
 
-Meant for a small single-threaded process; knows nothing of what is tried.
+Call it in a small single-threaded process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _REPORT_BYTES = 4096
-_SILENCE = f"{errno.EIO} ended without a word".encode()
+_NO_REPORT = f"{errno.EIO} ended without a word".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether one isolation layer works on this machine: tried, not guessed from version numbers."""
+
+    name: str
+    live: bool
+    detail: str
+    """What is there ("ABI 7"), or why it is not."""
+
+    fix: str = ""
+    """What an operator does to get it; empty when it is live."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProbe:
-    """How one attempt ended."""
+    """How one attempt in a child ended."""
 
     ok: bool
     detail: str
@@ -26,14 +39,9 @@ class ChildProbe:
     code: int = 0
     """The errno of a failure; 0 when there was none."""
 
-    @property
-    def symbol(self) -> str:
-        """The errno's name, for messages."""
-        return errno.errorcode.get(self.code, str(self.code))
-
 
 def attempt(action: Callable[[], str]) -> ChildProbe:
-    """Run `action` in a forked child and return what it said, or the OSError it raised."""
+    """Run `action` in a forked child; returns its text, or the OSError it raised."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -46,13 +54,13 @@ def attempt(action: Callable[[], str]) -> ChildProbe:
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
         return ChildProbe(False, f"killed by {name}")
-    code, _, detail = (raw or _SILENCE).decode(errors="replace").partition(" ")
+    code, _, detail = (raw or _NO_REPORT).decode(errors="replace").partition(" ")
     return ChildProbe(code == "0", detail, int(code) if code.isdigit() else errno.EIO)
 
 
 def _report(writer: int, action: Callable[[], str]) -> None:
-    """Child side: never returns, whatever `action` does."""
-    text = _SILENCE.decode()
+    """Run `action` in the child and report. Never returns."""
+    text = _NO_REPORT.decode()
     try:
         text = f"0 {action()}"
     except OSError as error:

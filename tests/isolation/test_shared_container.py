@@ -13,7 +13,7 @@ import pytest
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.wire.mux import WINDOW_BYTES
 
-from .forked_host import MIB, RLIMITS, Container, Guest, children, running, settles, tree
+from .shared_container_host import MIB, RLIMITS, Container, Guest, becomes_true, children, running, tree
 
 pytestmark = pytest.mark.isolation
 
@@ -46,7 +46,7 @@ def pair(shared: Container) -> Iterator[tuple[Guest, Guest]]:
         shared.kill(guest)
 
 
-def test_a_script_calls_tools_and_writes_raw_on_lines_of_its_own(shared: Container, pair: Any) -> None:
+def test_each_sandbox_has_its_own_bridge_and_raw_output(shared: Container, pair: Any) -> None:
     first, second = pair
     assert first.run("import os\nos.write(1, b'one')\nos.write(2, b'two')\n" + ECHO) == {"q": 1}
     assert second.run(ECHO) == {"q": 1}
@@ -57,8 +57,8 @@ def test_a_script_calls_tools_and_writes_raw_on_lines_of_its_own(shared: Contain
 
 def test_no_signal_reaches_a_sibling_a_warden_or_the_parents(shared: Container, pair: Any) -> None:
     attacker, victim = pair
-    pid, warden = victim.run("import os\nset_result([os.getpid(), os.getppid()])")
-    targets = [pid, -pid, warden, *tree(shared.process.pid), shared.process.pid]
+    pid, supervisor = victim.run("import os\nset_result([os.getpid(), os.getppid()])")
+    targets = [pid, -pid, supervisor, *tree(shared.process.pid), shared.process.pid]
     source = (
         TRY + "import signal\n"
         f"targets = {targets!r}\n"
@@ -211,7 +211,7 @@ def test_every_process_of_a_killed_sandbox_is_gone(shared: Container, pair: Any,
     report = shared.kill(guest)
 
     assert report["status"] == signal.SIGKILL
-    assert settles(lambda: not set(tree(shared.process.pid)) - before)
+    assert becomes_true(lambda: not set(tree(shared.process.pid)) - before)
     assert bystander.run(ECHO) == {"q": 1}
 
 
@@ -220,7 +220,7 @@ def test_a_sandbox_that_ends_by_itself_takes_its_processes_along(shared: Contain
     guest = shared.open()
     guest.begin("import os, time\nif os.fork() == 0: time.sleep(99)\nos._exit(7)")
     assert shared.end_of(guest)["status"] == 7 << 8
-    assert settles(lambda: not set(tree(shared.process.pid)) - before)
+    assert becomes_true(lambda: not set(tree(shared.process.pid)) - before)
     while guest.channel not in shared.ended:
         shared.read()
 
@@ -293,11 +293,11 @@ def test_a_guest_that_does_not_read_stalls_nobody_else(shared: Container, pair: 
 
 def test_a_killed_guest_is_told_from_one_that_was_lowered_to_death(shared: Container) -> None:
     guest = shared.open()
-    shared.tell(
+    shared.send_control(
         lower=guest.number,
         rlimits={"cpu_s": 1, "address_space_bytes": 1 << 32, "processes": 9, "open_files": 16, "file_size_bytes": 1},
     )
-    shared.hear("lowered")
+    shared.wait_for("lowered")
     assert guest.run("import resource\nset_result(resource.getrlimit(resource.RLIMIT_NOFILE))") == [16, 16]
     guest.begin("while True: pass")
     report = shared.end_of(guest)
@@ -306,34 +306,34 @@ def test_a_killed_guest_is_told_from_one_that_was_lowered_to_death(shared: Conta
 
 
 def test_a_forker_that_was_busy_when_everything_came_at_once_does_not_stick(shared: Container) -> None:
-    (forker,) = children(shared.process.pid)
+    (zygote,) = children(shared.process.pid)
     for _ in range(8):
         guest = shared.begin()
-        os.kill(forker, signal.SIGSTOP)
+        os.kill(zygote, signal.SIGSTOP)
         try:
-            shared.tell(lower=guest.number, rlimits=RLIMITS)
+            shared.send_control(lower=guest.number, rlimits=RLIMITS)
             shared.greet(guest)
         finally:
-            os.kill(forker, signal.SIGCONT)
-        shared.hear("lowered")
-        shared.tell(measure=True)
-        assert guest.number in shared.hear("measured")["measured"]
+            os.kill(zygote, signal.SIGCONT)
+        shared.wait_for("lowered")
+        shared.send_control(measure=True)
+        assert guest.number in shared.wait_for("measured")["measured"]
         shared.kill(guest)
 
 
 def test_what_each_uses_is_measured_with_its_children(shared: Container, pair: Any) -> None:
     first, second = pair
-    shared.tell(measure=True)
-    shared.hear("measured")
+    shared.send_control(measure=True)
+    shared.wait_for("measured")
     first.run(
-        "import os, time\nready, tell = os.pipe()\n"
+        "import os, time\nready, report = os.pipe()\n"
         "for _ in range(2):\n    if os.fork() == 0:\n"
-        "        os.setsid(); hold = bytearray(16 << 20); os.write(tell, b'x'); time.sleep(99)\n"
+        "        os.setsid(); hold = bytearray(16 << 20); os.write(report, b'x'); time.sleep(99)\n"
         "os.read(ready, 1); os.read(ready, 1)\nset_result(1)"
     )
     second.run(ECHO)
-    shared.tell(measure=True)
-    rows = shared.hear("measured")["measured"]
+    shared.send_control(measure=True)
+    rows = shared.wait_for("measured")["measured"]
     assert rows[first.number][2] == 3
     assert rows[first.number][1] > 30 * MIB
     assert rows[second.number][2] == 1
@@ -348,17 +348,17 @@ def test_everything_ends_with_the_host(tmp_path: Path) -> None:
         assert container.process.stdin is not None
         container.process.stdin.close()
         assert container.process.wait(5) == 0
-    # In a container the end of its first process ends the others; here the forker leaves, and with it the wardens.
-    assert settles(lambda: not [pid for pid in below if is_alive(pid)])
+    # In a container the end of its first process ends the others; here the zygote exits, and the supervisors with it.
+    assert becomes_true(lambda: not [pid for pid in below if is_alive(pid)])
 
 
 def test_without_its_warden_no_container_goes_on(tmp_path: Path) -> None:
     with running(tmp_path) as container:
         guest = container.open()
-        warden = guest.run("import os\nset_result(os.getppid())")
-        os.kill(warden, signal.SIGKILL)
-        with pytest.raises(EOFError, match="the warden of sandbox 1 is gone"):
-            container.hear("never")
+        supervisor = guest.run("import os\nset_result(os.getppid())")
+        os.kill(supervisor, signal.SIGKILL)
+        with pytest.raises(EOFError, match="the supervisor of sandbox 1 is gone"):
+            container.wait_for("never")
 
 
 OLD = "from toolcell_bridge.isolation import landlock; landlock.NEWEST_ABI = 5"
@@ -377,7 +377,7 @@ def test_told_otherwise_it_starts_and_still_kills_whole_families(tmp_path: Path)
             "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork(): os._exit(0)\n        time.sleep(99)"
         )
         assert container.kill(guest)["status"] == signal.SIGKILL
-        assert settles(lambda: not set(tree(container.process.pid)) - before)
+        assert becomes_true(lambda: not set(tree(container.process.pid)) - before)
 
 
 def is_alive(pid: int) -> bool:
