@@ -1,4 +1,4 @@
-"""One open backend for all promises of a module, on the loops that the module names."""
+"""One open backend for all cases of a module, on the event loops that the module names."""
 
 from __future__ import annotations
 

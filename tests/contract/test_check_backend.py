@@ -1,9 +1,8 @@
-"""The suite itself: it reports every promise, and a backend that breaks one is found out by name."""
+"""`check_backend` reports every case, and names the case that a faulty backend does not meet."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,10 +13,10 @@ from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
 from toolcell.testing import CaseResult, FakeBackend, check_backend, contract_cases, contract_lacks
 from toolcell.testing import fake as fakes
-from toolcell.testing import harness as stands
+from toolcell.testing import harness as harnesses
 from toolcell.testing.contract import case as cases
 from toolcell.testing.fake import FakeSandbox
-from toolcell.testing.harness import Broken
+from toolcell.testing.harness import ContractViolation
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
@@ -25,20 +24,17 @@ pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 made: list[FakeSandbox] = []
 
 
-def mend() -> None:
-    """Take away what the faults of a backend left behind."""
+async def remove_leftovers() -> None:
+    """Destroy the sandboxes that a faulty backend left behind, with the faults taken out."""
     while made:
         sandbox = made.pop()
-        FakeSandbox.kill(sandbox)
-        sandbox._process.wait()
-        if not sandbox._is_closed:
-            for descriptor in sandbox._output:
-                os.close(descriptor)
-        shutil.rmtree(sandbox._workspace, ignore_errors=True)
+        for name in [name for name in vars(sandbox) if callable(getattr(FakeSandbox, name, None))]:
+            delattr(sandbox, name)
+        await sandbox.destroy()
 
 
 class Faulty(FakeBackend):
-    """A fake with one fault: something of each sandbox is replaced."""
+    """A fake with one fault: a member of each sandbox is replaced."""
 
     fault: ClassVar[Mapping[str, Any]] = {}
 
@@ -64,8 +60,8 @@ def _no_sample(self: FakeSandbox, **options: bool) -> Sample:
 
 
 def _kills_gently(self: FakeSandbox) -> None:
-    if self._process.returncode is None:
-        os.kill(self._process.pid, signal.SIGWINCH)
+    if self.process.returncode is None:
+        os.kill(self.process.pid, signal.SIGWINCH)
 
 
 def _always_alive(self: FakeSandbox) -> bool:
@@ -87,7 +83,7 @@ def _freezes_nothing(self: FakeSandbox) -> bool:
 
 
 async def _raises_when_destroyed_twice(self: FakeSandbox) -> None:
-    if self._is_closed:
+    if self.process.returncode is not None:
         raise RuntimeError("destroyed twice")
     await FakeSandbox.destroy(self)
 
@@ -110,32 +106,32 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("descriptors are forgotten", faulty(destroy=_forgets_descriptors), "life.sandboxes_leak_nothing"),
     ("what was frozen goes on", faulty(freeze=_freezes_nothing), "deaths.frozen"),
     ("a second destroy raises", faulty(destroy=_raises_when_destroyed_twice), "deaths.destroyed_twice"),
-    ("ids are shared", faulty(id="x"), "usage.sandboxes_are_told_apart"),
-    ("it claims walls it has not", type("Boaster", (FakeBackend,), {"isolates": True, "lacks": {}}), "walls.no_files"),
-    ("the environment comes in", Leaky, "walls.no_environment"),
+    ("ids are shared", faulty(id="x"), "usage.sandboxes_have_ids"),
+    ("it claims to isolate", type("Boaster", (FakeBackend,), {"isolates": True, "lacks": {}}), "isolation.no_files"),
+    ("the environment comes in", Leaky, "isolation.no_environment"),
 ]
 
 
-@pytest.mark.parametrize(("backend", "promise"), [pytest.param(b, p, id=name) for name, b, p in FAULTS])
-async def test_a_fault_is_found(backend: type[FakeBackend], promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(stands, "SOON_S", 1.0)
+@pytest.mark.parametrize(("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS])
+async def test_a_fault_is_found(backend: type[FakeBackend], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "CASE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(harnesses, "SOON_S", 1.0)
     monkeypatch.setattr(fakes, "END_S", 0.3)
     try:
-        report = await check_backend(backend, only=[promise])
+        report = await check_backend(backend, only=[name])
     finally:
-        mend()
+        await remove_leftovers()
 
-    assert [line.name for line in report.failed] == [promise], str(report)
+    assert [line.name for line in report.failed] == [name], str(report)
     assert report.failed[0].problem
     assert not report.ok
 
 
-async def test_the_report_has_a_line_for_every_promise_and_a_reason_for_every_skip() -> None:
+async def test_the_report_has_a_line_for_every_case_and_a_reason_for_every_skip() -> None:
     told: list[CaseResult] = []
     report = await check_backend(
         FakeBackend,
-        only=["values.plain_data", "walls", "life.named"],
+        only=["values.plain_data", "isolation", "life.named"],
         skip={"life.named": "known"},
         on_result=told.append,
     )
@@ -143,13 +139,13 @@ async def test_the_report_has_a_line_for_every_promise_and_a_reason_for_every_sk
     assert report.ok
     assert list(report.lines) == told
     assert [line.name for line in report.lines if line.passed] == ["values.plain_data"]
-    assert {line.problem for line in report.skipped} == {"it has none", "known"}
-    assert all(line.promise for line in report.lines)
+    assert {line.problem for line in report.skipped} == {"it isolates nothing", "known"}
+    assert all(line.description for line in report.lines)
     assert "life.named" in str(report)
-    assert str(report).splitlines()[-1].startswith(f"fake: 1 kept, 0 broken, {len(report.skipped)} skipped")
+    assert str(report).splitlines()[-1].startswith(f"fake: 1 passed, 0 failed, {len(report.skipped)} skipped")
 
 
-async def test_one_promise_that_is_broken_does_not_spoil_the_others() -> None:
+async def test_a_case_that_fails_does_not_disturb_the_others() -> None:
     report = await check_backend(faulty(read_output=_no_output), only=["output.raw_writes", "output.prints"])
 
     assert {line.name: line.status for line in report.lines} == {
@@ -158,8 +154,8 @@ async def test_one_promise_that_is_broken_does_not_spoil_the_others() -> None:
     }
 
 
-async def test_a_name_that_is_no_promise_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'limits\.everything' is no promise"):
+async def test_a_name_that_is_no_case_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'limits\.everything' is neither a case"):
         await check_backend(FakeBackend, skip=["limits.everything"])
     with pytest.raises(UsageError, match="'no group'"):
         contract_lacks(FakeBackend, {"no group": "x"})
@@ -181,17 +177,17 @@ async def test_a_case_can_be_awaited_by_itself() -> None:
     await case(FakeBackend)
 
     assert str(case) == "calls.single"
-    assert case.promise.startswith("A call reaches the tool")
+    assert case.description.startswith("A call reaches the tool")
     (case,) = contract_cases(only=["usage.measured"])
-    with pytest.raises(Broken, match="cpu_s is 0"):
+    with pytest.raises(ContractViolation, match="cpu_s is 0"):
         await case(faulty(sample=_no_sample))
 
 
-async def test_every_promise_has_a_name_of_its_own_and_a_sentence() -> None:
+async def test_every_case_has_a_name_of_its_own_and_a_sentence() -> None:
     cases = contract_cases()
 
     assert len({case.name for case in cases}) == len(cases) > 90
-    assert all(case.promise.endswith(".") for case in cases)
+    assert all(case.description.endswith(".") for case in cases)
 
 
 async def test_a_limit_that_a_backend_cannot_lower_gets_the_run_a_fresh_sandbox() -> None:

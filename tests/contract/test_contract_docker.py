@@ -1,4 +1,4 @@
-"""The contract over containers: single-use ones, forked ones, and gVisor's where the daemon has it."""
+"""The Docker backend meets the contract: single containers, shared ones, and gVisor where the daemon has it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_gvisor(client: Client) -> bool:
 
 @pytest.fixture(scope="module", params=KINDS)
 def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
-    """One kind of container, or the reason why there is none."""
+    """Makes backends of one kind of container; skips, with the reason, when there is none."""
     options = KINDS[request.param]
     try:
         client = Client.connect_now()
@@ -44,15 +44,15 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
 
 
 @pytest.fixture(scope="module")
-async def stand(make_backend: Callable[[], Backend], anyio_backend: Any) -> AsyncIterator[BackendHarness]:
-    async with BackendHarness(make_backend, warm=2) as stand:
-        yield stand
+async def harness(make_backend: Callable[[], Backend], anyio_backend: Any) -> AsyncIterator[BackendHarness]:
+    async with BackendHarness(make_backend, warm=2) as harness:
+        yield harness
 
 
-ONLY = {"gvisor": ("values", "calls", "output", "limits", "files", "walls", "single_use", "usage", "cancelling")}
-"""The other groups are about the wire and the host, which gVisor does not change; it takes minutes over them."""
+ONLY = {"gvisor": ("values", "calls", "output", "limits", "files", "isolation", "single_use", "usage", "cancelling")}
+"""The other groups test the wire and the host, which gVisor does not change, and take minutes under gVisor."""
 
-PROMISES = [
+CASES = [
     pytest.param(kind, case, id=f"{kind}-{case}")
     for kind, options in KINDS.items()
     for case in contract_cases(DockerBackend(**options), only=ONLY.get(kind, ()))
@@ -62,8 +62,8 @@ PROMISES = [
 @pytest.mark.anyio
 @pytest.mark.conforms("Q29")
 @pytest.mark.parametrize(("make_backend", "case"), PROMISES, indirect=["make_backend"])
-async def test_the_docker_backend_keeps(case: Case, stand: BackendHarness) -> None:
-    await case.on(stand)
+async def test_the_docker_backend_meets(case: Case, harness: BackendHarness) -> None:
+    await case.run(harness)
 
 
 def test_only_gvisor_lacks_anything() -> None:
@@ -86,8 +86,8 @@ set_result({"rows": rows, "parallel": call_tools_parallel([("echo", {"q": i}) fo
 
 async def recorded(make_backend: Callable[[], Backend]) -> Transcript:
     recorder = record(make_backend())
-    async with BackendHarness(lambda: recorder, warm=0) as stand:
-        await stand.run(SCRIPT, inputs={"given": [1, "é", None]}, files=[("in.txt", "data")], seed=1, clock=1.7e9)
+    async with BackendHarness(lambda: recorder, warm=0) as harness:
+        await harness.run(SCRIPT, inputs={"given": [1, "é", None]}, files=[("in.txt", "data")], seed=1, clock=1.7e9)
     (transcript,) = recorder.transcripts
     return transcript
 

@@ -1,4 +1,4 @@
-"""The contract over the process backend: every promise, none skipped."""
+"""The process backend meets every case of the contract."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-async def stand(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
-    async with BackendHarness(ProcessBackend) as stand:
-        yield stand
+async def harness(anyio_backend: Any) -> AsyncIterator[BackendHarness]:
+    async with BackendHarness(ProcessBackend) as harness:
+        yield harness
 
 
 @pytest.mark.parametrize("case", contract_cases(ProcessBackend), ids=str)
-async def test_the_process_backend_keeps(case: Case, stand: BackendHarness) -> None:
-    await case.on(stand)
+async def test_the_process_backend_meets(case: Case, harness: BackendHarness) -> None:
+    await case.run(harness)
 
 
 async def test_the_process_backend_lacks_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A conversation recorded on one backend is had again, to the byte, with a guest of another."""
+"""Bytes recorded on a bridge of one backend are the same when replayed to a guest of another backend."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def assert_replays(transcript: Transcript, backend: Backend) -> None:
 
 @pytest.mark.isolation
 @pytest.mark.parametrize("kind", SCRIPTS)
-async def test_what_the_process_backend_recorded_replays_against_a_guest_without_walls(kind: str) -> None:
+async def test_what_the_process_backend_recorded_replays_against_a_guest_without_isolation(kind: str) -> None:
     transcript = await recorded(ProcessBackend(), SCRIPTS[kind])
 
     await assert_replays(transcript, FakeBackend())
@@ -134,7 +134,7 @@ async def test_a_transcript_is_saved_and_loaded_whole(tmp_path: Path) -> None:
 async def test_a_run_that_was_killed_is_not_replayed() -> None:
     transcript = await recorded(FakeBackend([Log(1, "a\n"), Die()]), "")
 
-    assert not transcript.is_whole
+    assert not transcript.is_complete
     with pytest.raises(UsageError, match="Done"):
         await replay_transcript(transcript, FakeBackend([]))
 

@@ -1,17 +1,18 @@
-"""For tests: of your own code that runs scripts (fakes), and of a backend of your own (the contract).
+"""Test tools: fakes for tests of code that runs scripts, and the contract for tests of a backend.
 
-    FakeBackend       runs scripts without walls, or plays a guest from a list of messages
-    ScriptedModel     a model that says what it was told to say
-    check_backend     everything a backend must do, as one suite; contract_cases: the same, promise by promise
-    record, replay_transcript    a conversation on the bridge, kept and played to another backend
+    FakeBackend                  runs scripts without isolation, or plays a scripted guest
+    ScriptedModel                a model with scripted answers
+    check_backend                checks a backend against the contract; contract_cases returns the single cases
+    record, replay_transcript    record the bytes on a bridge, and replay them to another backend
 
-Names are loaded when they are first used.
+Names are imported when they are first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolcell.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolcell.agents.providers.scripted import Request, ScriptedModel, calls
@@ -27,19 +28,6 @@ if TYPE_CHECKING:
     from toolcell.testing.harness import BackendHarness
     from toolcell.testing.scripted import Die, Hang, RawOutput, ScriptedCall, ScriptedSandbox, Step
     from toolcell.testing.transcripts import Replayed, Transcript, TranscriptRecorder, record, replay_transcript
-
-_HOMES = {
-    "toolcell.agents.providers.scripted": ("Request", "ScriptedModel", "calls"),
-    "toolcell.testing.contract.case": ("Case",),
-    "toolcell.testing.contract.check": (
-        "ContractReport", "CaseResult", "check_backend", "contract_cases", "contract_lacks",
-    ),
-    "toolcell.testing.fake": ("FakeBackend",),
-    "toolcell.testing.scripted": ("ScriptedCall", "Die", "Hang", "RawOutput", "ScriptedSandbox", "Step"),
-    "toolcell.testing.harness": ("BackendHarness",),
-    "toolcell.testing.transcripts": ("TranscriptRecorder", "Replayed", "Transcript", "record", "replay_transcript"),
-}  # fmt: skip
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BackendHarness",
@@ -64,16 +52,16 @@ __all__ = [
     "contract_lacks",
     "record",
     "replay_transcript",
-]  # fmt: skip
+]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'toolcell.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "toolcell.testing.scripted",
+        "toolcell.agents.providers.scripted",
+        "toolcell.testing.fake",
+        "toolcell.testing.transcripts",
+        "toolcell.testing.harness",
+        "toolcell.testing.contract.case",
+        "toolcell.testing.contract.check",
+    )

@@ -1,7 +1,7 @@
-"""`FakeBackend`: sandboxes without walls, for the tests of code that uses a Runtime.
+"""`FakeBackend`: sandboxes without isolation, for tests of code that uses a Runtime.
 
-Given a guest to play, it plays it in this process: fast, the same every time, on any platform. Given none, it runs
-scripts for real, each in a process of its own and with nothing around it: only for scripts you wrote yourself.
+With a scripted guest it plays messages in this process: fast, repeatable, on any platform. Without one it runs each
+script in a process without isolation, so use it only for scripts that you wrote yourself.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from toolcell.testing.scripted import Guest, ScriptedSandbox
 
 END_S = 5.0
 SPARE_ADDRESSES_BYTES = 2 * GIB
-"""Threads and the allocator reserve far more than they use."""
+"""Address space beyond the memory limit: threads and the allocator reserve far more than they use."""
 
 
 class FakeSandbox:
-    """One process of its own, in a folder of its own, behind nothing."""
+    """A process with a folder of its own and without isolation."""
 
     def __init__(self, ident: str, limits: Limits, environment: Mapping[str, str]) -> None:
         self.id = ident
         self.limits = limits
         self.backend = "fake"
         self.layers: Mapping[str, str] = {}
-        self._workspace = tempfile.mkdtemp(prefix="toolcell-fake-")
+        self.workspace = tempfile.mkdtemp(prefix="toolcell-fake-")
         ours, theirs = socket.socketpair()
         out, err = os.pipe(), os.pipe()
         try:
-            self._process = self._start(theirs, (out[1], err[1]), environment)
+            self.process = self._start(theirs, (out[1], err[1]), environment)
         except BaseException:
             ours.close()
             for descriptor in (out[0], err[0]):
                 os.close(descriptor)
-            shutil.rmtree(self._workspace, ignore_errors=True)
+            shutil.rmtree(self.workspace, ignore_errors=True)
             raise
         finally:
             theirs.close()
@@ -83,71 +83,71 @@ class FakeSandbox:
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
-            cwd=self._workspace,
-            env={"LANG": "C.UTF-8", "HOME": self._workspace, "TMPDIR": self._workspace, "PATH": "", "TZ": "UTC",
+            cwd=self.workspace,
+            env={"LANG": "C.UTF-8", "HOME": self.workspace, "TMPDIR": self.workspace, "PATH": "", "TZ": "UTC",
                  "PYTHONPATH": str(Path(toolcell_bridge.__file__).parents[1]), **environment},
             start_new_session=True,
         )  # fmt: skip
 
     def accept(self, layers: Mapping[str, str]) -> None:
-        """There are none but the rlimits it set itself."""
+        """Take the layers named in Hello: only the rlimits that the guest set itself."""
         self.layers = dict(layers)
         with suppress(psutil.Error, OSError):
-            self._tree = TreeWatch(self._process.pid, self.limits.memory_bytes)
+            self._tree = TreeWatch(self.process.pid, self.limits.memory_bytes)
 
     def is_alive(self) -> bool:
-        """False once it has ended."""
-        return not self._is_closed and self._process.poll() is None
+        """Return False once the process has ended."""
+        return not self._is_closed and self.process.poll() is None
 
     async def prepare(self, limits: Limits) -> None:
-        """Lower what can be lowered from outside; the rest is for the watch to see."""
+        """Lower the limits that can be lowered from outside. The run's monitor enforces the others."""
         if self._tree is not None:
             self._tree.memory_bytes = limits.memory_bytes
         if sys.platform == "linux" and limits is not self.limits:
             import resource
 
             with suppress(ProcessLookupError):
-                resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files))
+                resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (limits.open_files, limits.open_files))
 
     def read_output(self) -> tuple[bytes, bytes]:
-        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
+        """Take the raw output on descriptors 1 and 2 so far, without waiting."""
         if self._is_closed:
             return b"", b""
         return read_available(self._output[0]), read_available(self._output[1])
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure its processes, as far as looking at them can."""
+        """Measure the tree of processes with psutil."""
         return self._tree.look(everything=last) if self._tree is not None else Sample()
 
     def kill(self) -> None:
-        """Kill it and the processes below it; one that left its family escapes, which is what walls are for."""
-        if self._process.returncode is not None:
+        """Kill the process and its descendants. A daemonized descendant escapes: only isolation could prevent that."""
+        if self.process.returncode is not None:
             return
-        family: list[psutil.Process] = []
+        descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
-            family = psutil.Process(self._process.pid).children(recursive=True)
+            descendants = psutil.Process(self.process.pid).children(recursive=True)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        for process in family:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in descendants:
             with suppress(psutil.Error):
                 process.kill()
 
     def freeze(self) -> bool:
-        """It is destroyed right after its run."""
+        """Return False: the process is destroyed right after its run."""
         return False
 
     async def ended(self) -> Exit:
-        """Wait until it has ended, at most a few seconds, and say how."""
+        """Wait, at most a few seconds, until the process has ended; return how."""
         with anyio.move_on_after(END_S, shield=True):
-            while self._process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
+            while self.process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
                 await anyio.sleep(0.001)
-        code = self._process.returncode
+        code = self.process.returncode
         if code is None:
             return Exit()
         return Exit(-code if code < 0 else None, code if code >= 0 else None)
 
     async def destroy(self) -> None:
-        """Kill it, and remove its folder. Safe to call twice."""
+        """Kill the process and remove its folder. Safe to call twice."""
         self.kill()
         self.stream.close()
         await self.ended()
@@ -155,7 +155,7 @@ class FakeSandbox:
             self._is_closed = True
             for descriptor in self._output:
                 os.close(descriptor)
-            shutil.rmtree(self._workspace, ignore_errors=True)
+            shutil.rmtree(self.workspace, ignore_errors=True)
 
 
 class FakeBackend:
@@ -164,11 +164,11 @@ class FakeBackend:
     name: ClassVar[str] = "fake"
     isolates: ClassVar[bool] = False
     lacks: ClassVar[Mapping[str, str]] = {
-        "walls": "it has none",
+        "isolation": "it isolates nothing",
         "limits.disk": "its workspace is an ordinary folder",
         "limits.inodes": "its workspace is an ordinary folder",
         "single_use.tmp": "its /tmp is the machine's",
-        "single_use.processes": "nothing holds a process that leaves its family",
+        "single_use.processes": "it cannot find a process that leaves its process tree",
     }
 
     def __init__(
@@ -178,7 +178,13 @@ class FakeBackend:
         layers: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`guest`: what to play instead of running scripts. `layers`: what the played guest claims in its Hello."""
+        """Describe the sandboxes.
+
+        Args:
+            guest: messages to play instead of running scripts, or a function of the run that returns them.
+            layers: layers that the scripted guest claims in its Hello.
+            environment: extra environment variables of the processes that run scripts.
+        """
         self._guest = guest
         self._layers = dict(layers or {})
         self._environment = dict(environment or {})
@@ -186,23 +192,23 @@ class FakeBackend:
         self._living: set[FakeSandbox] = set()
         self._is_open = False
         self.played: list[ScriptedSandbox] = []
-        """Sandboxes that played the guest, with what each was asked; oldest first."""
+        """Sandboxes that played the guest, oldest first."""
 
     async def open(self) -> None:
-        """Get ready; there is nothing to get ready.
+        """Allow `start`.
 
         Raises:
-            SandboxUnavailable: scripts are to run for real, and this platform has no processes to run them in.
+            SandboxUnavailable: there is no scripted guest, and scripts cannot run on this platform.
         """
         if self._guest is None and os.name != "posix":
             raise SandboxUnavailable("a FakeBackend runs scripts on POSIX systems only; give it a guest to play")
         self._is_open = True
 
     async def start(self, limits: Limits) -> Sandbox:
-        """Start one.
+        """Start one sandbox.
 
         Raises:
-            SandboxUnavailable: it is not open, or the process could not be started.
+            SandboxUnavailable: the backend is not open, or the process could not be started.
         """
         if not self._is_open:
             raise SandboxUnavailable("the fake backend is not open")
@@ -218,10 +224,10 @@ class FakeBackend:
         return sandbox
 
     async def close(self) -> None:
-        """End everything it started. Safe to call twice."""
+        """End every sandbox. Safe to call twice."""
         self._is_open = False
         with anyio.CancelScope(shield=True):
             while self._living:
                 await self._living.pop().destroy()
-        for played in self.played:
-            await played.destroy()
+        for sandbox in self.played:
+            await sandbox.destroy()

@@ -1,6 +1,6 @@
-"""A test stand: one backend under a Runtime with tools of its own, for the promises of the contract to be tried on.
+"""Run scripts on a backend under test, and look for processes and descriptors that they leave behind.
 
-Knows how to run things on a backend and how to look for what they leave; knows no promise.
+`BackendHarness` opens one backend under a Runtime with tools of its own. This module knows no case of the contract.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from toolcell.run.run import Run
 from toolcell.runtime import Runtime
 from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.tools import ToolRegistry
-from toolcell_bridge.wire.messages import RunScript
+from toolcell_bridge.wire.messages import CallTool, RunScript, ToolReturn
 
 MakeBackend: TypeAlias = Callable[[], Backend]
 
 LIMITS = Limits(wall_s=20, cpu_s=20, memory_bytes=192 * MIB, processes=32)
-"""What runs on a stand may use unless the promise is about limits. Generous in time: slow is not broken."""
+"""Limits of a run unless its case is about limits. They allow much time: a slow backend is not a broken one."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 SOON_S = 30.0
-"""Within this, what a backend ends must have ended."""
+"""How long the end of a run, a sandbox or a backend may take."""
 
 
-class Broken(AssertionError):
-    """The backend did not do what the contract says."""
+class ContractViolation(AssertionError):
+    """The backend does not meet a case of the contract."""
 
 
 def expect(holds: object, problem: str) -> None:
-    """Raise `Broken` unless `holds`."""
+    """Raise `ContractViolation` unless `holds`."""
     if not holds:
-        raise Broken(problem)
+        raise ContractViolation(problem)
 
 
 def expect_equal(got: object, wanted: object, what: str) -> None:
-    """Raise `Broken` unless both are equal and of one type."""
+    """Raise `ContractViolation` unless both are equal and of one type."""
     if got != wanted or type(got) is not type(wanted):
-        raise Broken(f"{what}: expected {wanted!r:.300}, got {got!r:.300}")
+        raise ContractViolation(f"{what}: expected {wanted!r:.300}, got {got!r:.300}")
 
 
 def expect_outcome(result: ExecutionResult, *outcomes: Outcome, limit: str | None = None) -> None:
-    """Raise `Broken` unless the run ended in one of these ways, on account of this limit."""
+    """Raise `ContractViolation` unless the run ended with one of `outcomes` and, if given, by this limit."""
     error = result.error
-    said = f" ({error.type}: {error.message:.300})" if error is not None else ""
+    detail = f" ({error.type}: {error.message:.300})" if error is not None else ""
     if result.outcome not in outcomes:
-        raise Broken(f"outcome: expected {' or '.join(outcomes)}, got {result.outcome}{said}")
+        raise ContractViolation(f"outcome: expected {' or '.join(outcomes)}, got {result.outcome}{detail}")
     if limit is not None and (error is None or error.limit != limit):
-        raise Broken(f"the error names the limit {error.limit if error else None!r}, not {limit!r}{said}")
+        raise ContractViolation(f"the error names the limit {error.limit if error else None!r}, not {limit!r}{detail}")
 
 
 class BackendHarness:
-    """One open backend. `async with`; everything it started is gone afterwards."""
+    """One open backend under a Runtime. Use it with `async with`, which ends everything that it started."""
 
     def __init__(self, make_backend: MakeBackend, *, warm: int = 1) -> None:
         self.make_backend = make_backend
@@ -100,14 +100,14 @@ class BackendHarness:
         return await self.runtime.execute_code(source, **options)
 
     async def value(self, source: str, **options: Any) -> Any:
-        """Run a script that must end well, and return its value."""
+        """Run a script that must succeed, and return its value."""
         result = await self.run(source, **options)
         expect_outcome(result, Outcome.OK)
         return result.value
 
     @asynccontextmanager
     async def sandbox(self, limits: Limits = LIMITS) -> AsyncIterator[Sandbox]:
-        """A sandbox that has not been greeted."""
+        """Start a sandbox and do not wait for its Hello."""
         sandbox = await self.backend.start(limits)
         try:
             yield sandbox
@@ -116,14 +116,14 @@ class BackendHarness:
 
     @asynccontextmanager
     async def connection(self, limits: Limits = LIMITS) -> AsyncIterator[GuestConnection]:
-        """A sandbox that has said Hello."""
+        """Start a sandbox and wait for its Hello."""
         async with self.sandbox(limits) as sandbox:
             connection = GuestConnection(sandbox)
             await connection.hello()
             yield connection
 
-    async def settle(self) -> None:
-        """Wait until its runtime has ended what was used and has started what it keeps ready."""
+    async def wait_idle(self) -> None:
+        """Wait until the runtime's pool has ended every used sandbox and started its warm ones."""
         pool = self.runtime.pool
         assert pool is not None
         await eventually(
@@ -131,7 +131,7 @@ class BackendHarness:
         )
 
     async def meet(self, name: str, size: int) -> int:
-        """Wait until `size` calls are here at once."""
+        """Wait until `size` calls of this name wait here at the same time."""
         count, full = self._meetings.pop(name, (0, anyio.Event()))
         if count + 1 < size:
             self._meetings[name] = count + 1, full
@@ -140,13 +140,13 @@ class BackendHarness:
         return size
 
     async def stay(self) -> None:
-        """Tell that the tool was called, and never come back."""
+        """Set `entered`, and never return."""
         self.entered.set()
         await anyio.sleep_forever()
 
 
-def _add_tools(stand: BackendHarness) -> None:
-    registry = stand.registry
+def _add_tools(harness: BackendHarness) -> None:
+    registry = harness.registry
 
     @registry.tool
     async def echo(q: Any) -> Any:
@@ -155,12 +155,12 @@ def _add_tools(stand: BackendHarness) -> None:
 
     @registry.tool
     async def fail(text: str) -> str:
-        """Fail with words that are meant to be read."""
+        """Fail with a message for the script."""
         raise ToolError(text, code="wanted", retryable=True, details={"text": text})
 
     @registry.tool
     async def crash(text: str) -> str:
-        """Raise an exception that nobody planned."""
+        """Raise an unexpected exception."""
         raise LookupError(text)
 
     @registry.tool
@@ -171,31 +171,44 @@ def _add_tools(stand: BackendHarness) -> None:
     @registry.tool
     async def meet(name: str, size: int) -> int:
         """Wait until so many calls of this name are here at once."""
-        return await stand.meet(name, size)
+        return await harness.meet(name, size)
 
     @registry.tool
     async def stay() -> None:
         """Never return, however long the script waits for it."""
-        await stand.stay()
+        await harness.stay()
 
 
-async def run_on(connection: GuestConnection, message: RunScript, dispatch: Dispatch) -> ExecutionResult:
-    """Run one script in a sandbox that has said Hello."""
+async def no_calls(call: CallTool) -> ToolReturn:
+    """Answer the calls of a script that must make none."""
+    raise ContractViolation(f"{call.name} was called")
+
+
+async def run_on(
+    connection: GuestConnection,
+    source: str,
+    *,
+    tools: Sequence[str] = (),
+    dispatch: Dispatch = no_calls,
+    number: int = 1,
+) -> ExecutionResult:
+    """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
+    message = RunScript(number, source, {}, list(tools), "off", 1 << 20, 8, 1 << 20, None, None)
     return await Run(connection, RunRequest(message, LIMITS), dispatch).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:
-    """Wait until `holds`, or raise `Broken`."""
+    """Wait until `holds`, or raise `ContractViolation`."""
     within_s = within_s or SOON_S
     with anyio.move_on_after(within_s):
-        while not holds():  # noqa: ASYNC110 - most of what is waited for sets no event
+        while not holds():  # noqa: ASYNC110 - most conditions set no event
             await anyio.sleep(0.005)
         return
-    raise Broken(f"{problem}, {within_s:g} s later")
+    raise ContractViolation(f"{problem}, {within_s:g} s later")
 
 
 def descriptors() -> int:
-    """How many this process holds; 0 where that cannot be told."""
+    """Return how many descriptors this process has open; 0 where that is not known."""
     gc.collect()
     try:
         return len(os.listdir("/proc/self/fd"))
@@ -207,9 +220,9 @@ def descriptors() -> int:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Have processes below this one that lose their parent become its children, so that `children` finds them.
+    """Adopt descendants of this process that lose their parent, so that `children` finds them.
 
-    Where the kernel cannot (it takes Linux), nothing is adopted and less is found.
+    On other systems than Linux nothing is adopted, and `children` finds fewer processes.
     """
     if sys.platform != "linux":
         yield
@@ -229,7 +242,7 @@ def adopting() -> Iterator[None]:
 
 
 def children() -> Sequence[psutil.Process]:
-    """Living processes below this one."""
+    """Return the living descendants of this process."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -1,7 +1,7 @@
-"""A guest that plays a part: messages from a list or a generator, in this process, without any I/O.
+"""A scripted guest: plays a list of messages in this process, without any I/O.
 
-Every end a run can have is one step away, so code that runs scripts can be tested against all of them. Executes no
-script; what it says goes through the same protocol and the same verdicts as a real guest's.
+It can end a run in every possible way, so code that runs scripts can be tested against all outcomes. It executes no
+script. Its messages go through the same protocol and the same outcome rules as those of a real guest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from toolcell_bridge.wire.messages import (
 )
 
 KILLED = 9
-"""SIGKILL, which Windows has no name for."""
+"""SIGKILL. Windows has no name for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """Call a tool and wait for its answer, which `yield` returns; the id is found for you."""
+    """Call a tool and wait for its answer, which `yield` returns. The id is chosen automatically."""
 
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True)
 class Die:
-    """End without a word, as a crash does."""
+    """End without a message, as a crash does."""
 
     signal: int | None = KILLED
     code: int | None = None
@@ -55,23 +55,23 @@ class Die:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Say nothing more until killed."""
+    """Send nothing more until killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawOutput:
-    """Write to descriptors 1 and 2, past the bridge."""
+    """Write to descriptors 1 and 2, around the bridge."""
 
     stdout: bytes = b""
     stderr: bytes = b""
 
 
 Step: TypeAlias = GuestMessage | ScriptedCall | Die | Hang | RawOutput | Sample | bytes
-"""One thing to do. A `Sample` is what the host measures from then on; `bytes` go to the bridge as they are."""
+"""One thing to do. A `Sample` is what the host measures from then on; `bytes` are sent unchanged over the bridge."""
 
-Part: TypeAlias = Generator[Step, ToolReturn | ToolFail | None, None]
-Guest: TypeAlias = Iterable[Step] | Callable[[RunScript], Part | Iterable[Step]]
-"""What to play: the same steps for every run, or a function of the run that gives them."""
+Steps: TypeAlias = Generator[Step, ToolReturn | ToolFail | None, None]
+Guest: TypeAlias = Iterable[Step] | Callable[[RunScript], Steps | Iterable[Step]]
+"""The steps of every run, or a function of the run that returns the steps."""
 
 
 class ScriptedStream:
@@ -88,14 +88,14 @@ class ScriptedStream:
     def put(self, data: bytes) -> None:
         """Give the host bytes to receive."""
         self._to_host.append(data)
-        self._tell()
+        self._notify()
 
     def close(self) -> None:
-        """After what is there, the end."""
+        """End the stream after the bytes that are queued."""
         self._is_closed = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -110,14 +110,14 @@ class ScriptedStream:
         return data
 
     async def send(self, data: bytes) -> None:
-        """Hand `data` to the guest, which acts on it at once."""
+        """Give `data` to the guest, which acts on it at once."""
         self.sent_bytes += len(data)
         if not self._is_closed:
-            self._sandbox.hear(data)
+            self._sandbox.receive(data)
 
 
 class ScriptedSandbox:
-    """One part being played."""
+    """A sandbox whose guest is scripted."""
 
     def __init__(self, ident: str, limits: Limits, guest: Guest, layers: Mapping[str, str]) -> None:
         self.id = ident
@@ -126,49 +126,49 @@ class ScriptedSandbox:
         self.layers: Mapping[str, str] = {}
         self.stream = ScriptedStream(self)
         self.runs: list[RunScript] = []
-        """What it was asked to run."""
+        """The runs it was asked for."""
         self.files: dict[str, bytes] = {}
-        """What was put into its workspace."""
+        """The files that were put into its workspace."""
         self._guest = guest
         self._connection = Connection.guest(max_frame_bytes=limits.frame_bytes)
-        self._steps: Part | None = None
+        self._steps: Steps | None = None
         self._waits_for: int | None = None
         self._last_id = 0
         self._output = RawOutput()
         self._sample = Sample()
         self._exit: Exit | None = None
-        self._say(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], dict(layers)))
+        self._send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], dict(layers)))
 
     def accept(self, layers: Mapping[str, str]) -> None:
-        """Take whatever layers it was told to claim."""
+        """Take the layers that it claims."""
         self.layers = dict(layers)
 
     def is_alive(self) -> bool:
-        """False once it has died or been killed."""
+        """Return False once it has died or been killed."""
         return self._exit is None
 
     async def prepare(self, limits: Limits) -> None:
-        """Limits bind nothing here; the session's own still do."""
+        """Do nothing: limits of the sandbox do not apply to a scripted guest, those of the run do."""
 
     def read_output(self) -> tuple[bytes, bytes]:
-        """Take what its steps wrote raw so far."""
+        """Take the raw output of its steps so far."""
         output, self._output = self._output, RawOutput()
         return output.stdout, output.stderr
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """The `Sample` it was last told to show."""
+        """Return the `Sample` of its last such step."""
         return self._sample
 
     def kill(self) -> None:
-        """End it as a signal would."""
+        """End it as SIGKILL would."""
         self._die(Exit(signal=KILLED))
 
     def freeze(self) -> bool:
-        """It is destroyed right after its run."""
+        """Return False: it is destroyed right after its run."""
         return False
 
     async def ended(self) -> Exit:
-        """How it ended; it never takes any time to."""
+        """Return how it ended, without waiting."""
         return self._exit or Exit()
 
     async def destroy(self) -> None:
@@ -182,24 +182,24 @@ class ScriptedSandbox:
             if self._steps is not None:
                 self._steps.close()
 
-    # The conversation.
+    # Messages.
 
-    def hear(self, data: bytes) -> None:
-        """Take bytes from the host and play on as far as they allow."""
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the host, and play until a step has to wait."""
         try:
             self._connection.receive_data(data)
             while self._exit is None and (message := self._connection.next_message()) is not None:
-                self._take(message)
+                self._handle_message(message)
         except ProtocolError:
             self._die(Exit(code=1))
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         match message:
             case PutFile(path, data):
                 self.files[path] = self.files.get(path, b"") + data
             case RunScript():
                 self.runs.append(message)
-                self._steps = _part(self._guest, message)
+                self._steps = _steps(self._guest, message)
                 self._play(None)
             case ToolReturn() | ToolFail() if message.id == self._waits_for:
                 self._waits_for = None
@@ -213,19 +213,19 @@ class ScriptedSandbox:
             try:
                 step = self._steps.send(answer)
             except StopIteration:
-                self._say(Done(True, None))
+                self._send(Done(True, None))
                 return
-            if self._is_last(step):
+            if self._do(step):
                 return
             answer = None
 
-    def _is_last(self, step: Step) -> bool:
-        """Do one step; True when the next has to wait, or none follows."""
+    def _do(self, step: Step) -> bool:
+        """Do one step. Return True when the next step has to wait or there is none."""
         match step:
             case ScriptedCall(name, args, line):
                 self._last_id += 1
                 self._waits_for = self._last_id
-                self._say(CallTool(self._last_id, name, dict(args), line))
+                self._send(CallTool(self._last_id, name, dict(args), line))
                 return True
             case Die(signal, code):
                 self._die(Exit(signal, code, self._sample.cpu_s, self._sample.peak_memory_bytes))
@@ -238,26 +238,26 @@ class ScriptedSandbox:
             case Hang():
                 return True
             case Done():
-                self._say(step)
+                self._send(step)
                 return True
             case _:
-                self._say(step)
+                self._send(step)
         return False
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         if isinstance(message, CallTool):
             self._last_id = max(self._last_id, message.id)
         self.stream.put(self._connection.send(message))
 
 
-def _part(guest: Guest, run: RunScript) -> Part:
-    """The steps for one run as a generator, which can be told answers."""
+def _steps(guest: Guest, run: RunScript) -> Steps:
+    """Return the steps of one run as a generator, which receives answers."""
     steps = guest(run) if callable(guest) else guest
     if isinstance(steps, Generator):
         return steps
 
-    def each() -> Part:
-        for step in steps:  # noqa: UP028 - `yield from` would hand answers on to an iterator that takes none
+    def each() -> Steps:
+        for step in steps:  # noqa: UP028 - `yield from` would send answers to an iterator that takes none
             yield step
 
     return each()

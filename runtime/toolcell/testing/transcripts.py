@@ -1,7 +1,7 @@
-"""Conversations on the bridge, byte for byte: recorded on one backend, played to a sandbox of another.
+"""Record the bytes on a bridge of one backend, and replay them to a sandbox of another backend.
 
-The same script with the same answers must make every guest say the same bytes. Only Hello, which names the layers, is
-compared apart. Knows frames only to say where two conversations part.
+The same script with the same answers must make every guest send the same bytes. Only Hello, which names the layers, is
+compared separately. Frames are decoded only to describe a difference.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from toolcell_bridge.wire.framing import FrameReader
 from toolcell_bridge.wire.messages import Done, Hello, Message
 
 SILENCE_S = 20.0
-"""A guest that owes bytes and says nothing for so long will not say them."""
+"""How long the replay waits for the next bytes of the guest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What crossed one bridge, in the order the host saw it."""
+    """The bytes on one bridge, in the order the host saw them."""
 
     backend: str
     parts: tuple[tuple[Literal["host", "guest"], bytes], ...]
-    """Who said it, and the bytes; where they were cut means nothing."""
+    """Sender and bytes. Where the bytes are split has no meaning."""
     limits: Limits
 
-    def said_by(self, who: Literal["host", "guest"]) -> bytes:
-        """All bytes of one end."""
+    def sent_by(self, who: Literal["host", "guest"]) -> bytes:
+        """Return all bytes that one end sent."""
         return b"".join(data for speaker, data in self.parts if speaker == who)
 
     @property
     def hello(self) -> Hello | None:
         """The guest's first message."""
-        first = _first_frame(self.said_by("guest"))
+        first = _first_frame(self.sent_by("guest"))
         message = decode(first[4:]) if first else None
         return message if isinstance(message, Hello) else None
 
     @property
-    def is_whole(self) -> bool:
-        """True when the guest's last word was Done: what was killed cannot be repeated to the byte."""
-        return isinstance(_last_message(self.said_by("guest"), self.limits.frame_bytes), Done)
+    def is_complete(self) -> bool:
+        """True when the guest's last message is Done. A killed guest cannot be compared byte for byte."""
+        return isinstance(_last_message(self.sent_by("guest"), self.limits.frame_bytes), Done)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
@@ -61,10 +61,10 @@ class Transcript:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            UsageError: it is none.
+            UsageError: the file is no transcript.
         """
         try:
             plain = json.loads(Path(path).read_text(encoding="ascii"))
@@ -78,7 +78,7 @@ class Transcript:
 
 
 class _RecordedStream:
-    """Passes bytes on and keeps them."""
+    """Passes bytes on and records them."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -86,12 +86,12 @@ class _RecordedStream:
 
     @property
     def sent_bytes(self) -> int:
-        """As the stream counts."""
+        """Bytes counted by the stream."""
         return self._stream.sent_bytes
 
     @property
     def received_bytes(self) -> int:
-        """As the stream counts."""
+        """Bytes counted by the stream."""
         return self._stream.received_bytes
 
     async def receive(self) -> bytes:
@@ -108,7 +108,7 @@ class _RecordedStream:
 
 
 class _RecordedSandbox:
-    """A sandbox whose stream is recorded; everything else is its own."""
+    """A sandbox whose stream is recorded."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -125,7 +125,7 @@ class _RecordedSandbox:
 
     @property
     def transcript(self) -> Transcript:
-        """What has crossed so far."""
+        """The bytes recorded so far."""
         return Transcript(self.backend, tuple(self.recorded.parts), self.limits)
 
     def accept(self, layers: Mapping[str, str]) -> None:
@@ -153,7 +153,7 @@ class _RecordedSandbox:
         self._sandbox.kill()
 
     def freeze(self) -> bool:
-        """It is destroyed right after its run."""
+        """Return False: it is destroyed right after its run."""
         return False
 
     async def ended(self) -> Exit:
@@ -166,7 +166,7 @@ class _RecordedSandbox:
 
 
 class TranscriptRecorder:
-    """A backend that keeps what crosses the bridges of its sandboxes. `record` makes one."""
+    """A backend that records the bridges of its sandboxes. `record` makes one."""
 
     name: ClassVar[str] = "recorder"
     isolates: ClassVar[bool] = False
@@ -177,9 +177,9 @@ class TranscriptRecorder:
 
     @property
     def transcripts(self) -> list[Transcript]:
-        """One for each sandbox that was asked to run something, oldest first."""
+        """One transcript for each sandbox that was asked to run something, oldest first."""
         found = [sandbox.transcript for sandbox in self._sandboxes]
-        return [transcript for transcript in found if transcript.said_by("host")]
+        return [transcript for transcript in found if transcript.sent_by("host")]
 
     async def open(self) -> None:
         """Open the recorded backend."""
@@ -197,7 +197,7 @@ class TranscriptRecorder:
 
 
 def record(backend: Backend) -> TranscriptRecorder:
-    """Wrap `backend` so that `transcripts` holds what crosses its bridges; it keeps its name and what it claims."""
+    """Wrap `backend` so that `transcripts` records its bridges. Name and `isolates` stay those of `backend`."""
     made: type[TranscriptRecorder] = type(
         "TranscriptRecorder", (TranscriptRecorder,), {"name": backend.name, "isolates": backend.isolates}
     )
@@ -209,14 +209,14 @@ def record(backend: Backend) -> TranscriptRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How another guest's words compare with those recorded. Hello is in neither `expected` nor `got`."""
+    """How the bytes of another guest compare with the recorded ones. Neither `expected` nor `got` includes Hello."""
 
     backend: str
     expected: bytes
     got: bytes
     hello: Hello | None
     difference: str = ""
-    """Where they part, in words; empty when they do not."""
+    """Describes the first difference; empty when there is none."""
 
     @property
     def same(self) -> bool:
@@ -225,88 +225,88 @@ class Replayed:
 
 
 async def replay_transcript(transcript: Transcript, backend: Backend, *, silence_s: float = SILENCE_S) -> Replayed:
-    """Say what the host said in `transcript` to a sandbox of `backend`, which must be open, and compare the answers.
+    """Send the host's bytes of `transcript` to a sandbox of `backend`, which must be open, and compare the answers.
 
-    Each word of the host waits until the guest has said as much as it had when it was recorded, or has parted from it.
+    Each part of the host waits until the guest has sent as many bytes as in the recording, or different ones.
 
     Raises:
         UsageError: the transcript does not end with Done.
         SandboxUnavailable: no sandbox could be started.
     """
-    if not transcript.is_whole:
-        raise UsageError("only a transcript whose last word is Done can be replayed to the byte")
+    if not transcript.is_complete:
+        raise UsageError("only a transcript whose last message is Done can be replayed byte for byte")
     sandbox = await backend.start(transcript.limits)
     try:
-        words = transcript.said_by("guest")
-        expected = words.removeprefix(_first_frame(words))
-        guest = _Guest(sandbox, expected, silence_s)
+        recorded = transcript.sent_by("guest")
+        expected = recorded.removeprefix(_first_frame(recorded))
+        guest = _ReplayedGuest(sandbox, expected, silence_s)
         hello = await guest.hello()
-        due = len(expected) - len(words)
+        due = len(expected) - len(recorded)
         for who, data in transcript.parts:
             if who == "guest":
                 due += len(data)
-            elif await guest.say(due):
+            elif await guest.wait_for_bytes(due):
                 await sandbox.stream.send(data)
             else:
                 break
-        await guest.say(len(expected))
+        await guest.wait_for_bytes(len(expected))
         sandbox.kill()
-        await guest.finish()
+        await guest.read_to_end()
     finally:
         await sandbox.destroy()
-    got = bytes(guest.said)
+    got = bytes(guest.sent)
     return Replayed(backend.name, expected, got, hello, _difference(expected, got, transcript.limits.frame_bytes))
 
 
-class _Guest:
-    """The guest being replayed to, and what it has said."""
+class _ReplayedGuest:
+    """The guest that the transcript is replayed to, and the bytes it has sent."""
 
     def __init__(self, sandbox: Sandbox, expected: bytes, silence_s: float) -> None:
         self._sandbox = sandbox
         self._expected = expected
         self._silence_s = silence_s
-        self.said = bytearray()
+        self.sent = bytearray()
 
     async def hello(self) -> Hello | None:
-        """Take its first message away from what it has said."""
-        while not (first := _first_frame(self.said)):
-            if not await self._listen():
+        """Wait for Hello and remove it from the sent bytes."""
+        while not (first := _first_frame(self.sent)):
+            if not await self._read():
                 return None
-        del self.said[: len(first)]
+        del self.sent[: len(first)]
         message = decode(first[4:])
         if isinstance(message, Hello):
             self._sandbox.accept(message.layers)
             return message
         return None
 
-    async def say(self, size: int) -> bool:
-        """Listen until it has said so many bytes; False when it will not, or has said something else."""
-        while len(self.said) < size:
-            if not self._expected.startswith(self.said) or not await self._listen():
+    async def wait_for_bytes(self, size: int) -> bool:
+        """Wait until the guest has sent `size` bytes. Return False when it does not, or sends something else."""
+        while len(self.sent) < size:
+            if not self._expected.startswith(self.sent) or not await self._read():
                 return False
-        return self._expected.startswith(self.said)
+        return self._expected.startswith(self.sent)
 
-    async def finish(self) -> None:
-        """Listen to the end of one that was killed."""
-        while await self._listen():
+    async def read_to_end(self) -> None:
+        """Read until the end of the stream."""
+        while await self._read():
             pass
 
-    async def _listen(self) -> bool:
+    async def _read(self) -> bool:
         with anyio.move_on_after(self._silence_s):
             data = await self._sandbox.stream.receive()
-            self.said += data
+            self.sent += data
             return bool(data)
         return False
 
 
 def _first_frame(data: bytes | bytearray) -> bytes:
-    """The first frame with its length, or nothing while it is not whole."""
+    """Return the first frame with its length prefix, or b"" while it is incomplete."""
     size = 4 + int.from_bytes(data[:4], "big")
     return bytes(data[:size]) if len(data) >= max(size, 5) else b""
 
 
 def _messages(data: bytes, frame_bytes: int) -> list[Message | str]:
-    """Every message in `data`; at the first that is none, what is wrong with it."""
+    """Return every message in `data`. The last item is an error text when a frame is illegal."""
     reader = FrameReader(frame_bytes)
     found: list[Message | str] = []
     try:
@@ -326,10 +326,10 @@ def _last_message(data: bytes, frame_bytes: int) -> Message | str | None:
 def _difference(expected: bytes, got: bytes, frame_bytes: int) -> str:
     if expected == got:
         return ""
-    wanted, said = _messages(expected, frame_bytes), _messages(got, frame_bytes)
-    for index, (one, other) in enumerate(zip(wanted, said, strict=False)):
+    wanted, sent = _messages(expected, frame_bytes), _messages(got, frame_bytes)
+    for index, (one, other) in enumerate(zip(wanted, sent, strict=False)):
         if repr(one) != repr(other):
             return f"message {index + 1} after Hello: expected {one!r:.500}, got {other!r:.500}"
-    if len(wanted) != len(said):
-        return f"{len(wanted)} messages after Hello expected, got {len(said)}"
+    if len(wanted) != len(sent):
+        return f"{len(wanted)} messages after Hello expected, got {len(sent)}"
     return f"{len(expected)} bytes after Hello expected, got {len(got)}, in the same messages"

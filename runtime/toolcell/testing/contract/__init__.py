@@ -1,1 +1,1 @@
-"""The contract that every sandbox backend keeps, as test cases."""
+"""The contract that every sandbox backend meets, as test cases."""

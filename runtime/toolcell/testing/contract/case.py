@@ -1,4 +1,4 @@
-"""What a promise of the contract is: a name, a sentence, and a function that breaks when a backend does not keep it."""
+"""A case of the backend contract: a name, a sentence, and a function that raises when the backend does not meet it."""
 
 from __future__ import annotations
 
@@ -8,56 +8,57 @@ from typing import TypeAlias
 
 import anyio
 
-from toolcell.testing.harness import BackendHarness, Broken, MakeBackend
+from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend
 
-PATIENCE_S = 90.0
-"""For one promise. Far more than any needs: running into it means that something waits for ever."""
+CASE_TIMEOUT_S = 90.0
+"""Timeout of one case. No case needs that long: when it expires, something waits for ever."""
 
 Check: TypeAlias = Callable[[BackendHarness], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One promise. Call it with a way to make a backend, or use `on` with an open stand."""
+    """One case of the contract. Call it with a function that makes a backend, or use `run` with an open harness."""
 
     name: str
-    """`group.promise`: what `skip` takes."""
-    promise: str
+    """`group.case`, as `skip` takes it."""
+    description: str
+    """What the backend must do, in one sentence."""
     check: Check = field(repr=False)
 
     def __str__(self) -> str:
         return self.name
 
     async def __call__(self, make_backend: MakeBackend) -> None:
-        """Try it on a backend of its own.
+        """Run the case on a new backend.
 
         Raises:
-            Broken: the backend does not keep the promise.
+            ContractViolation: the backend does not meet the case.
         """
-        async with BackendHarness(make_backend) as stand:
-            await self.on(stand)
+        async with BackendHarness(make_backend) as harness:
+            await self.run(harness)
 
-    async def on(self, stand: BackendHarness) -> None:
-        """Try it on a backend that other promises are tried on too.
+    async def run(self, harness: BackendHarness) -> None:
+        """Run the case on a backend that other cases use too.
 
         Raises:
-            Broken: the backend does not keep the promise.
+            ContractViolation: the backend does not meet the case.
         """
         try:
-            with anyio.fail_after(PATIENCE_S):
-                await self.check(stand)
+            with anyio.fail_after(CASE_TIMEOUT_S):
+                await self.check(harness)
         except TimeoutError:
-            raise Broken(f"still waiting after {PATIENCE_S:g} s") from None
+            raise ContractViolation(f"still waiting after {CASE_TIMEOUT_S:g} s") from None
 
 
-class Promises:
-    """The promises of one module, in the order they are written."""
+class CaseGroup:
+    """A group of cases, in the order of their definition."""
 
-    def __init__(self, group: str) -> None:
-        self.group = group
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.cases: list[Case] = []
 
     def __call__(self, check: Check) -> Check:
-        """Decorate a function `name_of_the_promise(stand)`; its docstring is the promise."""
-        self.cases.append(Case(f"{self.group}.{check.__name__}", (check.__doc__ or "").strip(), check))
+        """Decorate a function `name_of_the_case(harness)`. Its docstring becomes the description."""
+        self.cases.append(Case(f"{self.name}.{check.__name__}", (check.__doc__ or "").strip(), check))
         return check

@@ -1,12 +1,12 @@
-"""The contract of a backend: every promise, tried on one, from a script or from pytest.
+"""Check a backend against the contract, from a script or from pytest.
 
     report = await check_backend(MyBackend)              # from a script: print(report); report.ok
 
     @pytest.mark.parametrize("case", contract_cases(MyBackend), ids=str)
     async def test_my_backend(case): await case(MyBackend)
 
-What a backend cannot do it may declare, by the promise's name or its group's: in `skip`, or in an attribute `lacks`,
-each with a reason. Skipped promises stay in the report.
+A backend may declare what it cannot do, by the name of a case or a group: in `skip`, or in its attribute `lacks`, each
+with a reason. Skipped cases stay in the report.
 """
 
 from __future__ import annotations
@@ -19,34 +19,54 @@ from typing import Literal, TypeAlias
 
 from toolcell.errors import UsageError
 from toolcell.sandbox.backend import Backend
-from toolcell.testing.contract.all_cases import ALL
+from toolcell.testing.contract import calls, hostile, isolation, life, limits, results, termination
 from toolcell.testing.contract.case import Case
-from toolcell.testing.harness import BackendHarness, Broken, MakeBackend
+from toolcell.testing.harness import BackendHarness, ContractViolation, MakeBackend
+
+ALL_CASES: tuple[Case, ...] = tuple(
+    case
+    for group in (
+        results.values_cases,
+        calls.calls_cases,
+        results.output_cases,
+        results.files_cases,
+        limits.limits_cases,
+        limits.usage_cases,
+        termination.cancelling_cases,
+        isolation.single_use_cases,
+        hostile.hostile_cases,
+        termination.deaths_cases,
+        isolation.isolation_cases,
+        life.life_cases,
+    )
+    for case in group.cases
+)
+"""Every case, in the order of a check: first the behaviour that all other cases rely on."""
 
 Skip: TypeAlias = Iterable[str] | Mapping[str, str]
-"""Names of promises or groups; as a mapping, with the reason for each."""
+"""Names of cases or groups; as a mapping, with the reason for each."""
 
 PROBLEM_CHARS = 600
-"""Kept of what one promise broke on."""
+"""Most characters kept of one problem."""
 
 NO_REASON = "skipped by the caller"
-NO_WALLS = "the backend says that it isolates nothing"
+NOT_ISOLATING = "the backend says that it isolates nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How one promise fared."""
+    """The result of one case."""
 
     name: str
-    promise: str
+    description: str
     status: Literal["passed", "failed", "skipped"]
     problem: str = ""
-    """What was broken, or why it was skipped."""
+    """The violation, or the reason for the skip."""
     seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """True when it was tried and kept."""
+        """True when the case was run and met."""
         return self.status == "passed"
 
     def __str__(self) -> str:
@@ -56,62 +76,64 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """One line for each promise."""
+    """One line for each case."""
 
     backend: str
     lines: tuple[CaseResult, ...]
 
     @property
     def ok(self) -> bool:
-        """True when no promise was broken."""
+        """True when no case failed."""
         return not self.failed
 
     @property
     def failed(self) -> tuple[CaseResult, ...]:
-        """Promises that were broken."""
+        """Cases that failed."""
         return tuple(line for line in self.lines if line.status == "failed")
 
     @property
     def skipped(self) -> tuple[CaseResult, ...]:
-        """Promises the backend does not make, each with its reason."""
+        """Cases that were not run, each with its reason."""
         return tuple(line for line in self.lines if line.status == "skipped")
 
     @property
     def summary(self) -> str:
-        """The tally, in one line."""
+        """The totals, in one line."""
         passed = sum(line.passed for line in self.lines)
         seconds = sum(line.seconds for line in self.lines)
-        return f"{self.backend}: {passed} kept, {len(self.failed)} broken, {len(self.skipped)} skipped, {seconds:.1f} s"
+        return (
+            f"{self.backend}: {passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped, {seconds:.1f} s"
+        )
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.lines), self.summary])
 
 
 def contract_lacks(backend: Backend | type[Backend] | None = None, skip: Skip = ()) -> dict[str, str]:
-    """Names of the promises that will not be tried on `backend`, with the reasons.
+    """Return the names of the cases that are skipped for `backend`, with the reasons.
 
     Raises:
-        UsageError: a name is neither a promise nor a group of them.
+        UsageError: a name is neither a case nor a group.
     """
     wanted = dict(skip) if isinstance(skip, Mapping) else dict.fromkeys(skip, NO_REASON)
     declared: Mapping[str, str] = getattr(backend, "lacks", {})
-    implied = {"walls": NO_WALLS} if backend is not None and not backend.isolates else {}
+    implied = {"isolation": NOT_ISOLATING} if backend is not None and not backend.isolates else {}
     lacks: dict[str, str] = {}
     for name, reason in {**implied, **declared, **wanted}.items():
-        lacks.update(dict.fromkeys((case.name for case in _named(name)), reason))
+        lacks.update(dict.fromkeys((case.name for case in _cases_named(name)), reason))
     return lacks
 
 
 def contract_cases(
     backend: Backend | type[Backend] | None = None, *, only: Iterable[str] = (), skip: Skip = ()
 ) -> tuple[Case, ...]:
-    """Every promise that `backend` makes, each to be awaited with a way to make one. `only`: of these names or groups.
+    """Return every case that applies to `backend`. `only`: these cases or groups.
 
     Raises:
-        UsageError: a name that is given, or that the backend declares, is none of a promise.
+        UsageError: a given or declared name is neither a case nor a group.
     """
     lacks = contract_lacks(backend, skip)
-    return tuple(case for case in _chosen(only) if case.name not in lacks)
+    return tuple(case for case in _select(only) if case.name not in lacks)
 
 
 async def check_backend(
@@ -121,95 +143,99 @@ async def check_backend(
     skip: Skip = (),
     on_result: Callable[[CaseResult], object] | None = None,
 ) -> ContractReport:
-    """Try every promise on backends made by `make_backend`, and report.
+    """Run every case on backends made by `make_backend`, and return a report.
 
-    `only`: no more than these promises or groups; `on_result` is told each line as it is known.
+    Args:
+        make_backend: a class or a function without arguments.
+        only: run only these cases or groups.
+        skip: do not run these cases or groups.
+        on_result: called with each result as soon as it is known.
 
     Raises:
-        UsageError: a name that is given, or that the backend declares, is none of a promise.
-        SandboxUnavailable: the backend cannot be opened at all.
+        UsageError: a given or declared name is neither a case nor a group.
+        SandboxUnavailable: the backend cannot be opened.
 
-    Cancellation: whatever was started is ended.
+    Cancellation: everything that was started is ended.
     """
     probe = make_backend()
     lacks = contract_lacks(probe, skip)
     lines: list[CaseResult] = []
-    async with _Stands(make_backend) as stands:
-        for case in _chosen(only):
+    async with _Harnesses(make_backend) as harnesses:
+        for case in _select(only):
             if case.name in lacks:
-                line = CaseResult(case.name, case.promise, "skipped", lacks[case.name])
+                line = CaseResult(case.name, case.description, "skipped", lacks[case.name])
             else:
-                line = await _tried(case, stands)
+                line = await _run_case(case, harnesses)
             lines.append(line)
             if on_result is not None:
                 on_result(line)
     return ContractReport(probe.name, tuple(lines))
 
 
-class _Stands:
-    """One stand for all promises; a new one after each that was broken, so that one fault is reported once."""
+class _Harnesses:
+    """One harness for all cases, and a new one after each failure, so that one fault is reported once."""
 
     def __init__(self, make_backend: MakeBackend) -> None:
         self._make_backend = make_backend
         self._stack = AsyncExitStack()
-        self._stand: BackendHarness | None = None
+        self._harness: BackendHarness | None = None
 
-    async def __aenter__(self) -> _Stands:
+    async def __aenter__(self) -> _Harnesses:
         await self.get()
         return self
 
     async def get(self) -> BackendHarness:
-        if self._stand is None:
-            self._stand = await self._stack.enter_async_context(BackendHarness(self._make_backend))
-        return self._stand
+        if self._harness is None:
+            self._harness = await self._stack.enter_async_context(BackendHarness(self._make_backend))
+        return self._harness
 
     async def discard(self) -> None:
-        self._stand = None
+        self._harness = None
         await self._stack.aclose()
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.discard()
 
 
-async def _tried(case: Case, stands: _Stands) -> CaseResult:
+async def _run_case(case: Case, harnesses: _Harnesses) -> CaseResult:
     began = time.perf_counter()
     problem = ""
     try:
-        await case.on(await stands.get())
+        await case.run(await harnesses.get())
     except Exception as exc:
-        problem = _told(exc)
+        problem = _one_line(exc)
     seconds = time.perf_counter() - began
     if problem:
         try:
-            await stands.discard()
+            await harnesses.discard()
         except Exception as exc:
-            problem += f"; then closing it failed: {_told(exc)}"
-    return CaseResult(case.name, case.promise, "failed" if problem else "passed", problem, seconds)
+            problem += f"; then closing it failed: {_one_line(exc)}"
+    return CaseResult(case.name, case.description, "failed" if problem else "passed", problem, seconds)
 
 
-def _told(problem: BaseException) -> str:
-    """The problem in one line; of a group, those that are in it."""
+def _one_line(problem: BaseException) -> str:
+    """Return the problem in one line; for an exception group, the problems in it."""
     if isinstance(problem, BaseExceptionGroup):
-        return "; ".join(map(_told, problem.exceptions))
-    text = str(problem) if isinstance(problem, Broken) else f"{type(problem).__name__}: {problem}"
+        return "; ".join(map(_one_line, problem.exceptions))
+    text = str(problem) if isinstance(problem, ContractViolation) else f"{type(problem).__name__}: {problem}"
     return " ".join(text[: 2 * PROBLEM_CHARS].split())[:PROBLEM_CHARS]
 
 
-def _named(name: str) -> list[Case]:
-    found = [case for case in ALL if case.name == name or case.name.startswith(f"{name}.")]
+def _cases_named(name: str) -> list[Case]:
+    found = [case for case in ALL_CASES if case.name == name or case.name.startswith(f"{name}.")]
     if not found:
-        raise UsageError(f"{name!r} is no promise and no group of promises; there are {_names()}")
+        raise UsageError(f"{name!r} is neither a case nor a group; there are {_all_names()}")
     return found
 
 
-def _chosen(only: Iterable[str]) -> tuple[Case, ...]:
+def _select(only: Iterable[str]) -> tuple[Case, ...]:
     names = list(only)
-    return tuple(case for case in ALL if not names or any(case in _named(name) for name in names))
+    return tuple(case for case in ALL_CASES if not names or any(case in _cases_named(name) for name in names))
 
 
-def _names() -> str:
+def _all_names() -> str:
     groups: dict[str, list[str]] = {}
-    for case in ALL:
+    for case in ALL_CASES:
         group, _, name = case.name.partition(".")
         groups.setdefault(group, []).append(name)
     return "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())

@@ -1,6 +1,6 @@
-"""A guest that writes what it likes to the bridge: nothing it says is believed, and everything else goes on.
+"""A guest that writes arbitrary bytes to the bridge: the host believes nothing of it, and other runs go on.
 
-Scripts find the bridge through the guest's own objects, so this holds for every backend that runs our guest.
+Scripts find the bridge through the guest's own objects, so these cases hold for every backend that runs our guest.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ import anyio
 
 from toolcell.config import MIB
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.testing.contract.case import Promises
-from toolcell.testing.harness import LIMITS, BackendHarness, expect, expect_equal, expect_outcome
+from toolcell.testing.contract.case import CaseGroup
+from toolcell.testing.harness import (
+    LIMITS,
+    BackendHarness,
+    expect,
+    expect_equal,
+    expect_outcome,
+)
 
-promises = Promises("hostile")
+hostile_cases = CaseGroup("hostile")
 
 RAW = """
 import os, struct, sys, time
@@ -50,119 +56,121 @@ ILLEGAL = {
     "a file inside a file": "message(PART, 'a', '', b'1', False) + message(PART, 'b', '', b'2', True)",
     "a Done of other types": "message(DONE, 1, None)",
 }
-"""What kind of bytes, and the expression that makes them."""
+"""Kind of illegal bytes, and the expression that makes them."""
 
 
-async def attack(stand: BackendHarness, body: str, **fields: float) -> ExecutionResult:
+async def _attack(harness: BackendHarness, body: str, **fields: float) -> ExecutionResult:
     """Run an attack."""
-    return await stand.run(RAW + body, limits=LIMITS.model_copy(update={"wall_s": 8.0, **fields}))
+    return await harness.run(RAW + body, limits=LIMITS.model_copy(update={"wall_s": 8.0, **fields}))
 
 
-async def is_well(stand: BackendHarness) -> None:
-    """The next run must not have been touched by an attack."""
-    expect_equal(await stand.value("set_result(call_tool('echo', q='well'))"), "well", "the next run")
+async def _expect_unaffected(harness: BackendHarness) -> None:
+    """Check that the next run is unaffected by the attack."""
+    expect_equal(await harness.value("set_result(call_tool('echo', q='well'))"), "well", "the next run")
 
 
-@promises
-async def illegal_bytes(stand: BackendHarness) -> None:
-    """Whatever breaks the protocol ends the run as a protocol error; nothing after it is believed."""
+@hostile_cases
+async def illegal_bytes(harness: BackendHarness) -> None:
+    """Every violation of the protocol has the outcome `protocol_error`; the host ignores everything after it."""
     for kind, expression in ILLEGAL.items():
         forged = "message(RESULT, 'forged', []) + message(DONE, True, None)"
-        result = await attack(stand, f"send({expression} + {forged})\nstay()")
+        result = await _attack(harness, f"send({expression} + {forged})\nstay()")
         if result.outcome is not Outcome.PROTOCOL_ERROR or result.has_value:
             expect(False, f"{kind}: {result.outcome}, value {result.value!r:.100}, {result.error}")
-    await is_well(stand)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def half_a_frame(stand: BackendHarness) -> None:
-    """A frame that is never finished does not hold the run past its time, nor past the guest's death."""
+@hostile_cases
+async def half_a_frame(harness: BackendHarness) -> None:
+    """An unfinished frame delays neither the timeout of the run nor the guest's death."""
     half = "send(message(RESULT, 'x' * 1000, [])[:100])\n"
-    expect_outcome(await attack(stand, half + "stay()", wall_s=0.5), Outcome.TIMEOUT)
-    expect_outcome(await attack(stand, half + "os._exit(0)"), Outcome.KILLED, Outcome.PROTOCOL_ERROR)
-    await is_well(stand)
+    expect_outcome(await _attack(harness, half + "stay()", wall_s=0.5), Outcome.TIMEOUT)
+    expect_outcome(await _attack(harness, half + "os._exit(0)"), Outcome.KILLED, Outcome.PROTOCOL_ERROR)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def a_trickle(stand: BackendHarness) -> None:
-    """Bytes that come one at a time make the same messages."""
+@hostile_cases
+async def a_trickle(harness: BackendHarness) -> None:
+    """Bytes that arrive one at a time make the same messages."""
     body = "for byte in message(RESULT, 'slow', []) + message(DONE, True, None): send(bytes([byte]))\nstay()"
-    result = await attack(stand, body)
+    result = await _attack(harness, body)
     expect_outcome(result, Outcome.OK)
     expect_equal(result.value, "slow", "the value")
-    await is_well(stand)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def floods(stand: BackendHarness) -> None:
-    """Frames without end are bounded as output, or by time, and hold nobody else up."""
+@hostile_cases
+async def floods(harness: BackendHarness) -> None:
+    """An endless flood of frames ends by the output limit or the timeout."""
     for frame in ("message(LOG, 1, '')", "message(PROGRESS, None)"):
-        result = await attack(stand, f"many = {frame} * 1000\nwhile True: send(many)", output_flood_bytes=2 * MIB)
+        result = await _attack(harness, f"many = {frame} * 1000\nwhile True: send(many)", output_flood_bytes=2 * MIB)
         expect_outcome(result, Outcome.OUTPUT_LIMIT)
     forever = "many = message(RESULT, 1, []) * 1000\nwhile True: send(many)"
-    expect_outcome(await attack(stand, forever, wall_s=1.0), Outcome.TIMEOUT, Outcome.OUTPUT_LIMIT)
-    await is_well(stand)
+    expect_outcome(await _attack(harness, forever, wall_s=1.0), Outcome.TIMEOUT, Outcome.OUTPUT_LIMIT)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def a_flood_beside_others(stand: BackendHarness) -> None:
-    """While one guest floods, another is served."""
+@hostile_cases
+async def a_flood_beside_others(harness: BackendHarness) -> None:
+    """While one guest floods the host, other runs succeed."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(attack_quietly, stand)
+        tasks.start_soon(_flood_until_cancelled, harness)
         for index in range(3):
-            expect_equal(await stand.value("set_result(call_tool('echo', q=me))", inputs={"me": index}), index, "value")
+            expect_equal(
+                await harness.value("set_result(call_tool('echo', q=me))", inputs={"me": index}), index, "value"
+            )
         tasks.cancel_scope.cancel()
-    await is_well(stand)
+    await _expect_unaffected(harness)
 
 
-async def attack_quietly(stand: BackendHarness) -> None:
-    """Flood until cancelled."""
+async def _flood_until_cancelled(harness: BackendHarness) -> None:
+    """Run a script that floods the host, until this task is cancelled."""
     limits = LIMITS.model_copy(update={"wall_s": 15.0})
-    await stand.run(RAW + "many = message(RESULT, 1, []) * 1000\nwhile True: send(many)", limits=limits)
+    await harness.run(RAW + "many = message(RESULT, 1, []) * 1000\nwhile True: send(many)", limits=limits)
 
 
-@promises
-async def an_early_done(stand: BackendHarness) -> None:
-    """A forged Done ends the run; what the script says afterwards has no effect, and no tool is called."""
+@hostile_cases
+async def an_early_done(harness: BackendHarness) -> None:
+    """A forged Done ends the run; later messages have no effect, and no tool is called."""
     body = """
 send(message(RESULT, "first", []) + message(DONE, True, None))
 try: call_tool("echo", q="late")
 finally: stay()
 """
-    result = await attack(stand, body)
+    result = await _attack(harness, body)
     expect_outcome(result, Outcome.OK, Outcome.PROTOCOL_ERROR)
     expect(result.value in ("first", None), f"the value is {result.value!r}")
     expect_equal(result.calls, (), "calls made")
-    await is_well(stand)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def never_reading(stand: BackendHarness) -> None:
-    """A guest that calls and calls and never reads an answer is bounded."""
+@hostile_cases
+async def never_reading(harness: BackendHarness) -> None:
+    """A guest that makes calls without end and never reads an answer runs into a limit."""
     body = """
 n = 0
 while True:
     n += 1
     send(message(CALL, n, "echo", {"q": "x" * 100_000}, None))
 """
-    result = await attack(stand, body, wall_s=2.0, tool_calls=1000, call_args_bytes=64 * MIB)
+    result = await _attack(harness, body, wall_s=2.0, tool_calls=1000, call_args_bytes=64 * MIB)
     expect_outcome(result, Outcome.TIMEOUT, Outcome.PROTOCOL_ERROR, Outcome.CALL_LIMIT)
-    await is_well(stand)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def a_result_too_large(stand: BackendHarness) -> None:
-    """A result or a file past its limit is a protocol error when the guest's own end does not refuse it."""
-    result = await attack(stand, "send(message(RESULT, 'x' * 100_000, []))\nstay()", result_bytes=1000)
+@hostile_cases
+async def a_result_too_large(harness: BackendHarness) -> None:
+    """A result or a file beyond its limit, sent around the guest's own check, has the outcome `protocol_error`."""
+    result = await _attack(harness, "send(message(RESULT, 'x' * 100_000, []))\nstay()", result_bytes=1000)
     expect_outcome(result, Outcome.PROTOCOL_ERROR)
     part = "send(message(RESULT, 1, ['f']) + message(PART, 'f', '', b'x' * 100_000, True))\nstay()"
-    expect_outcome(await attack(stand, part, files_bytes=1000), Outcome.PROTOCOL_ERROR)
-    await is_well(stand)
+    expect_outcome(await _attack(harness, part, files_bytes=1000), Outcome.PROTOCOL_ERROR)
+    await _expect_unaffected(harness)
 
 
-@promises
-async def a_bridge_closed(stand: BackendHarness) -> None:
-    """A guest that closes its bridge and stays has nothing more to say: the run ends."""
-    result = await attack(stand, "sys.stdout._channel._sock.close()\nos.closerange(3, 200)\nstay()", wall_s=3.0)
+@hostile_cases
+async def a_bridge_closed(harness: BackendHarness) -> None:
+    """When a guest closes its bridge and goes on, the run ends."""
+    result = await _attack(harness, "sys.stdout._channel._sock.close()\nos.closerange(3, 200)\nstay()", wall_s=3.0)
     expect_outcome(result, Outcome.KILLED, Outcome.TIMEOUT)
-    await is_well(stand)
+    await _expect_unaffected(harness)

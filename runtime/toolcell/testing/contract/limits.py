@@ -1,17 +1,23 @@
-"""Every limit, by a script that tries to pass it; and limits lowered for one run."""
+"""Limits and usage: a script for every limit that tries to exceed it, limits for one run, and measured usage."""
 
 from __future__ import annotations
 
 from toolcell.config import KIB, MIB
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.testing.contract.case import Promises
-from toolcell.testing.harness import LIMITS, BackendHarness, expect, expect_equal, expect_outcome
+from toolcell.testing.contract.case import CaseGroup
+from toolcell.testing.harness import (
+    LIMITS,
+    BackendHarness,
+    expect,
+    expect_equal,
+    expect_outcome,
+)
 
-promises = Promises("limits")
+limits_cases = CaseGroup("limits")
 
-HOARD = "rows = []\nwhile True: rows.append(bytes(1 << 20))"
+ALLOCATE = "rows = []\nwhile True: rows.append(bytes(1 << 20))"
 
-DEAF = """
+IGNORE_SIGNALS = """
 import signal
 for number in range(1, 32):
     try: signal.signal(number, signal.SIG_IGN)
@@ -19,7 +25,7 @@ for number in range(1, 32):
 while True: pass
 """
 
-PEOPLE = """
+FORKS = """
 import os, time
 for _ in range({count}):
     if os.fork() == 0:
@@ -28,55 +34,57 @@ for _ in range({count}):
 time.sleep({wait})
 set_result("all alive")
 """
-"""Bounded, so that a backend that holds nothing is only found out, not brought down."""
+"""Bounded, so that a backend without limits fails the case and does not bring down the machine."""
 
 
-async def limited(stand: BackendHarness, source: str, outcome: Outcome, limit: str, **fields: float) -> ExecutionResult:
-    """Run `source` under these limits; it must end by that one, and the next run must be well."""
-    result = await stand.run(source, limits=LIMITS.model_copy(update=fields))
+async def _limited(
+    harness: BackendHarness, source: str, outcome: Outcome, limit: str, **fields: float
+) -> ExecutionResult:
+    """Run `source` with these limits. It must end by `limit`, and the next run must succeed."""
+    result = await harness.run(source, limits=LIMITS.model_copy(update=fields))
     expect_outcome(result, outcome, limit=limit)
-    expect_equal(await stand.value("set_result(1)"), 1, "the value of the next run")
+    expect_equal(await harness.value("set_result(1)"), 1, "the value of the next run")
     return result
 
 
-@promises
-async def wall(stand: BackendHarness) -> None:
-    """`wall_s` ends what sleeps, what ignores signals, what stops itself and what waits for a tool."""
+@limits_cases
+async def wall(harness: BackendHarness) -> None:
+    """`wall_s` ends scripts that sleep, ignore signals, stop themselves or wait for a tool."""
     for source in (
         "import time; time.sleep(60)",
-        DEAF,
+        IGNORE_SIGNALS,
         "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
         "call_tool('stay')",
     ):
         source = f"set_result('early')\nprint('started')\n{source}"
-        result = await limited(stand, source, Outcome.TIMEOUT, "wall_s", wall_s=1.2)
+        result = await _limited(harness, source, Outcome.TIMEOUT, "wall_s", wall_s=1.2)
         expect_equal((result.value, result.logs.text), ("early", "started\n"), "value and output before the end")
 
 
-@promises
-async def cpu(stand: BackendHarness) -> None:
-    """`cpu_s` ends a script that computes, well before its wall time."""
-    result = await limited(stand, "while True: pass", Outcome.CPU_LIMIT, "cpu_s", cpu_s=0.3)
+@limits_cases
+async def cpu(harness: BackendHarness) -> None:
+    """`cpu_s` ends a script that computes, well before `wall_s` does."""
+    result = await _limited(harness, "while True: pass", Outcome.CPU_LIMIT, "cpu_s", cpu_s=0.3)
     expect(result.usage.cpu_s < 3, f"it used {result.usage.cpu_s:.1f} s of CPU time")
 
 
-@promises
-async def cpu_of_children(stand: BackendHarness) -> None:
-    """CPU time of children counts."""
+@limits_cases
+async def cpu_of_children(harness: BackendHarness) -> None:
+    """The CPU time of children counts towards `cpu_s`."""
     source = "import os\nif os.fork() == 0:\n    while True: pass\nimport time\ntime.sleep(30)"
-    await limited(stand, source, Outcome.CPU_LIMIT, "cpu_s", cpu_s=0.3)
+    await _limited(harness, source, Outcome.CPU_LIMIT, "cpu_s", cpu_s=0.3)
 
 
-@promises
-async def memory(stand: BackendHarness) -> None:
-    """`memory_bytes` ends a script that hoards, and refuses an absurd allocation."""
-    await limited(stand, HOARD, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
-    await limited(stand, "x = bytearray(1 << 40)", Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
+@limits_cases
+async def memory(harness: BackendHarness) -> None:
+    """`memory_bytes` ends a script that allocates without end, and refuses a huge single allocation."""
+    await _limited(harness, ALLOCATE, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
+    await _limited(harness, "x = bytearray(1 << 40)", Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
 
 
-@promises
-async def memory_of_children(stand: BackendHarness) -> None:
-    """Memory of children counts."""
+@limits_cases
+async def memory_of_children(harness: BackendHarness) -> None:
+    """The memory of children counts towards `memory_bytes`."""
     source = """
 import os, time
 for _ in range(6):
@@ -86,13 +94,13 @@ for _ in range(6):
         time.sleep(20)
         os._exit(0)
 time.sleep(20)"""
-    await limited(stand, source, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
+    await _limited(harness, source, Outcome.MEMORY_LIMIT, "memory_bytes", memory_bytes=64 * MIB)
 
 
-@promises
-async def processes(stand: BackendHarness) -> None:
-    """`processes` holds children and threads together; a script within it is left alone."""
-    await limited(stand, PEOPLE.format(count=40, wait=8), Outcome.PROCESS_LIMIT, "processes", processes=12)
+@limits_cases
+async def processes(harness: BackendHarness) -> None:
+    """`processes` limits children and threads together; a script below the limit succeeds."""
+    await _limited(harness, FORKS.format(count=40, wait=8), Outcome.PROCESS_LIMIT, "processes", processes=12)
     fine = """
 import threading
 threads = [threading.Thread(target=print) for _ in range(8)]
@@ -100,12 +108,12 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 set_result(1)
 """
-    expect_equal(await stand.value(fine, limits=LIMITS.model_copy(update={"processes": 12})), 1, "eight threads")
+    expect_equal(await harness.value(fine, limits=LIMITS.model_copy(update={"processes": 12})), 1, "eight threads")
 
 
-@promises
-async def open_files(stand: BackendHarness) -> None:
-    """`open_files` is what one process may hold."""
+@limits_cases
+async def open_files(harness: BackendHarness) -> None:
+    """`open_files` limits the open files of one process."""
     source = """
 files = []
 try:
@@ -113,14 +121,14 @@ try:
 except OSError as error: set_result([len(files), error.strerror])
 """
     for most in (40, 100):
-        count, problem = await stand.value(source, limits=LIMITS.model_copy(update={"open_files": most}))
+        count, problem = await harness.value(source, limits=LIMITS.model_copy(update={"open_files": most}))
         expect(most - 30 < count < most, f"{count} files could be opened of {most}")
         expect_equal(problem, "Too many open files", "the problem")
 
 
-@promises
-async def disk(stand: BackendHarness) -> None:
-    """`disk_bytes` is one budget for every place that can be written, deleted files included."""
+@limits_cases
+async def disk(harness: BackendHarness) -> None:
+    """`disk_bytes` limits all writable places together, including deleted files that are open."""
     source = """
 import os
 total, places = 0, {}
@@ -138,14 +146,14 @@ except OSError: pass
 set_result([total + sum(each for each in places.values() if isinstance(each, int)), places])
 """
     limits = LIMITS.model_copy(update={"disk_bytes": 2 * MIB, "open_files": 1024})
-    total, places = await stand.value(source, limits=limits)
+    total, places = await harness.value(source, limits=limits)
     expect(total <= 2 * MIB, f"{total} bytes could be written: {places}")
     expect(places["."] >= MIB, f"only {places['.']} bytes could be written into the workspace")
 
 
-@promises
-async def inodes(stand: BackendHarness) -> None:
-    """`inodes` is how many files and folders there can be."""
+@limits_cases
+async def inodes(harness: BackendHarness) -> None:
+    """`inodes` limits the number of files and folders."""
     source = """
 count = 0
 set_result([2000, "none"])
@@ -153,49 +161,49 @@ try:
     while count < 2000: open(f"f{count}", "w").close(); count += 1
 except OSError as error: set_result([count, error.strerror])
 """
-    count, problem = await stand.value(source, limits=LIMITS.model_copy(update={"inodes": 100}))
+    count, problem = await harness.value(source, limits=LIMITS.model_copy(update={"inodes": 100}))
     expect(50 < count < 100, f"{count} files could be made of 100")
     expect_equal(problem, "No space left on device", "the problem")
 
 
-@promises
-async def output_flood(stand: BackendHarness) -> None:
-    """`output_flood_bytes` ends a script that prints without end, through Python or around it."""
+@limits_cases
+async def output_flood(harness: BackendHarness) -> None:
+    """`output_flood_bytes` ends a script that prints without end, with print() or raw."""
     for source in ("while True: print('x' * 1000)", "import os\nwhile True: os.write(2, b'x' * 65536)"):
-        await limited(stand, source, Outcome.OUTPUT_LIMIT, "output_flood_bytes", output_flood_bytes=3 * MIB)
+        await _limited(harness, source, Outcome.OUTPUT_LIMIT, "output_flood_bytes", output_flood_bytes=3 * MIB)
 
 
-@promises
-async def frame(stand: BackendHarness) -> None:
-    """`frame_bytes` bounds a message: the guest's own end refuses a larger one, either way."""
+@limits_cases
+async def frame(harness: BackendHarness) -> None:
+    """`frame_bytes` limits a message; the guest itself refuses a larger one."""
     limits = LIMITS.model_copy(update={"frame_bytes": 64 * KIB})
-    large = await stand.run("call_tool('echo', q='x' * 100_000)", limits=limits)
+    large = await harness.run("call_tool('echo', q='x' * 100_000)", limits=limits)
     expect_outcome(large, Outcome.ERROR)
-    answer = await stand.run(
+    answer = await harness.run(
         "try: call_tool('fail', text='x')\nexcept ToolError: set_result('y' * 60_000)", limits=limits
     )
     expect_equal(answer.value, "y" * 60_000, "a result within the limit")
 
 
-@promises
-async def result(stand: BackendHarness) -> None:
-    """`result_bytes` is checked where the result is set: the script can catch it."""
+@limits_cases
+async def result(harness: BackendHarness) -> None:
+    """`result_bytes` is checked in set_result(), and the script can catch the error."""
     source = "try: set_result('x' * 10_000)\nexcept Exception as e: set_result(str(e))"
-    said = await stand.value(source, limits=LIMITS.model_copy(update={"result_bytes": 1000}))
+    said = await harness.value(source, limits=LIMITS.model_copy(update={"result_bytes": 1000}))
     expect("1000" in said, f"the refusal does not name the limit: {said!r}")
 
 
-@promises
-async def tool_calls(stand: BackendHarness) -> None:
-    """`tool_calls` is how many calls are made; one more fails."""
+@limits_cases
+async def tool_calls(harness: BackendHarness) -> None:
+    """`tool_calls` limits the number of calls; one more ends the run."""
     source = "print([call_tool('echo', q=i) for i in range(3)])\ncall_tool('echo', q=9)"
-    outcome = await limited(stand, source, Outcome.CALL_LIMIT, "tool_calls", tool_calls=3)
+    outcome = await _limited(harness, source, Outcome.CALL_LIMIT, "tool_calls", tool_calls=3)
     expect_equal([len(outcome.calls), outcome.logs.text], [3, "[0, 1, 2]\n"], "calls made, and their answers")
 
 
-@promises
-async def call_arguments(stand: BackendHarness) -> None:
-    """`call_args_bytes` is what the arguments of all calls take together."""
+@limits_cases
+async def call_arguments(harness: BackendHarness) -> None:
+    """`call_args_bytes` limits the size of the arguments of all calls together."""
     source = """
 made = 0
 try:
@@ -203,31 +211,103 @@ try:
 except ToolError as error: set_result([made, error.code])
 """
     limits = LIMITS.model_copy(update={"call_args_bytes": 100_000})
-    made, code = await stand.value(source, limits=limits)
+    made, code = await harness.value(source, limits=limits)
     expect(made < 10, f"{made} calls of 10,000 bytes were made with 100,000 allowed")
     expect_equal(code, "too_large", "the code")
 
 
-@promises
-async def lowered_for_one_run(stand: BackendHarness) -> None:
-    """A sandbox started with larger limits keeps to smaller ones it is handed a run with; later runs are not held."""
+@limits_cases
+async def lowered_for_one_run(harness: BackendHarness) -> None:
+    """A run's lower limits hold in a sandbox that was started with higher ones; later runs have the higher ones."""
     lower = LIMITS.model_copy(update={"memory_bytes": 64 * MIB, "processes": 10, "open_files": 32, "cpu_s": 0.5})
-    expect_outcome(await stand.run(HOARD, limits=lower), Outcome.MEMORY_LIMIT, limit="memory_bytes")
-    people = await stand.run(PEOPLE.format(count=24, wait=6), limits=lower)
-    expect_outcome(people, Outcome.PROCESS_LIMIT, limit="processes")
-    expect_outcome(await stand.run("while True: pass", limits=lower), Outcome.CPU_LIMIT, limit="cpu_s")
+    expect_outcome(await harness.run(ALLOCATE, limits=lower), Outcome.MEMORY_LIMIT, limit="memory_bytes")
+    forks = await harness.run(FORKS.format(count=24, wait=6), limits=lower)
+    expect_outcome(forks, Outcome.PROCESS_LIMIT, limit="processes")
+    expect_outcome(await harness.run("while True: pass", limits=lower), Outcome.CPU_LIMIT, limit="cpu_s")
     large = """
 x = bytearray(100 << 20)
 for i in range(0, len(x), 4096): x[i] = 1
 files = [open("/dev/null") for _ in range(60)]
 set_result(1)
 """
-    expect_equal(await stand.value(large), 1, "a run with the larger limits")
+    expect_equal(await harness.value(large), 1, "a run with the larger limits")
 
 
-@promises
-async def raised_for_one_run(stand: BackendHarness) -> None:
-    """A run may be given more than others have."""
+@limits_cases
+async def raised_for_one_run(harness: BackendHarness) -> None:
+    """A run may have higher limits than the runtime's."""
     source = "x = bytearray(240 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nset_result(len(x))"
-    value = await stand.value(source, limits=LIMITS.model_copy(update={"memory_bytes": 400 * MIB}))
+    value = await harness.value(source, limits=LIMITS.model_copy(update={"memory_bytes": 400 * MIB}))
     expect_equal(value, 240 * MIB, "bytes held")
+
+
+usage_cases = CaseGroup("usage")
+
+
+@usage_cases
+async def measured(harness: BackendHarness) -> None:
+    """CPU time, memory, processes and bytes are plausible for a known script."""
+    source = """
+import time
+x = bytearray(40 << 20)
+for i in range(0, len(x), 4096): x[i] = 1
+call_tool("echo", q="y" * 10_000)
+began = time.process_time()
+while time.process_time() - began < 0.3: pass
+time.sleep(0.5)  # gives a backend that samples time to sample
+"""
+    result = await harness.run(source)
+    expect_outcome(result, Outcome.OK)
+    usage = result.usage
+    expect(0.25 <= usage.cpu_s < 10, f"cpu_s is {usage.cpu_s}, for 0.3 s and a little")
+    expect(30 * MIB < usage.peak_memory_bytes <= LIMITS.memory_bytes, f"peak_memory_bytes is {usage.peak_memory_bytes}")
+    expect(1 <= usage.peak_processes <= 8, f"peak_processes is {usage.peak_processes}, for one process")
+    expect(0.25 <= usage.wall_s < 15, f"wall_s is {usage.wall_s}")
+    expect(
+        usage.sent_bytes > 10_000 < usage.received_bytes, f"{usage.sent_bytes} sent, {usage.received_bytes} received"
+    )
+    expect_equal(usage.calls, 1, "calls")
+
+
+@usage_cases
+async def idle_is_cheap(harness: BackendHarness) -> None:
+    """The cost of starting a sandbox does not count as usage of the run."""
+    result = await harness.run("set_result(1)")
+    expect(result.usage.cpu_s < 1, f"an empty script is reported to have used {result.usage.cpu_s} s of CPU time")
+    expect_equal(result.usage.calls, 0, "calls")
+
+
+@usage_cases
+async def layers_are_known_first(harness: BackendHarness) -> None:
+    """The live layers are known after Hello, before any script, and every result names them."""
+    async with harness.connection() as connection:
+        layers = dict(connection.sandbox.layers)
+        expect(connection.sandbox.is_alive(), "a sandbox that said Hello is not alive")
+    texts = all(type(each) is str and each for pair in layers.items() for each in pair)
+    expect(texts, f"layers are not texts: {layers}")
+    expect(layers or not harness.backend.isolates, "the backend says that it isolates, and names no layer")
+    result = await harness.run("1")
+    expect_equal(sorted(result.isolation.layers), sorted(layers), "the layers of a result")
+    expect_equal(result.isolation.backend, harness.backend.name, "the backend of a result")
+
+
+@usage_cases
+async def sandboxes_have_ids(harness: BackendHarness) -> None:
+    """Every sandbox has its own id, the backend's name, and the limits it was started with."""
+    async with harness.sandbox() as one, harness.sandbox() as other:
+        expect(one.id and one.id != other.id, f"two sandboxes are called {one.id!r} and {other.id!r}")
+        expect_equal(one.backend, harness.backend.name, "the backend's name")
+        expect(one.limits == LIMITS, "a sandbox does not know its limits")
+
+
+@usage_cases
+async def measuring_never_fails(harness: BackendHarness) -> None:
+    """`sample` and `read_output` never raise, also not after the sandbox is destroyed."""
+    async with harness.connection() as connection:
+        sandbox = connection.sandbox
+        for options in ({}, {"brief": True}, {"last": True}):
+            sample = sandbox.sample(**options)
+            expect(sample.cpu_s >= 0 and sample.peak_memory_bytes >= 0, f"measured {sample}")
+        expect_equal(sandbox.read_output(), (b"", b""), "the output of a sandbox that ran nothing")
+    sandbox.sample(last=True)
+    sandbox.read_output()
