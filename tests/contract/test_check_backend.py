@@ -112,7 +112,9 @@ FAULTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS])
+@pytest.mark.parametrize(
+    ("backend", "name"), [pytest.param(backend, name, id=fault) for fault, backend, name in FAULTS]
+)
 async def test_a_fault_is_found(backend: type[FakeBackend], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "CASE_TIMEOUT_S", 3.0)
     monkeypatch.setattr(harnesses, "SOON_S", 1.0)

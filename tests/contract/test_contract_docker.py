@@ -61,7 +61,7 @@ CASES = [
 
 @pytest.mark.anyio
 @pytest.mark.conforms("Q29")
-@pytest.mark.parametrize(("make_backend", "case"), PROMISES, indirect=["make_backend"])
+@pytest.mark.parametrize(("make_backend", "case"), CASES, indirect=["make_backend"])
 async def test_the_docker_backend_meets(case: Case, harness: BackendHarness) -> None:
     await case.run(harness)
 
