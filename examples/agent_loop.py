@@ -1,4 +1,4 @@
-"""Shows a whole agent: a model that writes code, the code that calls tools, progress while it runs, one answer."""
+"""Shows an agent whose model writes code: the code calls tools, its progress is printed, and one answer comes back."""
 
 import anyio
 
@@ -30,7 +30,7 @@ set_result(totals)
 """
 
 
-def show(event: Event) -> None:
+def print_event(event: Event) -> None:
     match event.type:
         case "tool_execution_start":
             print(f"  start  {event.tool} by {event.origin}")
@@ -48,7 +48,7 @@ async def main() -> None:
     )
     async with Runtime(registry, limits=Limits(wall_s=10)) as runtime:
         agent = Agent(model, tools=registry, code_execution=runtime, system_prompt="You are an accountant.")
-        agent.subscribe(show)
+        agent.subscribe(print_event)
         run = await agent.run("What did our customers order for?")
     for message in run.messages:
         if message["role"] == "tool":

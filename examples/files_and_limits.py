@@ -1,4 +1,4 @@
-"""Shows files going in and out, and scripts that try to use more than they were given."""
+"""Shows files going in and out of a run, and what happens to scripts that pass a limit or try to escape."""
 
 from toolcell import Limits, SyncRuntime
 
@@ -6,8 +6,8 @@ SCRIPTS = {
     "sum a file": "rows = [int(line) for line in open('numbers.txt')]\n"
     "open('report.csv', 'w').write(f'rows,sum\\n{len(rows)},{sum(rows)}\\n')\n"
     "set_result(sum(rows), files=['report.csv'])",
-    "run for ever": "print('starting')\nwhile True: pass",
-    "use all memory": "hoard = []\nwhile True: hoard.append(bytes(1 << 20))",
+    "loop for ever": "print('starting')\nwhile True: pass",
+    "use all memory": "blocks = []\nwhile True: blocks.append(bytes(1 << 20))",
     "fork for ever": "import os\nwhile True: os.fork()",
     "read a secret": "open('/etc/shadow').read()",
     "call home": "import socket\nsocket.create_connection(('1.1.1.1', 53))",

@@ -1,4 +1,4 @@
-"""Shows the whole path: a tool, a runtime, a model's script that calls the tool, and what comes back."""
+"""Shows one run: a tool, a runtime, a model's script that calls the tool, and the result."""
 
 import anyio
 
@@ -29,7 +29,7 @@ async def main() -> None:
     print("printed:", result.logs.text.strip())
     for call in result.calls:
         print(f"called:  {call.name}({dict(call.args)}) on line {call.line}: {call.status}")
-    print("walls:  ", ", ".join(sorted(result.isolation.layers)))
+    print("layers: ", ", ".join(sorted(result.isolation.layers)))
 
 
 anyio.run(main)

@@ -1,4 +1,4 @@
-"""Shows rules that hold on every path: a hook, an approval and a black-list, met by a model, a plan and code."""
+"""Shows rules that hold for a model, a plan and code alike: a hook, an approval and a blacklist."""
 
 import anyio
 
@@ -27,7 +27,7 @@ async def shell_exec(command: str) -> str:
 
 
 @registry.before_call
-def keep_files(call: Call) -> Block | None:
+def block_deletion(call: Call) -> Block | None:
     return Block("file deletion is disabled in this session") if call.name == "delete_file" else None
 
 

@@ -1,4 +1,4 @@
-"""Shows a class that offers several functions: what it depends on is given to it, and one of them needs approval."""
+"""Shows one class that is several tools. Its state is passed to it, and one of its tools needs approval."""
 
 from typing import ClassVar
 
@@ -17,11 +17,11 @@ from toolcell.tools import (
 )
 
 NAME = {"type": "object", "properties": {"name": {"type": "string", "description": "Which"}}, "required": ["name"]}
-NOTHING = {"type": "object", "properties": {}}
+NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
 class Widgets:
-    """A shelf of widgets. Two registries with two shelves never see each other's."""
+    """A shelf of widgets. Each instance has its own shelf."""
 
     options: ClassVar = {
         "widget_list": ToolOptions(read_only=True),
@@ -34,7 +34,7 @@ class Widgets:
     def definitions(self) -> list[ToolDefinition]:
         return [
             ToolDefinition("widget_create", "Create a widget by name.", NAME),
-            ToolDefinition("widget_list", "List all widgets there are.", NOTHING),
+            ToolDefinition("widget_list", "List all widgets.", NO_ARGUMENTS),
             ToolDefinition("widget_delete", "Delete a widget by name.", NAME),
         ]
 
@@ -49,14 +49,14 @@ class Widgets:
         return ToolResult.of(sorted(self.shelf))
 
 
-def ask_somebody(call: Call) -> Approve | Reject:
+def ask_the_user(call: Call) -> Approve | Reject:
     print(f"  may {call.name} touch {call.args['name']}?")
     return Reject("the user wants to keep 'gear'") if call.args["name"] == "gear" else Approve()
 
 
 async def main() -> None:
     registry = ToolRegistry([Widgets({"gear"})])
-    registry.add_hook(approval_hook(ask_somebody))
+    registry.add_hook(approval_hook(ask_the_user))
     for name, args in [
         ("widget_create", {"name": "bolt"}),
         ("widget_delete", {"name": "gear"}),

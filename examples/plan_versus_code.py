@@ -1,4 +1,4 @@
-"""Shows one task done three ways - call by call, as a plan, as code - with what each costs in samplings and time."""
+"""Shows one task done call by call, as a plan, and as code, with the model samplings and the time of each."""
 
 import json
 import time
@@ -25,7 +25,7 @@ async def price(item: str) -> dict[str, object]:
 
 
 class SlowModel(ScriptedModel):
-    """Takes as long to answer as a small model does."""
+    """Answers as slowly as a small model."""
 
     async def chat(self, *request: Any) -> Any:
         await anyio.sleep(SAMPLING_S)
@@ -41,7 +41,7 @@ STEPS = [{"tool": "price", "args": {"item": item}} for item in ITEMS]
 
 async def measure(name: str, agent: Agent, model: ScriptedModel) -> None:
     started = time.perf_counter()
-    run = await agent.run("Which is the dearest?")
+    run = await agent.run("Which item costs most?")
     taken = time.perf_counter() - started
     read = [message["content"] for message in run.messages if message["role"] == "tool"][-1]
     last = json.loads(read)

@@ -1,4 +1,4 @@
-"""Shows an agent as the tool of another: its own tools, its caller's rules and budget, one tree of events."""
+"""Shows an agent as a tool of another agent: it has its own tools, and it obeys its caller's rules."""
 
 import anyio
 
@@ -13,15 +13,15 @@ async def calculator(left: int, right: int) -> int:
 
 
 async def read_secrets() -> str:
-    """Read what nobody should read."""
+    """Read a secret that no agent may read."""
     return "never reached"
 
 
-def show(event: Event) -> None:
+def print_event(event: Event) -> None:
     if event.type in ("tool_execution_start", "tool_execution_end"):
-        inside = "    " if event.origin == "subagent" else ""
+        indent = "    " if event.origin == "subagent" else ""
         what = event.args if event.result is None else event.result.text
-        print(f"{inside}{event.type.rpartition('_')[2]:5} {event.tool} (by {event.origin}): {what}")
+        print(f"{indent}{event.type.rpartition('_')[2]:5} {event.tool} (by {event.origin}): {what}")
 
 
 async def main() -> None:
@@ -32,10 +32,10 @@ async def main() -> None:
     boss = Agent(ScriptedModel([calls(("math_specialist", {"task": "How much is 137 * 48?"})), "It is 6576."]))
     boss.add_subagent("math_specialist", "A specialist for complex mathematical proofs.", mathematician)
     boss.blacklist("read_secrets")
-    boss.subscribe(show)
+    boss.subscribe(print_event)
 
     run = await boss.run("How much is 137 times 48?")
-    print("answer:", run.content, "after", run.iterations, "rounds")
+    print("answer:", run.content, "after", run.iterations, "model requests")
 
 
 anyio.run(main)

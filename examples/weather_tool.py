@@ -1,4 +1,4 @@
-"""Shows one tool from its definition to a model's answer: wrong arguments, mended arguments, a failure, a success."""
+"""Shows one tool, and what a model reads after wrong arguments, a failure, coerced arguments and a success."""
 
 import json
 
@@ -21,12 +21,12 @@ async def get_weather(city: str, days: int = 1) -> dict[str, object]:
         days: How many days, 1 to 7
     """
     if city not in KNOWN:
-        raise ToolError(f"city not found: {city}; known are {', '.join(KNOWN)}")
+        raise ToolError(f"city not found: {city}; known cities are {', '.join(KNOWN)}")
     return {"city": city, "celsius": [KNOWN[city]] * days}
 
 
 async def main() -> None:
-    print("the model is told:", json.dumps(registry.to_provider_defs()[0]["function"]["parameters"]["properties"]))
+    print("the model gets:", json.dumps(registry.to_provider_defs()[0]["function"]["parameters"]["properties"]))
     model = ScriptedModel(
         [
             calls(("get_weather", {"town": "Jakarta"})),
