@@ -1,6 +1,9 @@
 """What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
 
 In CI a skipped isolation or Docker test is a failure: there, skipping means that nobody looked.
+
+With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
+process adds the counts up. Tests marked `alone` measure the machine, so `-n` runs leave them to a second run.
 """
 
 from __future__ import annotations
@@ -11,7 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile(
+    "toolcell", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # both judge by the clock, and the machine may be busy
+hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
 MUST_RUN = ("isolation", "docker")
@@ -51,6 +60,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand this process's counts to the process that started it."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["proved"] = {each: sorted(tests) for each, tests in _proved.items()}
+        output["failed"] = sorted(_failed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add the counts of a process that has ended. One that died has none; xdist reports its test as failed."""
+    output = getattr(node, "workeroutput", {})
+    for each, tests in output.get("proved", {}).items():
+        _proved[each].update(tests)
+    _failed.update(output.get("failed", ()))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import anyio
 import pytest
 
 from toolcell.agents import Agent
@@ -89,6 +90,28 @@ async def test_three_searches_take_four_samplings_one_by_one_and_two_as_a_plan()
     await Agent(as_plan, tools=registry).run("research")
 
     assert (one_by_one.samplings, as_plan.samplings) == (4, 2)
+
+
+@pytest.mark.conforms("R-b3")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_plan_takes_as_long_as_its_longest_step() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def work(seconds: float) -> float:
+        """Work for so many seconds."""
+        await anyio.sleep(seconds)
+        return seconds
+
+    registry.enable_plan_execution()
+    steps = [{"tool": "work", "args": {"seconds": seconds}} for seconds in (0.2, 0.3, 0.4)]
+
+    started = anyio.current_time()
+    result = await registry.execute("execute_plan", {"steps": steps})
+    took_s = anyio.current_time() - started
+
+    assert [row["result"] for row in result.value] == [0.2, 0.3, 0.4]
+    assert 0.4 <= took_s < 0.7  # one after another they take 0.9
 
 
 @pytest.mark.conforms("EX-11", "R5", "R6", "P16")

@@ -424,7 +424,7 @@ HOSTILE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.conforms("C-b8")
-@pytest.mark.parametrize(("args", "problem"), HOSTILE, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("args", "problem"), HOSTILE, ids=[problem for _, problem in HOSTILE])
 async def test_values_that_would_break_later_are_refused_with_their_path(args: Any, problem: str) -> None:
     registry = ToolRegistry()
     registry.register("free", "Takes anything there is", None, lambda args: "never")

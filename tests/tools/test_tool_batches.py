@@ -314,6 +314,31 @@ async def test_timeouts_default_to_a_minute_and_waiting_for_a_place_does_not_cou
 
 
 @pytest.mark.conforms("F-b2")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({"max_workers": 1}, {}), ({}, {"max_concurrency": 1}), ({}, {"exclusive_group": "one"})],
+    ids=["workers", "own limit", "group"],
+)
+async def test_the_time_a_call_waits_for_its_place_is_not_taken_off_its_timeout(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    registry = ToolRegistry(timeout_s=60, **settings)
+
+    @registry.tool(**options)
+    async def hold(ctx: ToolContext) -> float:
+        """Tell how much time is left, and keep the place for a while."""
+        await anyio.lowlevel.checkpoint()
+        left_s = ctx.deadline - anyio.current_time()
+        await anyio.sleep(0.3)
+        return left_s
+
+    results = await registry.execute_batch([("hold", {})] * 2)
+
+    assert all(59.8 < result.value <= 60 for result in results)
+
+
+@pytest.mark.conforms("F-b2")
 async def test_a_tool_may_limit_how_often_it_runs_at_once() -> None:
     limited, free = Crowd(), Crowd()
     registry = visiting(free)

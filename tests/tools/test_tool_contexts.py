@@ -334,6 +334,57 @@ async def test_a_completion_handle_works_from_any_thread_and_only_once() -> None
     assert completed == ["from a thread"]
 
 
+@pytest.mark.conforms("L-b2")
+@pytest.mark.parametrize("with_jobs", [False, True], ids=["callback", "job"])
+@pytest.mark.parametrize("late", ["again", "after the run was cancelled"])
+async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
+    with_jobs: bool, late: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handles: list[Any] = []
+    completed: list[str] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        handles.append(callback)
+        return ToolResult.async_("started")
+
+    def on_complete(run: RunContext, result: ToolResult) -> None:
+        completed.append(result.text)
+
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
+    async with JobTable() as jobs:
+        state = _with_jobs(jobs) if with_jobs else RunState()
+        run = RunContext(state=state, on_complete=on_complete)
+        await registry.dispatch("start", {}, context=run)
+        await handles[0](ToolResult.ok("first"))
+        if late != "again":
+            run.cancel()
+        await handles[0](ToolResult.ok("second"))
+        if late != "again":
+            await registry.dispatch("start", {}, context=run)
+        finished = [job.result.text for job in jobs.take_finished() if job.result is not None]
+
+    assert completed == ["first"]
+    assert finished == (["first"] if with_jobs else [])
+    assert "late completion of start" in caplog.text
+
+
+@pytest.mark.conforms("L-b2")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_work_elsewhere_that_never_calls_back_ends_as_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        return ToolResult.async_("started")
+
+    monkeypatch.setattr("toolcell.tools.jobs.JOB_TIMEOUT_S", 0.02)
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
+    async with JobTable() as jobs:
+        pending = await registry.dispatch("start", {}, context=RunContext(state=_with_jobs(jobs)))
+        assert pending.job_id is not None
+        result = await jobs.await_(pending.job_id, timeout_s=PATIENCE_S)
+
+    assert result.error is not None
+    assert result.error.code == "timeout"
+
+
 @pytest.mark.conforms("L-b2", "L-b3")
 async def test_a_handle_gets_a_job_in_a_run_that_keeps_jobs_and_a_cancelled_run_hears_nothing() -> None:
     handles: list[Any] = []

@@ -270,6 +270,21 @@ async def test_a_full_queue_forgets_the_oldest_updates_and_never_a_start_or_an_e
     assert stream.dropped == 10
 
 
+@pytest.mark.conforms("H-b3")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_of_more_updates_than_fit_the_newest_are_kept_in_order() -> None:
+    bus = EventBus()
+    stream = bus.stream(max_events=4)
+
+    bus.emit(type=TOOL_START, call_id="a")
+    for number in range(10):
+        bus.emit(type=TOOL_UPDATE, update=number)
+    stream.close()
+
+    assert [event.update async for event in stream] == [None, 7, 8, 9]
+    assert stream.dropped == 7
+
+
 @pytest.mark.conforms("H-b3", "I3")
 async def test_events_can_be_read_as_a_stream_while_they_happen() -> None:
     registry = working()

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import RegistrationError, ToolError
-from toolcell.tools import CODE, MODEL, PLAN, SUBAGENT, Block, CallPolicy, RunContext, ToolContext, ToolRegistry
+from toolcell.tools import (
+    CODE,
+    MODEL,
+    PLAN,
+    SUBAGENT,
+    Block,
+    CallPolicy,
+    Origin,
+    RunContext,
+    ToolContext,
+    ToolRegistry,
+)
 from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -306,23 +317,74 @@ async def test_a_child_never_has_more_than_its_parent() -> None:
 names = st.sampled_from(["read", "read_all", "write", "shell_exec"])
 origins = st.sampled_from([MODEL, PLAN, CODE, SUBAGENT])
 globs = st.sampled_from(["read", "read*", "*", "shell_*", "w????"])
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["blacklist", "unblacklist", "allow_only"]), globs, st.none() | st.sets(origins, min_size=1)
+    ),
+    max_size=6,
+)
+
+MATCHES = {
+    "read": {"read"},
+    "read*": {"read", "read_all"},
+    "*": {"read", "read_all", "write", "shell_exec"},
+    "shell_*": {"shell_exec"},
+    "w????": {"write"},
+}
+
+
+def change(policy: CallPolicy, kind: str, glob: str, only: set[Origin] | None) -> None:
+    match kind:
+        case "blacklist":
+            policy.blacklist(glob, origins=only)
+        case "allow_only":
+            policy.allow_only(glob, origins=only)
+        case _:
+            policy.unblacklist(glob)
 
 
 @pytest.mark.conforms("M-b4")
-@given(name=names, origin=origins, blocked=st.lists(globs, max_size=2), allowed=st.lists(globs, max_size=2))
-def test_a_black_list_always_wins_and_taking_a_rule_back_restores_what_was(
-    name: str, origin: Any, blocked: list[str], allowed: list[str]
+@given(changes=changes, name=names, origin=origins)
+def test_a_name_is_permitted_when_no_black_list_has_it_and_an_allow_list_of_its_origin_does(
+    changes: list[tuple[str, str, set[Origin] | None]], name: str, origin: Origin
 ) -> None:
     policy = CallPolicy()
-    for glob in allowed:
-        policy.allow_only(glob)
-    before = policy.permits(name, origin)
-    for glob in blocked:
-        policy.blacklist(glob, origins=[origin])
-        assert not policy.permits(name, origin) or not policy.blocks(name, origin)
-    policy.unblacklist(*blocked)
+    blocked: list[tuple[str, set[Origin] | None]] = []
+    allowed: list[tuple[str, set[Origin] | None]] = []
+    for kind, glob, only in changes:
+        change(policy, kind, glob, only)
+        if kind == "blacklist":
+            blocked.append((glob, only))
+        elif kind == "allow_only":
+            allowed.append((glob, only))
+        else:
+            blocked = [(each, its) for each, its in blocked if each != glob]
+        on_black = {name in MATCHES[each] for each, its in blocked if not its or origin in its}
+        on_allow = {name in MATCHES[each] for each, its in allowed if not its or origin in its}
 
-    assert policy.permits(name, origin) == before
+        assert policy.permits(name, origin) == (True not in on_black and (not on_allow or True in on_allow))
+
+
+@pytest.mark.conforms("M-b4")
+@given(parents=changes, childs=changes, name=names, origin=origins)
+def test_no_rule_of_a_child_permits_what_its_parent_forbids(
+    parents: list[tuple[str, str, set[Origin] | None]],
+    childs: list[tuple[str, str, set[Origin] | None]],
+    name: str,
+    origin: Origin,
+) -> None:
+    registry = ToolRegistry()
+    for each in ("read", "read_all", "write", "shell_exec"):
+        registry.register(each, "One of four tools", {"type": "object", "properties": {}}, lambda args: "")
+    child = registry.subset(["read", "read_all", "write", "shell_exec"])
+    for kind, glob, only in childs:
+        change(child.policy, kind, glob, only)
+    for kind, glob, only in parents:
+        change(registry.policy, kind, glob, only)
+
+    assert set(child.names(origin)) <= set(registry.names(origin))
+    if not registry.policy.permits(name, origin):
+        assert name not in child.names(origin)
 
 
 def test_an_alias_needs_a_tool_and_a_free_name() -> None:

@@ -123,6 +123,40 @@ def test_threads_may_register_look_and_execute_at_once() -> None:
     assert registry.count() == 51
 
 
+@pytest.mark.conforms("E9")
+def test_a_thread_that_registers_while_another_does_loses_nothing_of_either() -> None:
+    registry = with_tools("base")
+    logger = logging.getLogger("toolcell.tools")
+    inside, second_done = threading.Event(), threading.Event()
+
+    class Pause(logging.Handler):
+        """Stop the first thread in the middle of its change: a replaced tool is logged there."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            inside.set()
+            second_done.wait(0.3)  # the second thread has to wait for the first, so this passes in full
+
+    def second() -> None:
+        assert inside.wait(30)
+        registry.register("late", "A tool registered by a thread", EMPTY, lambda args: "late", blocking=False)
+        second_done.set()
+
+    handler, level = Pause(logging.INFO), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(second)
+            registry.register("base", "A better base tool", EMPTY, lambda args: "new", blocking=False, replace=True)
+            waiting.result(30)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+    assert registry.names() == ["base", "late"]
+    assert anyio.run(registry.execute, "base").text == "new"
+
+
 @pytest.mark.conforms("E10")
 async def test_executing_without_a_context_is_executing_with_an_empty_one() -> None:
     async def whose(ctx: ToolContext) -> list[Any]:

@@ -196,7 +196,9 @@ async def test_what_a_tool_returns_becomes_data_for_code_and_text_for_the_model(
 
 
 @pytest.mark.conforms("B15", "J-b2")
-@pytest.mark.parametrize("returned", [object(), {1, 2}, {"f": object()}, lambda: 1], ids=repr)
+@pytest.mark.parametrize(
+    "returned", [object(), {1, 2}, {"f": object()}, lambda: 1], ids=["object", "set", "mapping", "function"]
+)
 async def test_what_is_no_result_is_an_error_and_not_a_crash(returned: Any) -> None:
     async def give() -> Any:
         """Give back whatever the test wants."""
