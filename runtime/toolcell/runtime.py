@@ -29,7 +29,6 @@ from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.pool import Pool
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.plan import run_plan
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
@@ -297,7 +296,7 @@ class Runtime:
         context = context or RunContext(run_id=os.urandom(16).hex())
         observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
         with observed as run:
-            result = await run_plan(registry, {"steps": [dict(step) for step in steps]}, run)
+            result = await registry.run_plan({"steps": [dict(step) for step in steps]}, run)
         if result.is_error:
             raise UsageError(result.text)
         rows: list[dict[str, Any]] = result.value

@@ -18,6 +18,8 @@ _UNSAFE = re.compile(
 )
 """Zero-width joiners are not in it, because emoji and several writing systems need them."""
 
+CUT_MARK = "\n[... {cut} characters cut ...]\n"
+
 _TERMINAL_SEQUENCE = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC, DCS, SOS, PM, APC, each with its text
@@ -39,6 +41,18 @@ def one_line(text: str, columns: int = 200) -> str:
 def clean(text: str) -> str:
     """Return `text` for a model: without colours and cursor movements, and otherwise as for a terminal."""
     return for_terminal(_TERMINAL_SEQUENCE.sub("", text))
+
+
+def cut_text(text: str, max_chars: int) -> tuple[str, bool]:
+    """Keep the beginning and the end, `max_chars` in all, and tell whether anything was cut."""
+    if len(text) <= max_chars:
+        return text, False
+    mark = CUT_MARK.format(cut=len(text) - max_chars)
+    room = max_chars - len(mark)
+    if room < len(mark):  # too little to say anything about it
+        return text[:max_chars], True
+    head = room - room // 3
+    return text[:head] + mark + text[head - room :], True
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -11,8 +11,8 @@ import pytest
 from toolcell.agents import Agent, Network, RetryPolicy
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.context import RunState
 from toolcell.tools.result import TokenUsage
+from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Meeting, recorded
 
 pytestmark = pytest.mark.anyio

@@ -50,7 +50,7 @@ def make_registry() -> ToolRegistry:
     @registry.tool
     async def outer(query: str) -> Any:
         """Call another tool and return what it returned."""
-        from toolcell.tools.call import current_context
+        from toolcell.tools.context import current_context
 
         return (await current_context().call_tool("search", {"query": query})).value
 

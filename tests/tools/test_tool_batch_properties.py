@@ -94,7 +94,7 @@ def test_any_mixture_of_outcomes_gives_one_result_per_call_in_order(
                 assert result.value == number
             else:
                 assert result.is_error
-        assert run.state.active == {}
+        assert run.state.scopes == {}
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
 
@@ -142,7 +142,7 @@ def test_cancelling_at_any_moment_gives_one_result_per_call_in_order(
             ended = [str(event.call_id) for event in log if event.type == "tool_execution_end"]
             assert sorted(started) == sorted(ended) == [f"call_{number}" for number in range(len(whats))]
             assert all(call.result is not None for call in made)
-        assert run.state.active == {}
+        assert run.state.scopes == {}
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
 

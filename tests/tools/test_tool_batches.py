@@ -25,8 +25,8 @@ from toolcell.tools import (
     ToolResult,
 )
 from toolcell.tools.batch import ends_run
-from toolcell.tools.context import RunState
-from toolcell.tools.threads import abandoned_threads
+from toolcell.tools.concurrency import abandoned_threads
+from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = pytest.mark.anyio
@@ -418,7 +418,7 @@ async def test_when_the_caller_is_cancelled_no_tool_outlives_it_and_every_call_h
     assert sorted(left) == [0, 1, 2]
     ends = [event for event in log if event.type.endswith("_end")]
     assert [event.result.status for event in ends if event.result] == [Status.CANCELLED] * 3
-    assert run.state.active == {}
+    assert run.state.scopes == {}
 
 
 async def _batch(registry: ToolRegistry, batch: Any, run: RunContext) -> None:

@@ -24,7 +24,7 @@ from toolcell.tools import (
     ToolResult,
     current_context,
 )
-from toolcell.tools.context import RunState
+from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
 
 pytestmark = pytest.mark.anyio

@@ -212,7 +212,7 @@ async def try_path(path: Any, rule: str) -> None:
         case "allow-list":
             registry.allow_only("harmless", "relay", "execute_*", "aide", "agent_*", "ns_harmless")
         case "hook":
-            registry.add_hook(before=lambda call: Block("no") if "danger" in call.tool.aliases else None)
+            registry.add_hook(before=lambda call: Block("no") if "danger" in call.aliases else None)
 
     await path(registry, "danger")
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.text import cut_text
 from toolcell.tools import (
     ErrorCode,
     File,
@@ -27,7 +28,6 @@ from toolcell.tools import (
     ToolResult,
     compat,
 )
-from toolcell.tools.finalize import cut_text
 from toolcell.tools.result import TokenUsage
 from tools.toolkit import FakeRuntime
 

@@ -15,13 +15,12 @@ from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.errors import UsageError
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
-from toolcell.tools.ask_user import AskUser, ask_user_spec
-from toolcell.tools.call import Call
-from toolcell.tools.context import RunContext, new_id
+from toolcell.tools.call import RunContext, new_id
+from toolcell.tools.code import AskUser, CodeRuntime, ask_user_spec, code_spec, plan_spec
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.orchestration import CodeRuntime, code_spec, plan_spec
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, Text, ToolResult
 from toolcell.tools.spec import ToolSpec
@@ -230,10 +229,11 @@ class SubAgent:
             requires_result=True,
         )
 
-    async def _invoke(self, call: Call) -> ToolResult:
+    async def _invoke(self, context: ToolContext) -> ToolResult:
+        call = context.call
         if (refusal := self._refusal(call.run)) is not None:
             return _failure(refusal)
-        return _as_tool_result(await self.agent.run_task(call.args["task"], self._inner_run(call)))
+        return _as_tool_result(await self.agent.run_task(call.args["task"], self._inner_run(context)))
 
     def _refusal(self, run: RunContext) -> str | None:
         if run.depth >= MAX_DEPTH:
@@ -242,15 +242,14 @@ class SubAgent:
             return f"{self.name} is already working further up; agents cannot call themselves in a circle"
         return None
 
-    def _inner_run(self, call: Call) -> RunContext:
+    def _inner_run(self, context: ToolContext) -> RunContext:
         """Return the agent's run. It shares the caller's budget and events, and obeys all callers' rules and hooks."""
-        above = call.nested_run()
-        state = call.registry.state
+        above, registry = context.run, context.call.registry
         return above.child(
             depth=above.depth + 1,
             agents=(*above.agents, id(self.agent)),
-            hooks=(*above.hooks, *state.hooks),
-            policies=(*above.policies, *state.policies),
+            hooks=(*above.hooks, *registry.hooks),
+            policies=(*above.policies, *registry.policies),
         )
 
 

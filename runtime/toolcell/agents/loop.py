@@ -30,15 +30,15 @@ from toolcell.agents.transcript import answers_to_open_calls, compacted, repaire
 from toolcell.errors import ToolAbort
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
-from toolcell.tools.call import Call
+from toolcell.tools.call import Call, RunContext
 from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
-from toolcell.tools.context import Budget, RunContext
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.hooks import maybe_await
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import NO_USAGE, ErrorCode, File, Status, TokenUsage, ToolResult
+from toolcell.tools.run_state import Budget
 
 MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.tools.call import Call
-from toolcell.tools.hooks import maybe_await
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.result import ToolResult
 
 

@@ -22,7 +22,7 @@ from toolcell.audit.run_record import RunRecord
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
     from toolcell.sandbox.backend import GuestFile, Sandbox
-    from toolcell.tools.context import RunContext
+    from toolcell.tools.call import RunContext
     from toolcell.tools.registry import ToolRegistry
     from toolcell_bridge.wire.messages import RunScript
 

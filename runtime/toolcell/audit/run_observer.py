@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from toolcell.audit.run_record import RunRecord
     from toolcell.results import ExecutionResult
     from toolcell.sandbox.backend import Sandbox
-    from toolcell.tools.context import RunContext
+    from toolcell.tools.call import RunContext
     from toolcell_bridge.wire.messages import CallTool
 
 

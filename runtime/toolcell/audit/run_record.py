@@ -19,8 +19,7 @@ from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
 
 if TYPE_CHECKING:
-    from toolcell.tools.call import Call
-    from toolcell.tools.context import CallObserver, RunContext
+    from toolcell.tools.call import Call, CallObserver, RunContext
     from toolcell.tools.result import ToolResult
 
 ABORTED: Final = "aborted"

@@ -8,8 +8,8 @@ import logging
 from toolcell.errors import ToolError
 from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, ToolObject
 from toolcell.tools.builder import Tool
-from toolcell.tools.call import Call, ToolContext, current_context
-from toolcell.tools.context import Budget, CallObserver, RunContext, Secrets
+from toolcell.tools.call import Call, CallObserver, RunContext
+from toolcell.tools.context import ToolContext, current_context
 from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.hooks import Approve, Block, Hook, Modify, Override, Reject, Rewrite, Substitute, approval_hook
@@ -20,6 +20,7 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import ToolRegistry, tool
 from toolcell.tools.registry_state import RegistrySettings
 from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
+from toolcell.tools.run_state import Budget, Secrets
 from toolcell.tools.typed import must_tool, new_tool
 
 # Calls that fail are the model's business first: a program that configures no logging is not shown them.

@@ -1,6 +1,6 @@
-"""Every way a tool can be written, turned into `ToolSpec`s: functions, builders, records, and objects of both kinds.
+"""Turns every way of writing a tool into `ToolSpec`s: functions, builders, records, and objects of both kinds.
 
-Knows how to call each shape; knows nothing of policy, hooks or order.
+Knows how to call each of them; knows nothing of policy, hooks or order.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from toolcell.errors import RegistrationError
-from toolcell.tools.call import Call, ToolContext
+from toolcell.tools.arguments import Prepare
+from toolcell.tools.concurrency import run_in_thread
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.docstrings import read_docstring
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_signature
-from toolcell.tools.spec import Decode, Invoke, Prepare, ToolSpec
-from toolcell.tools.threads import ABANDONED, run_in_thread
+from toolcell.tools.spec import Decode, Invoke, ToolSpec
 
 _OPTION_NAMES = frozenset(entry.name for entry in fields(ToolOptions))
 
@@ -168,16 +169,15 @@ def _decoder(signature: Signature) -> Decode | None:
 def _keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
     threaded = blocking and not is_async(function)
     if context_parameter is None and not threaded:
-        return lambda call: function(**(call.args if call.decoded is None else call.decoded))
+        return lambda context: function(**(context.call.args if context.call.decoded is None else context.call.decoded))
 
-    def invoke(call: Call) -> Any:
-        kwargs = call.args if call.decoded is None else call.decoded
+    def invoke(context: ToolContext) -> Any:
+        kwargs = context.call.args if context.call.decoded is None else context.call.decoded
+        if context_parameter is not None or threaded:
+            context.for_any_thread()
         if context_parameter is not None:
-            kwargs = {**kwargs, context_parameter: call.context}
-        if not threaded:
-            return function(**kwargs)
-        call.context  # noqa: B018  made here: the tool's thread has no event loop to make it in
-        return run_in_thread(lambda: function(**kwargs), ABANDONED)
+            kwargs = {**kwargs, context_parameter: context}
+        return run_in_thread(lambda: function(**kwargs)) if threaded else function(**kwargs)
 
     return invoke
 
@@ -195,31 +195,28 @@ def positional_spec(
     if function is None:
         return ToolSpec(definition=definition, invoke=None, options=options, source=source)
     called = function
-    invoke = _threaded(lambda call: called(call.args), function, options)
+    invoke = _threaded(lambda context: lambda: called(context.call.args), function, options)
     return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function)
 
 
-def _threaded(invoke: Invoke, function: Callable[..., Any], options: ToolOptions) -> Invoke:
-    """Move a synchronous function off the event loop."""
+def _threaded(
+    bind: Callable[[ToolContext], Callable[[], Any]], function: Callable[..., Any], options: ToolOptions
+) -> Invoke:
+    """Move a synchronous function off the event loop. What it is given is put together before."""
     if is_async(function) or not options.blocking:
-        return invoke
-
-    def in_thread(call: Call) -> Any:
-        call.context  # noqa: B018  made here: the tool's thread has no event loop to make it in
-        return run_in_thread(lambda: invoke(call), ABANDONED)
-
-    return in_thread
+        return lambda context: bind(context)()
+    return lambda context: run_in_thread(bind(context.for_any_thread()))
 
 
 # Records
 
 
-_RECORD_ARGUMENTS: Mapping[str, Callable[[Call], Any]] = {
-    "ctx": lambda call: call.context,
-    "call_id": lambda call: call.call_id,
-    "args": lambda call: call.args,
-    "on_update": lambda call: call.context.update,
-    "callback": lambda call: call.context.callback,
+_RECORD_ARGUMENTS: Mapping[str, Callable[[ToolContext], Any]] = {
+    "ctx": lambda context: context.for_any_thread(),
+    "call_id": lambda context: context.call_id,
+    "args": lambda context: context.call.args,
+    "on_update": lambda context: context.update,
+    "callback": lambda context: context.callback,
 }
 
 
@@ -230,12 +227,12 @@ def record_spec(tool: AgentTool) -> ToolSpec:
         return ToolSpec(definition=tool.definition, invoke=None, options=options, source=tool, prepare=tool.prepare)
     execute, names = tool.execute, _record_parameters(tool)
 
-    def invoke(call: Call) -> Any:
-        return execute(**{name: _RECORD_ARGUMENTS[name](call) for name in names})
+    def bind(context: ToolContext) -> Callable[[], Any]:
+        return functools.partial(execute, **{name: _RECORD_ARGUMENTS[name](context) for name in names})
 
     return ToolSpec(
         definition=tool.definition,
-        invoke=_threaded(invoke, execute, options),
+        invoke=_threaded(bind, execute, options),
         options=options,
         source=tool,
         prepare=tool.prepare,
@@ -257,31 +254,30 @@ def _record_parameters(tool: AgentTool) -> list[str]:
 
 
 def _object_spec(tool: Any, definition: ToolDefinition) -> ToolSpec:
-    name = definition.name
-    return _bound_spec(tool, definition, lambda bound, call: bound.execute(call.context, name, call.args))
+    return _bound_spec(tool, definition, definition.name)
 
 
 def _simple_spec(tool: Any) -> ToolSpec:
-    definition = ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters))
-    return _bound_spec(tool, definition, lambda bound, call: bound.execute(call.context, call.args))
+    return _bound_spec(tool, ToolDefinition(_read(tool.name), _read(tool.description), _read(tool.parameters)))
 
 
 def _read(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def _bound_spec(tool: Any, definition: ToolDefinition, run: Callable[[Any, Call], Any]) -> ToolSpec:
+def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
     options = _options_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
         return ToolSpec(definition=definition, invoke=None, options=options, source=tool)
     is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
 
-    def invoke(call: Call) -> Any:
-        return run(_personal_copy(tool, call) if is_personal else tool, call)
+    def bind(context: ToolContext) -> Callable[[], Any]:
+        bound = _personal_copy(tool, context) if is_personal else tool
+        return functools.partial(bound.execute, context.for_any_thread(), *names, context.call.args)
 
     return ToolSpec(
         definition=definition,
-        invoke=_threaded(invoke, tool.execute, options),
+        invoke=_threaded(bind, tool.execute, options),
         options=options,
         source=tool,
         prepare=getattr(tool, "prepare", None),
@@ -297,12 +293,11 @@ def _options_of(tool: Any, name: str) -> ToolOptions:
     return known if isinstance(known, ToolOptions) else DEFAULT_TOOL_OPTIONS
 
 
-def _personal_copy(tool: Any, call: Call) -> Any:
-    """A copy of a tool that keeps its chat or callback in itself: concurrent calls must not see each other's."""
-    run = call.run
+def _personal_copy(tool: Any, context: ToolContext) -> Any:
+    """Copy a tool that keeps its chat or callback in itself: concurrent calls must not see each other's."""
     clone = copy.copy(tool)
-    if hasattr(clone, "set_context") and run.channel and run.chat_id:
-        clone.set_context(run.channel, run.chat_id)
-    if hasattr(clone, "set_callback") and (callback := call.context.callback) is not None:
+    if hasattr(clone, "set_context") and context.channel and context.chat_id:
+        clone.set_context(context.channel, context.chat_id)
+    if hasattr(clone, "set_callback") and (callback := context.callback) is not None:
         clone.set_callback(callback)
     return clone

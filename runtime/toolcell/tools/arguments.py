@@ -1,4 +1,4 @@
-"""Check arguments against a schema, and say what is wrong so that a model can mend it.
+"""From received arguments to those a tool may be given: parse, prepare, check against the schema, say what is wrong.
 
 The JSON Schema work is jsonschema-rs (Rust, compiled once per tool).
 """
@@ -6,20 +6,47 @@ The JSON Schema work is jsonschema-rs (Rust, compiled once per tool).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell.errors import RegistrationError, UsageError
+from toolcell.errors import RegistrationError, ToolAbort, UsageError
 from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties, json_copy
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Coercion, Extras
 from toolcell.tools.problems import MAX_PROBLEMS, bounded_json, find_problems
+from toolcell.tools.result import ErrorCode
 from toolcell.tools.subschemas import Subschemas, compile_schema
-from toolcell.tools.values import BadValue, Copied, Problem, copy_arguments
+from toolcell.tools.values import (
+    MAX_INTEGER,
+    MAX_TEXT_CHARS,
+    MIN_INTEGER,
+    BadValue,
+    Copied,
+    Problem,
+    copy_arguments,
+    path_text,
+)
 
 MAX_SHOWN_CHARS = 4_000
 """Of the received arguments in an error message."""
+
+
+MAX_PLAIN, MAX_PLAIN_CHARS = 32, 100_000
+"""Arguments, and characters of each, that are copied without counting them all."""
+
+Prepare = Callable[[dict[str, Any]], Any]
+
+
+class ArgumentError(Exception):
+    """Arguments cannot be used; the message is for the model."""
+
+    def __init__(self, message: str, code: str = ErrorCode.INVALID_ARGUMENTS, fields: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.code = code
+        self.details = {"fields": dict(fields)} if fields else {}
 
 
 class InvalidArguments(UsageError):
@@ -45,6 +72,49 @@ def _shown(received: Any) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def parse_arguments(text: str) -> Any:
+    """Parse arguments that came as JSON text.
+
+    Raises:
+        ArgumentError: the text is not JSON.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        raise ArgumentError(f"invalid args: {len(text)} characters of JSON, more than {MAX_TEXT_CHARS}")
+    if not text.strip():
+        return {}  # how several providers write "no arguments"
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ArgumentError(f"invalid args: {exc}") from exc
+
+
+async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
+    """Parse text, then let the tool's own preparation rewrite a private copy.
+
+    Raises:
+        ArgumentError: the arguments are not JSON, or the preparation failed.
+    """
+    if isinstance(received, str):
+        received = parse_arguments(received)
+    if prepare is None or not isinstance(received, Mapping):
+        return received
+    try:
+        mine = copy_arguments(received).args
+    except BadValue as exc:
+        raise ArgumentError(f"invalid tool arguments: {exc}") from exc
+    try:
+        prepared = await maybe_await(prepare(mine))
+    except ToolAbort:
+        raise
+    except Exception as exc:
+        message = f"preparing the arguments failed: {type(exc).__name__}: {exc}"
+        raise ArgumentError(message, ErrorCode.PREPARE_FAILED) from exc
+    if not isinstance(prepared, dict):
+        kind = type(prepared).__name__
+        raise ArgumentError(f"preparing the arguments gave {kind}, not a dict", ErrorCode.PREPARE_FAILED)
+    return prepared
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedArguments:
     """Arguments a tool may be given, and what was done to make them fit."""
@@ -58,7 +128,7 @@ class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate."""
 
     __slots__ = (
-        "_closed", "_coercion", "_defaults", "_drop_extras", "_mends", "_schemas", "is_valid", "tool",
+        "_closed", "_coercion", "_defaults", "_drop_extras", "_mends", "_plain", "_schemas", "is_valid", "tool",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +148,9 @@ class ArgumentChecker:
         self._closed = closed_properties(schema) if extras == "drop" else None
         self._defaults = _root_defaults(schema)
         self._mends = coercion == "lenient" or _needs_walk(schema)
+        properties = frozenset(schema.get("properties", ()))
+        self._plain = properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
+        """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
 
     def renamed(self, tool: str) -> ArgumentChecker:
@@ -86,8 +159,46 @@ class ArgumentChecker:
         twin.tool = tool
         return twin
 
+    def check_plain(self, args: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a copy of short plain scalars that need no change, in a fraction of the time that `check` takes.
+
+        None: the arguments are anything else, and `check` must look at them.
+        """
+        plain = self._plain
+        for name, value in args.items():
+            kind = type(value)
+            if kind is int:
+                if not MIN_INTEGER <= value <= MAX_INTEGER:
+                    return None
+            elif kind is str:
+                if len(value) > MAX_PLAIN_CHARS or not value.isascii():
+                    return None
+            elif kind is not bool and value is not None:
+                return None
+            if name not in plain:
+                return None
+        if not plain:
+            return None
+        mine = args.copy()
+        for name, default in self._defaults:
+            if name not in mine:
+                mine[name] = json_copy(default)
+        return mine if self.is_valid(mine) else None
+
+    def check_for_model(self, args: Any) -> CheckedArguments:
+        """Do what `check` does; what is wrong is said to the model.
+
+        Raises:
+            ArgumentError: the arguments do not fit.
+        """
+        try:
+            return self.check(args)
+        except InvalidArguments as exc:
+            fields = {path_text(problem.path): problem.message for problem in exc.problems}
+            raise ArgumentError(f"invalid tool arguments: {exc}", fields=fields) from exc
+
     def check(self, args: Any) -> CheckedArguments:
-        """Arguments fit for the tool; `args` itself is never touched.
+        """Return arguments fit for the tool; `args` itself is never touched.
 
         Raises:
             InvalidArguments: names every problem and its path.

@@ -12,9 +12,10 @@ import anyio
 
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.tools.call import Call
-from toolcell.tools.pipeline import conclude, perform, preflight, record_as_cancelled, refuse, run_call
+from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.spec import RegisteredTool
 
 OnResult = Callable[[Call, ToolResult], Awaitable[None]]
 """Told of each result in source order, right after the end of its call."""
@@ -64,32 +65,34 @@ async def _one(state: RegistryState, call: Call, on_result: OnResult | None) -> 
 
 
 async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
-    refusals = [await preflight(state, call) for call in calls]
-    results = dict(enumerate(refusals))
+    admitted = [await admit(state, call) for call in calls]
+    results = [found if isinstance(found, ToolResult) else None for found in admitted]
 
-    async def perform_one(index: int) -> None:
-        results[index] = await perform(state, calls[index])
+    async def perform_one(index: int, tool: RegisteredTool) -> None:
+        results[index] = await perform(state, calls[index], tool)
 
-    admitted = [index for index, refusal in enumerate(refusals) if refusal is None]
-    if len(admitted) == 1:
-        await perform_one(admitted[0])
+    runnable = [(index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool)]
+    if len(runnable) == 1:
+        await perform_one(*runnable[0])
     else:
-        await _together(perform_one, admitted)
+        await _together(perform_one, runnable)
     concluded = []
-    for index, call in enumerate(calls):
-        result = results[index]
+    for call, result in zip(calls, results, strict=True):
         assert result is not None
         concluded.append(await conclude(state, call, result))
         if on_result is not None:
-            await on_result(call, concluded[index])
+            await on_result(call, concluded[-1])
     return concluded
 
 
-async def _together(perform_one: Callable[[int], Coroutine[Any, Any, None]], indices: Sequence[int]) -> None:
+async def _together(
+    perform_one: Callable[[int, RegisteredTool], Coroutine[Any, Any, None]],
+    runnable: Sequence[tuple[int, RegisteredTool]],
+) -> None:
     try:
         async with anyio.create_task_group() as group:
-            for index in indices:
-                group.start_soon(perform_one, index)
+            for index, tool in runnable:
+                group.start_soon(perform_one, index, tool)
     except BaseExceptionGroup as group_error:
         raise first_that_ends_run(group_error) from None
 

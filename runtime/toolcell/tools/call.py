@@ -1,33 +1,179 @@
-"""One call on its way: what was asked, what it became, what came of it; and the tool's own view of it.
+"""The record of one call, the run it belongs to, and the protocols of those who watch it and answer it.
 
-A `Call` is written by `dispatch` alone. Hooks and observers read it; a tool gets a `ToolContext`.
+Knows no registered tool. The pipeline alone (`pipeline` and its step `execution`) writes a `Call`; hooks and observers
+read it, and a tool gets a `ToolContext`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self
 
-import anyio
-
-from toolcell.errors import ToolError, UsageError
+from toolcell.errors import UsageError
 from toolcell.tools.coercion import Change
-from toolcell.tools.context import RunContext, RunState, new_id
-from toolcell.tools.jobs import Completion, Work, completion_for
+from toolcell.tools.concurrency import ToolIdentity, Workers
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.events import EventBus
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
-from toolcell.tools.progress import ProgressReporter
-from toolcell.tools.result import ToolResult
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.result import Part, ToolResult
+from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets
 
-if TYPE_CHECKING:
-    from toolcell.tools.spec import RegisteredTool
-    from toolcell.tools.view import RegistryView
+LOGGER = logging.getLogger("toolcell.tools")
+
+CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
+
+
+class CallObserver(Protocol):
+    """Sees every call of a run. `call_started` returns before the tool has any effect. Either may be async."""
+
+    def call_started(self, call: Call, /) -> Awaitable[None] | None:
+        """A call is about to run, or was just refused (`call.refusal` says why)."""
+
+    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
+        """A call has its final `call.result`."""
+
+
+class CallHook(Protocol):
+    """What a run knows of a hook; `hooks.Hook` is the one there is."""
+
+    @property
+    def before(self) -> Callable[[Call], Any] | None:
+        """Sees a call before it runs, and may refuse or change it."""
+
+    @property
+    def after(self) -> Callable[[Call, ToolResult], Any] | None:
+        """Sees a result, and may replace it."""
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds either may take."""
+
+    @property
+    def on_error(self) -> str:
+        """Whether a failing hook refuses its call or ends the run."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+
+class CallableTools(Protocol):
+    """What a run needs of a registry: `ToolRegistry`, or a stand-in that answers from a record."""
+
+    def snapshot(self) -> CallableTools:
+        """Return these tools as they are now, unchanging: what a run works with."""
+        ...
+
+    def names(self, origin: Origin = ...) -> list[str]:
+        """Return the names a caller from `origin` may use."""
+        ...
+
+    def definitions(self, origin: Origin = ...) -> list[ToolDefinition]:
+        """Return what a caller from `origin` is told."""
+        ...
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = ...,
+        origin: Origin | None = ...,
+        context: RunContext | None = ...,
+    ) -> ToolResult:
+        """Make one call."""
+        ...
+
+
+class CallingRegistry(CallableTools, Protocol):
+    """What a tool that runs other tools needs of the registry it was called in."""
+
+    @property
+    def hooks(self) -> tuple[CallHook, ...]:
+        """Its hooks, for calls further down."""
+        ...
+
+    @property
+    def policies(self) -> tuple[CallPolicy, ...]:
+        """Its rules, for calls further down."""
+        ...
+
+    async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
+        """Run the steps of a plan."""
+        ...
+
+
+def new_id() -> str:
+    """Return a fresh id for a run."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
+
+    run_id: str = field(default_factory=new_id)
+    user_id: str = ""
+    thread_id: str = ""
+    channel: str = ""
+    chat_id: str = ""
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
+    deadline: float = math.inf
+    """On the event loop's clock (`anyio.current_time()`); no call outlasts it."""
+    limits: Any = None
+    """What the run's sandboxes may use; passed through, not looked at."""
+    events: EventBus = field(default_factory=EventBus)
+    observer: CallObserver | None = None
+    hooks: tuple[CallHook, ...] = ()
+    """Of the agents above; they see calls before the registry's own."""
+    policies: tuple[CallPolicy, ...] = ()
+    """Of the agents above: a child may never call more than its parent."""
+    on_complete: CompletionCallback | None = None
+    """Receives the final results of background work."""
+    logger: logging.Logger = LOGGER
+    attachments: tuple[Part, ...] = ()
+    """What the user gave with the task, handed down to sub-agents."""
+    parent_call_id: str | None = None
+    """The call this part of the run belongs to."""
+    depth: int = 0
+    """Agents above this one."""
+    agents: tuple[int, ...] = ()
+    """Which, by identity, outermost first."""
+    lineage: Lineage = OUTERMOST
+    """Internal: what scheduling and rules need to know of the calls above."""
+    state: RunState = field(default_factory=RunState)
+    is_shared: bool = False
+    """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
+
+    def child(self, **changes: Any) -> Self:
+        """Return the same run with some fields replaced; state, events and budget stay shared."""
+        return replace(self, **changes)
+
+    def cancel(self, reason: str = "run cancelled") -> None:
+        """Cancel the run's tool calls; see `RunState.cancel`.
+
+        Raises:
+            UsageError: this stands for no run, so nothing in it belongs together.
+        """
+        if self.is_shared:
+            raise UsageError("calls made without a run of their own cannot be cancelled together")
+        self.state.cancel(reason)
+
+    @property
+    def has_task(self) -> bool:
+        """True when the run is for somebody: a user, a thread, a chat."""
+        return bool(self.user_id or self.thread_id or self.chat_id or self.channel or self.custom)
 
 
 class Call:
-    """The record of one call."""
+    """The record of one call: what was asked, what was made of it, what came of it."""
 
     # Most of these keep their default in most calls, so they are set once, on the class.
 
@@ -35,17 +181,19 @@ class Call:
     """Validated: what the tool receives. Empty until validation."""
     decoded: dict[str, Any] | None = None
     """The same as the Python types the tool declares, where these are more than JSON."""
-    tool: RegisteredTool | None = None
+    options: ToolOptions = DEFAULT_TOOL_OPTIONS
+    """Of the tool; the defaults when there is none by that name."""
+    aliases: tuple[str, ...] = ()
+    """Every name the tool goes by."""
+    identity: ToolIdentity | None = None
+    """Of the tool, whatever name it was called by."""
     changes: tuple[Change, ...] = ()
-    """What coercion mended."""
+    """What coercion changed."""
     warnings: tuple[str, ...] = ()
     approved = False
     refusal: ToolResult | None = None
     """Set when the tool was not run: unknown, invalid, blocked, substituted."""
     result: ToolResult | None = None
-    scope: anyio.CancelScope | None = None
-    timeout_s: float | None = None
-    """Of this call; None is the tool's own or the registry's."""
     is_started = False
     """An observer knows of it."""
     is_executed = False
@@ -57,15 +205,12 @@ class Call:
     started_s = 0.0
     """Monotonic."""
     duration_s = 0.0
-    progress: ProgressReporter | None = None
-    completion: Completion | None = None
-    _context: ToolContext | None = None
     _nested: RunContext | None = None
-    _lent: anyio.CapacityLimiter | None = None
+    _lent: Workers | None = None
 
     def __init__(
         self,
-        registry: RegistryView,
+        registry: CallingRegistry,
         name: str,
         raw_args: Any,
         call_id: str,
@@ -74,6 +219,7 @@ class Call:
         parent: Call | None = None,
         step: int | None = None,
         message: Any = None,
+        timeout_s: float | None = None,
     ) -> None:
         self.registry = registry
         self.name = name
@@ -88,11 +234,8 @@ class Call:
         """Of a plan."""
         self.message = message
         """The assistant message that asked for it, where there is one."""
-
-    @property
-    def options(self) -> ToolOptions:
-        """Of the tool; of no tool in particular when there is none by that name."""
-        return self.tool.options if self.tool is not None else DEFAULT_TOOL_OPTIONS
+        self.timeout_s = timeout_s
+        """Of this call alone; None is the tool's own or the registry's."""
 
     @property
     def origin_label(self) -> str:
@@ -109,33 +252,25 @@ class Call:
         """True when there is a result and it is a failure."""
         return self.result is not None and self.result.is_error
 
-    @property
-    def context(self) -> ToolContext:
-        """The tool's view of this call."""
-        if self._context is None:
-            self._context = ToolContext(self)
-        return self._context
+    # Calls below this one
 
     def nested_run(self) -> RunContext:
-        """The run as calls made by this call's tool see it."""
+        """Return the run as calls made by this call's tool see it."""
         if self._nested is None:
             self._nested = self._make_nested_run() if self.options.orchestrates else self.run
         return self._nested
 
     def _make_nested_run(self) -> RunContext:
-        run = self.run
+        run, above = self.run, self.run.lineage
         # Not MODEL: what a model may not call directly, its code may well be meant to call.
-        via = run.via if self.origin is Origin.MODEL else run.via | {self.origin}
-        changes: dict[str, Any] = {
-            "parent_call_id": self.call_id,
-            "level": run.level + 1,
-            "via": via,
-            "borrowed_worker": self.borrowed_worker,
-            "held_groups": self.held_groups,
-        }
+        origins = above.origins if self.origin is Origin.MODEL else above.origins | {self.origin}
+        lineage = Lineage(origins, above.level + 1, self.borrowed_worker, self.held_groups)
         if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
-            changes |= {"is_shared": False, "run_id": new_id(), "state": RunState()}
-        return run.child(**changes)
+            state = RunState()
+            return run.child(
+                parent_call_id=self.call_id, lineage=lineage, is_shared=False, run_id=new_id(), state=state
+            )
+        return run.child(parent_call_id=self.call_id, lineage=lineage)
 
     @property
     def callers(self) -> Iterator[Call]:
@@ -146,7 +281,7 @@ class Call:
             above = above.parent
 
     @property
-    def borrowed_worker(self) -> anyio.CapacityLimiter | None:
+    def borrowed_worker(self) -> Workers | None:
         """The worker of the nearest call above that holds one: it waits for this call, so its worker is free for it.
 
         Waiting for another would be a deadlock when all are held by calls that wait; taking none would break the cap.
@@ -154,15 +289,17 @@ class Call:
         for above in self.callers:
             if above.holds_worker:
                 if above._lent is None:
-                    above._lent = anyio.CapacityLimiter(1)
+                    above._lent = Workers(1)
                 return above._lent
-        return self.run.borrowed_worker
+        return self.run.lineage.borrowed_worker
 
     @property
     def held_groups(self) -> frozenset[str]:
         """Exclusive groups that calls above hold, and so this one need not wait for."""
-        own = {above.options.exclusive_group for above in self.callers} - {None}
-        return self.run.held_groups | frozenset(group for group in own if group is not None)
+        groups = {above.options.exclusive_group for above in self.callers}
+        return self.run.lineage.held_groups | frozenset(group for group in groups if group is not None)
+
+    # What others are told
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event of this call."""
@@ -176,8 +313,12 @@ class Call:
             **fields,
         )
 
+    def deliver(self, result: ToolResult) -> Awaitable[None] | None:
+        """Give the run's `on_complete` the final result of background work."""
+        return self.run.on_complete(self.run, result) if self.run.on_complete is not None else None
+
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain data; arguments are not redacted."""
+        """Return the record as plain data; arguments are not redacted."""
         plain: dict[str, Any] = {
             "call_id": self.call_id,
             "parent_call_id": self.parent_call_id,
@@ -193,153 +334,3 @@ class Call:
         if self.result is not None:
             plain["result"] = self.result.to_dict()
         return plain
-
-
-class ToolContext:
-    """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
-
-    __slots__ = ("_call", "update")
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        if call.progress is None:
-            call.progress = ProgressReporter(call)
-        self.update = call.progress
-        """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
-
-    @property
-    def run(self) -> RunContext:
-        """The run, for passing on to other registries and agents."""
-        return self._call.nested_run()
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self._call.run.run_id
-
-    @property
-    def call_id(self) -> str:
-        """The model's id of this call, unchanged."""
-        return self._call.call_id
-
-    @property
-    def tool(self) -> str:
-        """The name that was called."""
-        return self._call.name
-
-    @property
-    def origin(self) -> Origin:
-        """Where the call comes from."""
-        return self._call.origin
-
-    @property
-    def parent_call_id(self) -> str | None:
-        """The call this one was made in."""
-        return self._call.parent_call_id
-
-    @property
-    def user_id(self) -> str:
-        """Empty when the run is for nobody in particular."""
-        return self._call.run.user_id
-
-    @property
-    def thread_id(self) -> str:
-        """Empty when there is none."""
-        return self._call.run.thread_id
-
-    @property
-    def channel(self) -> str:
-        """Empty when there is none."""
-        return self._call.run.channel
-
-    @property
-    def chat_id(self) -> str:
-        """Empty when there is none."""
-        return self._call.run.chat_id
-
-    @property
-    def custom(self) -> Mapping[str, Any]:
-        """The application's own keys."""
-        return self._call.run.custom
-
-    @property
-    def limits(self) -> Any:
-        """Limits of the run's sandboxes, as given with the run."""
-        return self._call.run.limits
-
-    @property
-    def logger(self) -> logging.Logger:
-        """The run's logger."""
-        return self._call.run.logger
-
-    @property
-    def scope(self) -> anyio.CancelScope | None:
-        """Cancelled when the call times out or the run is cancelled."""
-        return self._call.scope
-
-    @property
-    def deadline(self) -> float:
-        """On the event loop's clock; `math.inf` when nothing bounds the call yet."""
-        scope = self._call.scope
-        return min(self._call.run.deadline, scope.deadline if scope is not None else self._call.run.deadline)
-
-    def secret(self, name: str) -> str:
-        """A secret registered with the run.
-
-        Raises:
-            ToolError: there is none of that name.
-        """
-        if (value := self._call.run.secrets.get(name)) is None:
-            raise ToolError(f"no secret named {name!r} is configured", code="unavailable")
-        return value
-
-    def require_task(self) -> RunContext:
-        """The run, when it is for somebody.
-
-        Raises:
-            ToolError: `no task context`.
-        """
-        if not self._call.run.has_task:
-            raise ToolError("no task context", code="unavailable")
-        return self._call.run
-
-    def emit(self, kind: str, **data: Any) -> None:
-        """Emit an event of the tool's own."""
-        self._call.emit(kind, data=data)
-
-    @property
-    def callback(self) -> Completion | None:
-        """To be called once with the final result of work that goes on after the call; None when nobody listens."""
-        return completion_for(self._call)
-
-    def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
-        """Hand work to the run's job state and return the pending result to give back.
-
-        Raises:
-            ToolError: the run keeps no job state.
-        """
-        jobs = self._call.run.state.jobs
-        if jobs is None:
-            raise ToolError("this run keeps no background jobs", code="unavailable")
-        return ToolResult.async_(ack, job_id=jobs.start(self._call, work, timeout_s).id)
-
-    async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
-        """Call another tool on the same path, with the caller's rights."""
-        call = self._call
-        return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
-
-
-current: ContextVar[Call | None] = ContextVar("toolcell_call", default=None)
-"""The call being executed in this task or thread."""
-
-
-def current_context() -> ToolContext:
-    """The context of the call being executed, for code that is not handed one.
-
-    Raises:
-        UsageError: no tool call is being executed here.
-    """
-    call = current.get()
-    if call is None:
-        raise UsageError("no tool call is being executed here")
-    return call.context

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolcell.tools.finalize import cut_text
+from toolcell.text import cut_text
 from toolcell.tools.result import Image, Part, Status, Text, ToolResult
 
 MAX_TRANSCRIPT_CHARS = 100_000

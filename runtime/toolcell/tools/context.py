@@ -1,263 +1,250 @@
-"""Who a run is for and what its calls share: ids, secrets, budget, events, inherited rules.
+"""The tool's own view of the call it serves: who it is for, secrets, progress, background work, further calls.
 
-A `RunContext` is frozen and passed along; a guest can neither read nor forge it. What changes during a run is in its
-one `RunState`.
+`current` is the context of the call that is being executed in this task or thread.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+import threading
+from collections.abc import Awaitable, Generator, Mapping
+from contextvars import ContextVar
+from typing import Any, Self
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 
-from toolcell.errors import ToolAbort, UsageError
-from toolcell.tools.events import EventBus
-from toolcell.tools.hooks import Hook
+from toolcell.errors import ToolError, UsageError
+from toolcell.tools.call import Call, RunContext
+from toolcell.tools.events import TOOL_UPDATE
+from toolcell.tools.jobs import Job, Work
 from toolcell.tools.options import Origin
-from toolcell.tools.policy import CallPolicy
-from toolcell.tools.result import NO_USAGE, Part, TokenUsage, ToolResult
+from toolcell.tools.progress import ProgressReporter
+from toolcell.tools.result import ErrorCode, ToolResult
 
-if TYPE_CHECKING:
-    from toolcell.tools.call import Call
-    from toolcell.tools.jobs import JobTable
-
-LOGGER = logging.getLogger("toolcell.tools")
-PLAN_ORCHESTRATORS = 2
-"""Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
-REDACTED = "[redacted]"
-_MIN_SECRET_CHARS = 4
+logger = logging.getLogger("toolcell.tools")
 
 
-class CallObserver(Protocol):
-    """Sees every call of a run. `call_started` returns before the tool has any effect. Either may be async."""
+class ToolContext:
+    """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
 
-    def call_started(self, call: Call, /) -> Awaitable[None] | None:
-        """A call is about to run, or was just refused (`call.refusal` says why)."""
+    __slots__ = ("_completion", "_progress", "call", "scope")
 
-    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
-        """A call has its final `call.result`."""
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        """The record of the call."""
+        self.scope: anyio.CancelScope | None = None
+        """Cancelled when the call times out or the run is cancelled."""
+        self._progress: ProgressReporter | None = None
+        self._completion: Completion | None = None
 
-
-class Secrets(Mapping[str, str]):
-    """Values tools may use and nobody may read: never shown, and taken out of text for models and logs."""
-
-    def __init__(self, values: Mapping[str, str] | None = None) -> None:
-        self._values = dict(values or {})
-        # Longest first, so that a secret containing another is removed whole.
-        hidden = sorted((text for text in self._values.values() if len(text) >= _MIN_SECRET_CHARS), key=len)
-        self._hidden = tuple(reversed(hidden))
-
-    def __getitem__(self, name: str) -> str:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Secrets({', '.join(self._values)})"
-
-    def redact(self, text: str) -> str:
-        """`text` with every secret of at least four characters replaced."""
-        for secret in self._hidden:
-            if secret in text:
-                text = text.replace(secret, REDACTED)
-        return text
-
-    def redact_value(self, value: Any) -> Any:
-        """The same for every string in plain data."""
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, dict):
-            return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.redact_value(item) for item in value]
-        return value
-
-
-NO_SECRETS = Secrets()
-
-
-@dataclass(slots=True)
-class Budget:
-    """What a run and all its sub-agents may use together. None is no limit."""
-
-    tool_calls: int | None = None
-    tokens: int | None = None
-    used_calls: int = 0
-    used: TokenUsage = NO_USAGE
-
-    def take_call(self) -> bool:
-        """Count one tool call; False when none is left."""
-        if self.tool_calls is not None and self.used_calls >= self.tool_calls:
-            return False
-        self.used_calls += 1
-        return True
-
-    def add_tokens(self, usage: TokenUsage) -> None:
-        """Count what a model used."""
-        self.used = self.used + usage
+    # Who asks
 
     @property
-    def is_out_of_tokens(self) -> bool:
-        """True when the next model call may not be made."""
-        return self.tokens is not None and self.used.total >= self.tokens
-
-
-class RunState:
-    """What changes during a run. One per run, shared by its sub-agents, plans and guests; used in one event loop."""
-
-    def __init__(
-        self, max_workers: int | None = None, budget: Budget | None = None, jobs: JobTable | None = None
-    ) -> None:
-        if max_workers is not None and max_workers < 1:
-            raise UsageError(f"max_workers must be at least 1, not {max_workers}")
-        self.max_workers = max_workers
-        """None: what the registry of the first call says."""
-        self.budget = budget
-        self.cancel_reason: str | None = None
-        self.abort: ToolAbort | None = None
-        """Set when a tool ended the run, for those between it and the run who do not see its exception."""
-        self.active: dict[int, Call] = {}
-        """Calls being executed, by identity."""
-        self.waiting: set[anyio.CancelScope] = set()
-        """Other waits of the run, for a model's answer or a job."""
-        self.failures: dict[str, int] = {}
-        """How often the same call of the same arguments failed in a row, by digest."""
-        self.jobs = jobs
-        """Where tools may leave background work; None: nowhere."""
-        self._leaves: anyio.CapacityLimiter | None = None
-        self._orchestrators: dict[tuple[int, bool], anyio.CapacityLimiter] = {}
-        self._hook_lock: anyio.Lock | None = None
-
-    def fresh(self) -> RunState:
-        """The state of another run with the same settings, budget and jobs."""
-        return RunState(self.max_workers, self.budget, self.jobs)
-
-    # Limiters and locks belong to the loop they are made in, so they are made at first use.
-
-    def leaves(self, max_workers: int) -> anyio.CapacityLimiter:
-        """Bounds tools that do the work themselves, over all batches, plans and guests of the run."""
-        if self._leaves is None:
-            self._leaves = anyio.CapacityLimiter(self._workers(max_workers))
-        return self._leaves
-
-    def orchestrators(self, level: int, in_plan: bool, max_workers: int) -> anyio.CapacityLimiter:
-        """Bounds tools that wait for other tools, one limiter per level so that no level waits for itself."""
-        key = (level, in_plan)
-        if key not in self._orchestrators:
-            workers = self._workers(max_workers)
-            self._orchestrators[key] = anyio.CapacityLimiter(min(PLAN_ORCHESTRATORS, workers) if in_plan else workers)
-        return self._orchestrators[key]
-
-    def _workers(self, max_workers: int) -> int:
-        return max_workers if self.max_workers is None else self.max_workers
+    def run(self) -> RunContext:
+        """The run, for passing on to other registries and agents."""
+        return self.call.nested_run()
 
     @property
-    def hook_lock(self) -> anyio.Lock:
-        """Held while hooks run: they never overlap within a run."""
-        if self._hook_lock is None:
-            self._hook_lock = anyio.Lock()
-        return self._hook_lock
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.call.run.run_id
 
-    @contextmanager
-    def cancellable(self, deadline: float = math.inf) -> Iterator[anyio.CancelScope]:
-        """A wait that the run's `cancel` ends, or its deadline."""
-        with anyio.CancelScope(deadline=deadline) as scope:
-            self.waiting.add(scope)
-            if self.cancel_reason is not None:
-                scope.cancel()
-            try:
-                yield scope
-            finally:
-                self.waiting.discard(scope)
+    @property
+    def call_id(self) -> str:
+        """The model's id of this call, unchanged."""
+        return self.call.call_id
 
-    def cancel(self, reason: str) -> None:
-        """Cancel every call in flight and refuse further ones; each still gets its result."""
-        if self.cancel_reason is None:
-            self.cancel_reason = reason
-        for call in list(self.active.values()):
-            if call.scope is not None:
-                call.scope.cancel()
-        for scope in list(self.waiting):
-            scope.cancel()
+    @property
+    def tool(self) -> str:
+        """The name that was called."""
+        return self.call.name
 
+    @property
+    def origin(self) -> Origin:
+        """Where the call comes from."""
+        return self.call.origin
 
-CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
+    @property
+    def parent_call_id(self) -> str | None:
+        """The call this one was made in."""
+        return self.call.parent_call_id
 
+    @property
+    def user_id(self) -> str:
+        """Empty when the run is for nobody in particular."""
+        return self.call.run.user_id
 
-def new_id() -> str:
-    """A fresh id for a run."""
-    return uuid.uuid4().hex
+    @property
+    def thread_id(self) -> str:
+        """Empty when there is none."""
+        return self.call.run.thread_id
 
+    @property
+    def channel(self) -> str:
+        """Empty when there is none."""
+        return self.call.run.channel
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """Everything calls of one run have in common."""
+    @property
+    def chat_id(self) -> str:
+        """Empty when there is none."""
+        return self.call.run.chat_id
 
-    run_id: str = field(default_factory=new_id)
-    user_id: str = ""
-    thread_id: str = ""
-    channel: str = ""
-    chat_id: str = ""
-    custom: Mapping[str, Any] = field(default_factory=dict)
-    secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
-    deadline: float = math.inf
-    """On the event loop's clock (`anyio.current_time()`); no call outlasts it."""
-    limits: Any = None
-    """What the run's sandboxes may use; passed through, not looked at."""
-    events: EventBus = field(default_factory=EventBus)
-    observer: CallObserver | None = None
-    hooks: tuple[Hook, ...] = ()
-    """Of the agents above; they see calls before the registry's own."""
-    policies: tuple[CallPolicy, ...] = ()
-    """Of the agents above: a child may never call more than its parent."""
-    on_complete: CompletionCallback | None = None
-    """Receives the final results of background work."""
-    logger: logging.Logger = LOGGER
-    attachments: tuple[Part, ...] = ()
-    """What the user gave with the task, handed down to sub-agents."""
-    via: frozenset[Origin] = frozenset()
-    """Plans, code and sub-agents this part of the run was reached through: rules about them hold here too."""
-    parent_call_id: str | None = None
-    """The call this part of the run belongs to."""
-    depth: int = 0
-    """Agents above this one."""
-    agents: tuple[int, ...] = ()
-    """Which, by identity, outermost first."""
-    level: int = 0
-    """Orchestrating tools above this call."""
-    borrowed_worker: anyio.CapacityLimiter | None = None
-    """The one worker of a call above that waits for this part of the run; calls here take turns with it."""
-    held_groups: frozenset[str] = frozenset()
-    """Exclusive groups the calls above hold."""
-    state: RunState = field(default_factory=RunState)
-    is_shared: bool = False
-    """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
+    @property
+    def custom(self) -> Mapping[str, Any]:
+        """The application's own keys."""
+        return self.call.run.custom
 
-    def child(self, **changes: Any) -> Self:
-        """The same run with some fields replaced; state, events and budget stay shared."""
-        return replace(self, **changes)
+    @property
+    def limits(self) -> Any:
+        """Limits of the run's sandboxes, as given with the run."""
+        return self.call.run.limits
 
-    def cancel(self, reason: str = "run cancelled") -> None:
-        """Cancel the run's tool calls; see `RunState.cancel`.
+    @property
+    def logger(self) -> logging.Logger:
+        """The run's logger."""
+        return self.call.run.logger
+
+    @property
+    def deadline(self) -> float:
+        """On the event loop's clock; `math.inf` when nothing bounds the call yet."""
+        own = self.scope.deadline if self.scope is not None else self.call.run.deadline
+        return min(self.call.run.deadline, own)
+
+    def secret(self, name: str) -> str:
+        """Return a secret registered with the run.
 
         Raises:
-            UsageError: this stands for no run, so nothing in it belongs together.
+            ToolError: there is none of that name.
         """
-        if self.is_shared:
-            raise UsageError("calls made without a run of their own cannot be cancelled together")
-        self.state.cancel(reason)
+        if (value := self.call.run.secrets.get(name)) is None:
+            raise ToolError(f"no secret named {name!r} is configured", code="unavailable")
+        return value
+
+    def require_task(self) -> RunContext:
+        """Return the run, when it is for somebody.
+
+        Raises:
+            ToolError: `no task context`.
+        """
+        if not self.call.run.has_task:
+            raise ToolError("no task context", code="unavailable")
+        return self.call.run
+
+    # Progress and events
 
     @property
-    def has_task(self) -> bool:
-        """True when the run is for somebody: a user, a thread, a chat."""
-        return bool(self.user_id or self.thread_id or self.chat_id or self.channel or self.custom)
+    def update(self) -> ProgressReporter:
+        """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
+        if self._progress is None:
+            self._progress = ProgressReporter(self._emit_update)
+        return self._progress
+
+    def _emit_update(self, update: dict[str, Any]) -> None:
+        secrets = self.call.run.secrets
+        self.call.emit(TOOL_UPDATE, args=self.call.args, update=secrets.redact_value(update) if secrets else update)
+
+    def for_any_thread(self) -> Self:
+        """Return the context after making what can only be made in the event loop's thread."""
+        _ = self.update
+        return self
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Emit an event of the tool's own."""
+        self.call.emit(kind, data=data)
+
+    # Further calls and background work
+
+    @property
+    def callback(self) -> Completion | None:
+        """To be called once with the final result of work that goes on after the call; None when nobody listens."""
+        call = self.call
+        jobs = call.run.state.jobs
+        if self._completion is None and (jobs is not None or call.run.on_complete is not None):
+            self._completion = Completion(call, jobs.open_watched(call) if jobs is not None else None)
+        return self._completion
+
+    def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
+        """Hand work to the run's job table and return the pending result to give back.
+
+        Raises:
+            ToolError: the run keeps no job table.
+        """
+        jobs = self.call.run.state.jobs
+        if jobs is None:
+            raise ToolError("this run keeps no background jobs", code="unavailable")
+        return ToolResult.async_(ack, job_id=jobs.start(self.call, work, timeout_s).id)
+
+    async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
+        """Call another tool on the same path, with the caller's rights."""
+        call = self.call
+        return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
+
+    # The end of the call
+
+    @property
+    def job_id(self) -> str | None:
+        """Of the job the run keeps for work announced by `callback`."""
+        return self._completion.job_id if self._completion is not None else None
+
+    def close(self) -> None:
+        """End progress reports: the tool is done."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+class _NothingToAwait:
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+class Completion:
+    """Given to a tool with its call: `await callback(result)`, or `callback(ctx, result)`. Only the first counts."""
+
+    def __init__(self, call: Call, job: Job | None) -> None:
+        self._call = call
+        self._job = job
+        self._used = False
+        self._thread = threading.get_ident()
+        self._token = anyio.lowlevel.current_token()
+
+    @property
+    def job_id(self) -> str | None:
+        """Of the job the run keeps for this work."""
+        return self._job.id if self._job is not None else None
+
+    def __call__(self, *args: Any) -> Awaitable[Any]:
+        result = args[-1] if args else None
+        if not isinstance(result, ToolResult):
+            result = ToolResult.fail("async tool completed without a result", code=ErrorCode.NO_RESULT)
+        if threading.get_ident() != self._thread:
+            anyio.from_thread.run_sync(self._complete, result, token=self._token)
+            return _NothingToAwait()
+        return self._complete(result)
+
+    def _complete(self, result: ToolResult) -> Awaitable[Any]:
+        state = self._call.run.state
+        if self._used or state.cancel_reason is not None:
+            logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
+            return _NothingToAwait()
+        self._used = True
+        if self._job is not None and state.jobs is not None:
+            state.jobs.finish(self._job, result)
+            return _NothingToAwait()
+        return self._call.deliver(result) or _NothingToAwait()
+
+
+current: ContextVar[ToolContext | None] = ContextVar("toolcell_context", default=None)
+"""The call being executed in this task or thread."""
+
+
+def current_context() -> ToolContext:
+    """Return the context of the call being executed, for code that is not handed one.
+
+    Raises:
+        UsageError: no tool call is being executed here.
+    """
+    if (context := current.get()) is None:
+        raise UsageError("no tool call is being executed here")
+    return context

@@ -1,6 +1,6 @@
-"""Running one admitted call: its deadline, its place in the queue, and whatever the tool does, as a result.
+"""The step of the pipeline that runs the tool: its deadline, its turn, and whatever the tool does, as a result.
 
-Knows no policy and no hook. Promises one result per call: nothing the tool raises gets out, except `ToolAbort`,
+Knows no policy and no hook. One result per call: nothing the tool raises gets out, except `ToolAbort`,
 KeyboardInterrupt and a cancellation from above.
 """
 
@@ -8,121 +8,123 @@ from __future__ import annotations
 
 import asyncio
 import math
+import types
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from types import CoroutineType
 from typing import Any
 
 import anyio
 
 from toolcell.errors import ToolAbort
-from toolcell.tools.call import Call, current
-from toolcell.tools.concurrency import has_own_gates, own_gates, take_worker, worker_limiter
+from toolcell.tools.call import Call
+from toolcell.tools.concurrency import Workers, own_turn
+from toolcell.tools.context import ToolContext, current
 from toolcell.tools.finalize import as_result, raised
+from toolcell.tools.hooks import in_hook
+from toolcell.tools.options import Origin
+from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Middleware, RegisteredTool
 
-DEFAULT_TIMEOUT_S = 60.0
 ABORTED = "tool execution aborted"
 
 
-class _StepByStep:
-    """Awaits a coroutine, and says so the first time it really waits.
-
-    A deadline costs a timer of the event loop, several microseconds to set and drop. Most quick tools never wait, so
-    the timer is set at the first wait. The cancel scope itself is entered *before* the tool's first step: scopes and
-    task groups the tool opens nest inside it properly, and only the scope's deadline is moved later, which both
-    asyncio and trio allow. A tool that never waits could not have been cancelled in either case.
-    """
-
-    __slots__ = ("_coroutine", "_on_wait")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], on_wait: Callable[[], None]) -> None:
-        self._coroutine = coroutine
-        self._on_wait = on_wait
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine = self._coroutine
-        try:
-            waiting_for = coroutine.send(None)
-            self._on_wait()
-            while True:
-                try:
-                    answer = yield waiting_for
-                except BaseException as exc:
-                    waiting_for = coroutine.throw(exc)
-                else:
-                    waiting_for = coroutine.send(answer)
-        except StopIteration as done:
-            return done.value
-
-
-async def execute(call: Call, middleware: tuple[Middleware, ...], default_timeout_s: float) -> ToolResult:
+async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tuple[ToolResult, ToolContext]:
     """Run the tool of an admitted call.
 
     Cancellation: from above it passes through, after the tool was cancelled; from the run's own `cancel` or the
     deadline it becomes the result.
     """
-    tool = call.tool
-    assert tool is not None
-    own_s = tool.timeout_s if tool.timeout_s is not None else default_timeout_s
-    call.timeout_s = own_s if call.timeout_s is None else min(own_s, call.timeout_s)
-    if call.run.state.cancel_reason is not None:  # while it waited for its task to start
-        return _cut_short(call)
-    token = current.set(call)
-    active = call.run.state.active
+    timeout_s = tool.timeout_s if tool.timeout_s is not None else state.settings.timeout_s
+    if call.timeout_s is not None and call.timeout_s < timeout_s:
+        timeout_s = call.timeout_s
+    context = ToolContext(call)
+    run = call.run.state
+    if run.cancel_reason is not None:  # while the call waited for its task to start
+        return cancelled(run.cancel_reason), context
+    token = current.set(context)
+    scope = anyio.CancelScope()
     try:
-        with anyio.CancelScope() as scope:
-            call.scope = scope
-            active[id(call)] = call
-            result = await _admitted(call, tool, middleware)
-            if not (scope.cancel_called and result.is_error):
-                return result
-        return _cut_short(call)
+        with scope:
+            context.scope = scope
+            run.scopes[scope] = None
+            if tool.has_own_limits:
+                result = await _in_its_turn(state, context, tool, timeout_s)
+            else:
+                result = await _with_worker(state, context, tool, timeout_s)
+            if result.status is Status.OK or not (scope.cancel_called and result.is_error):
+                return result, context
+        return _cut_short(call, timeout_s), context
     finally:
         current.reset(token)
-        active.pop(id(call), None)
-        if call.progress is not None:
-            call.progress.close()
+        run.scopes.pop(scope, None)
+        context.close()
 
 
-def _cut_short(call: Call) -> ToolResult:
+def _cut_short(call: Call, timeout_s: float) -> ToolResult:
     if (reason := call.run.state.cancel_reason) is not None:
         return cancelled(reason)
     is_run_over = anyio.current_time() >= call.run.deadline
-    message = "timed out: the run's time is used up" if is_run_over else f"timed out after {call.timeout_s:g} s"
+    message = "timed out: the run's time is used up" if is_run_over else f"timed out after {timeout_s:g} s"
     return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
 
 
 def cancelled(reason: str) -> ToolResult:
-    """The result of a call that was cancelled before it was done, or before it began."""
+    """Return the result of a call that was cancelled before it was done, or before it began."""
     return ToolResult.fail(reason, code=ErrorCode.CANCELLED, status=Status.CANCELLED)
 
 
-async def _admitted(call: Call, tool: RegisteredTool, middleware: tuple[Middleware, ...]) -> ToolResult:
-    if has_own_gates(tool):
-        async with own_gates(call, tool):
-            return await _with_worker(call, middleware)
-    return await _with_worker(call, middleware)
+# Its turn
 
 
-async def _with_worker(call: Call, middleware: tuple[Middleware, ...]) -> ToolResult:
-    limiter = worker_limiter(call)
-    if limiter is None:
-        return await _run(call, middleware)
-    await take_worker(call, limiter)
+async def _in_its_turn(
+    state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
+) -> ToolResult:
+    call = context.call
+    is_held = any(above.identity is tool.identity for above in call.callers)
+    async with own_turn(tool.options, tool.identity, call.held_groups, is_held):
+        return await _with_worker(state, context, tool, timeout_s)
+
+
+async def _with_worker(
+    state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
+) -> ToolResult:
+    workers = None if context.call.run.is_shared else _workers(state, context.call)
+    if workers is None:
+        return await _through_middleware(state.middleware, context, tool, timeout_s)
+    if workers.free:
+        workers.free -= 1
+    else:
+        await workers.take()
+    context.call.holds_worker = not tool.options.orchestrates
     try:
-        return await _run(call, middleware)
+        return await _through_middleware(state.middleware, context, tool, timeout_s)
     finally:
-        limiter.release_on_behalf_of(call)
+        workers.give_back()
 
 
-async def _run(call: Call, middleware: tuple[Middleware, ...]) -> ToolResult:
+def _workers(state: RegistryState, call: Call) -> Workers | None:
+    """Choose whose worker the call needs: of tools that work, of tools that wait for others, or none."""
+    run, default = call.run, state.settings.max_workers
+    if call.options.orchestrates:
+        return run.state.orchestrators(run.lineage.level, call.origin is Origin.PLAN, default)
+    if in_hook.get():  # calls that hold all workers may be waiting for this hook to end
+        return None
+    borrowed = run.lineage.borrowed_worker if call.parent is None else call.borrowed_worker
+    return borrowed or run.state.workers or run.state.open_workers(default)
+
+
+# Middleware and tool
+
+
+async def _through_middleware(
+    middleware: tuple[Middleware, ...], context: ToolContext, tool: RegisteredTool, timeout_s: float
+) -> ToolResult:
     if not middleware:
-        return await _invoke(call)
-    proceed = partial(_invoke, call)
+        return await _invoke(context, tool, timeout_s)
+    proceed: Callable[[], Coroutine[Any, Any, ToolResult]] = partial(_invoke, context, tool, timeout_s)
     for wrap in reversed(middleware):
-        proceed = partial(_wrapped, wrap, call, proceed)
+        proceed = partial(_wrapped, wrap, context.call, proceed)
     return await proceed()
 
 
@@ -135,38 +137,70 @@ async def _wrapped(wrap: Middleware, call: Call, proceed: Callable[[], Coroutine
         return _contained(call, exc)
 
 
-async def _invoke(call: Call) -> ToolResult:
-    spec = call.tool.spec  # type: ignore[union-attr]
+async def _invoke(context: ToolContext, tool: RegisteredTool, timeout_s: float) -> ToolResult:
+    spec, name = tool.spec, context.call.name
     try:
         if spec.invoke is None:
-            message = f'tool "{call.name}" has no Execute function'
+            message = f'tool "{name}" has no Execute function'
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
-        value = spec.invoke(call)
-        if type(value) is CoroutineType:
-            value = await _StepByStep(value, partial(_start_clock, call))
-        if hasattr(value, "__await__"):  # a future, or what a plain function made of an async one
-            _start_clock(call)
+        value = spec.invoke(context)
+        if type(value) is types.CoroutineType:
+            value = await _step_by_step(value, context, timeout_s)
+        if type(value) not in _NOT_AWAITABLE and hasattr(value, "__await__"):
+            # a future, or what a plain function made of an async one
+            _start_clock(context, timeout_s)
             value = await value
         return as_result(value, spec.requires_result)
     except ToolAbort:
         raise
     except (Exception, SystemExit) as exc:
-        return _contained(call, exc)
+        return _contained(context.call, exc)
     except BaseExceptionGroup as group:
-        return _contained_group(call, group)
+        return _contained_group(context.call, group)
     except anyio.get_cancelled_exc_class() as exc:
         if _is_cancelled_from_above():
             raise
-        return raised(call.name, exc)
+        return raised(name, exc)
 
 
-def _start_clock(call: Call) -> None:
+_NOT_AWAITABLE = frozenset({str, int, float, bool, type(None), dict, list, ToolResult})
+
+
+@types.coroutine
+def _step_by_step(
+    coroutine: Coroutine[Any, Any, Any], context: ToolContext, timeout_s: float
+) -> Generator[Any, Any, Any]:
+    """Await a coroutine, and start its clock the first time it really waits.
+
+    A deadline costs a timer of the event loop, several microseconds to set and drop. Most quick tools never wait, so
+    the timer is set at the first wait. The cancel scope itself is entered *before* the tool's first step: scopes and
+    task groups the tool opens nest inside it properly, and only the scope's deadline is moved later, which both
+    asyncio and trio allow. A tool that never waits could not have been cancelled in either case.
+    """
+    try:
+        waiting_for = coroutine.send(None)
+        _start_clock(context, timeout_s)
+        while True:
+            try:
+                answer = yield waiting_for
+            except BaseException as exc:
+                waiting_for = coroutine.throw(exc)
+            else:
+                waiting_for = coroutine.send(answer)
+    except StopIteration as done:
+        return done.value
+
+
+def _start_clock(context: ToolContext, timeout_s: float) -> None:
     """Set the call's deadline: its own timeout from now, or the run's end if that is sooner."""
-    timeout_s, deadline = call.timeout_s or math.inf, call.run.deadline
+    deadline = context.call.run.deadline
     if timeout_s != math.inf:
         deadline = min(deadline, anyio.current_time() + timeout_s)
-    if deadline != math.inf and call.scope is not None:
-        call.scope.deadline = deadline
+    if deadline != math.inf and context.scope is not None:
+        context.scope.deadline = deadline
+
+
+# Whatever it raises
 
 
 def _contained(call: Call, exc: BaseException) -> ToolResult:

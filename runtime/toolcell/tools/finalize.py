@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from toolcell.errors import ToolError
+from toolcell.text import cut_text
 from toolcell.tools.call import Call
 from toolcell.tools.result import (
     ErrorCode,
@@ -24,25 +25,25 @@ from toolcell.tools.result import (
     TokenUsage,
     ToolFailure,
     ToolResult,
+    of_plain,
     to_json,
 )
-from toolcell.tools.values import plain_value
-
-CUT_MARK = "\n[... {cut} characters cut ...]\n"
-FRESH = ResultMeta()
-"""Marks results made here, which no tool holds a reference to: they may still be stamped in place."""
+from toolcell.tools.run_state import NO_SECRETS, Secrets
+from toolcell.tools.values import JSON_SCALARS, plain_value
 
 
 def as_result(value: Any, requires_result: bool = False) -> ToolResult:
     """A tool's return value as a result; what cannot be one is a failure, never a crash."""
     kind = type(value)
+    if kind in JSON_SCALARS:
+        if kind is str:
+            return ToolResult(parts=(Text(value),))
+        if value is None:
+            return _no_result() if requires_result else ToolResult()
+        return of_plain(value)
     if kind is ToolResult:
         return _well_formed(value)
-    if value is None:
-        return _no_result() if requires_result else ToolResult(meta=FRESH)
-    if kind is str:
-        return ToolResult(parts=(Text(value),), meta=FRESH)
-    if kind is dict or kind is list or kind is int or kind is float or kind is bool:
+    if kind is dict or kind is list:
         return _structured(value)
     return _odd_result(value)
 
@@ -107,7 +108,7 @@ def _structured(value: Any) -> ToolResult:
     if isinstance(value, tuple) and value and all(isinstance(part, Text | Image | File) for part in value):
         return ToolResult(parts=value)
     try:
-        return ToolResult(value=plain_value(value), has_value=True, meta=FRESH)
+        return of_plain(plain_value(value))
     except ValueError as exc:
         return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
 
@@ -132,29 +133,23 @@ def _message_of(exc: BaseException) -> str:
         return ""
 
 
-def finalize(result: ToolResult, call: Call, duration_s: float) -> ToolResult:
-    """The result as everybody else gets it: bounded, without secrets, with its call's ids on it."""
+def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
+    """Return the result as everybody else gets it: bounded, without secrets, with its call's ids on it.
+
+    `job_id`: of work that the tool announced; a pending result without an id gets it.
+    """
     limit = call.options.max_result_bytes
     truncated = result.meta.truncated
     if limit is not None and not result.is_error:
         result, truncated = _bounded(result, limit)
-    if call.run.secrets:
+    if call.run.secrets is not NO_SECRETS:
         try:
-            result = _redacted(result, call)
+            result = _redacted(result, call.run.secrets)
         except RecursionError:  # what cannot be searched for secrets is not passed on
             result = ToolResult.fail("tool returned data that is nested without end", code=ErrorCode.NO_RESULT)
-    if result.status is Status.PENDING and result.job_id is None and call.completion is not None:
-        result = dataclasses.replace(result, job_id=call.completion.job_id)
-    meta = ResultMeta(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
-    return stamped(result, meta)
-
-
-def stamped(result: ToolResult, meta: ResultMeta) -> ToolResult:
-    """The result with `meta`: in place when nobody has seen it yet, else a copy."""
-    if result.meta is FRESH:
-        object.__setattr__(result, "meta", meta)
-        return result
-    return dataclasses.replace(result, meta=meta)
+    if result.status is Status.PENDING and result.job_id is None and job_id is not None:
+        result = dataclasses.replace(result, job_id=job_id)
+    return result.stamped(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
 
 
 def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
@@ -179,20 +174,7 @@ def _cut_parts(parts: tuple[Part, ...], limit: int) -> tuple[tuple[Part, ...], b
     return tuple(kept), was_cut
 
 
-def cut_text(text: str, max_chars: int) -> tuple[str, bool]:
-    """Keep the beginning and the end, `max_chars` in all; tell whether anything was cut. Never splits a character."""
-    if len(text) <= max_chars:
-        return text, False
-    mark = CUT_MARK.format(cut=len(text) - max_chars)
-    room = max_chars - len(mark)
-    if room < len(mark):  # too little to say anything about it
-        return text[:max_chars], True
-    head = room - room // 3
-    return text[:head] + mark + text[head - room :], True
-
-
-def _redacted(result: ToolResult, call: Call) -> ToolResult:
-    secrets = call.run.secrets
+def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:
     parts = tuple(Text(secrets.redact(part.text)) if isinstance(part, Text) else part for part in result.parts)
     error = result.error
     if error is not None:

@@ -1,19 +1,28 @@
-"""Looking at calls before and after: block, rewrite, substitute, approve, override.
+"""Hooks look at calls before and after they run: they block, rewrite, substitute, approve, override.
 
-Data and small adapters only; `dispatch` runs the hooks, one at a time within a run, on every path a call can take.
+One hook at a time within a run. A hook never brings a run down by accident, and it writes no call: it returns what it
+wants, and the pipeline does it.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import anyio
+
+from toolcell.errors import ToolAbort
+from toolcell.tools.call import Call, CallHook, RunContext
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.result import ErrorCode, Status, Text, ToolFailure, ToolResult
 
-if TYPE_CHECKING:
-    from toolcell.tools.call import Call
+logger = logging.getLogger("toolcell.tools")
+
+BLOCKED = "tool call blocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +79,9 @@ def _flipped(result: ToolResult) -> ToolResult:
     return replace(result, status=Status.ERROR, error=failure, parts=(), value=None, has_value=False)
 
 
-Verdict = Block | Rewrite | Substitute | tuple[bool, str] | None
-BeforeHook = Callable[["Call"], Verdict | Awaitable[Verdict]]
-Change = Override | ToolResult | None
-AfterHook = Callable[["Call", ToolResult], Change | Awaitable[Change]]
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A pair of functions around calls. Outer hooks were added first: they see a call first and its result last."""
-
-    before: BeforeHook | None = None
-    after: AfterHook | None = None
-    timeout_s: float | None = None
-    on_error: Literal["block", "abort"] = "block"
-    """A before hook that fails blocks its call; `abort` ends the whole run instead."""
-    name: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """A person lets the call pass."""
+    """Somebody who may decide lets the call pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +99,27 @@ class Modify:
 
 
 Decision = Approve | Reject | Modify
-Approver = Callable[["Call"], Decision | Awaitable[Decision]]
+Approver = Callable[[Call], Decision | Awaitable[Decision]]
+Verdict = Block | Rewrite | Substitute | Approve | Modify | tuple[bool, str] | None
+BeforeHook = Callable[[Call], Verdict | Awaitable[Verdict]]
+Change = Override | ToolResult | None
+AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
 
 
-async def maybe_await(value: Any) -> Any:
-    """Await what needs awaiting; hooks may be either kind of function."""
-    return await value if inspect.isawaitable(value) else value
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A pair of functions around calls. Outer hooks were added first: they see a call first and its result last."""
+
+    before: BeforeHook | None = None
+    after: AfterHook | None = None
+    timeout_s: float | None = None
+    on_error: Literal["block", "abort"] = "block"
+    """A before hook that fails blocks its call; `abort` ends the whole run instead."""
+    name: str = ""
 
 
 def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook:
-    """A hook that asks `approver` about every call of a tool that `requires_approval`.
+    """Make a hook that asks `approver` about every call of a tool that `requires_approval`.
 
     No answer in `timeout_s` blocks the call.
     """
@@ -126,15 +128,106 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
         if not call.options.requires_approval:
             return None
         match await maybe_await(approver(call)):
-            case Approve():
-                call.approved = True
-                return None
-            case Modify(args):
-                call.approved = True
-                return Rewrite(args)
+            case Approve() | Modify() as decision:
+                return decision
             case Reject(reason):
                 return Block(reason or f"a person refused this call of {call.name}")
             case answer:
                 return Block(f"no valid approval decision for {call.name}: {answer!r:.80}")
 
     return Hook(before=before, timeout_s=timeout_s, name="approval")
+
+
+# Running them
+
+in_hook: ContextVar[bool] = ContextVar("toolcell_in_hook", default=False)
+"""True in a hook and in what it calls."""
+
+
+@asynccontextmanager
+async def hook_turn(run: RunContext) -> AsyncIterator[None]:
+    """Wait until no other hook of the run is running. Calls that a hook itself makes are part of its turn."""
+    if run.is_shared or in_hook.get():
+        yield
+        return
+    async with run.state.hook_lock:
+        token = in_hook.set(True)
+        try:
+            yield
+        finally:
+            in_hook.reset(token)
+
+
+async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Approve | Modify | None:
+    """Return what a hook wants done about a call; a result answers the call in the tool's place."""
+    if hook.before is None:
+        return None
+    try:
+        verdict = await _within(hook.timeout_s, hook.before, call)
+    except ToolAbort:
+        raise
+    except Exception as exc:
+        return _hook_failed(hook, call, exc)
+    match verdict:
+        case None | (False, _):
+            return None
+        case Rewrite() | Approve() | Modify():
+            return verdict
+        case Substitute(result):
+            return result
+        case Block(reason, code):
+            return _blocked(reason, code)
+        case (True, reason):
+            return _blocked(reason, ErrorCode.BLOCKED)
+        case _:
+            return _hook_failed(hook, call, TypeError(f"before hook returned {verdict!r:.80}"))
+
+
+def not_approved(call: Call) -> ToolResult:
+    """Refuse a call that needs approval and that no hook approved."""
+    message = f'tool "{call.name}" needs approval, and nobody approved this call'
+    return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+
+
+def _blocked(reason: str, code: str) -> ToolResult:
+    return ToolResult.fail(reason or BLOCKED, code=code, status=Status.BLOCKED)
+
+
+def _hook_failed(hook: CallHook, call: Call, exc: Exception) -> ToolResult:
+    said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {exc}"
+    message = f"blocked: a hook failed while looking at this call ({said})"
+    if hook.on_error == "abort":
+        raise ToolAbort(f"hook {hook.name or hook.before!r} failed on {call.name}: {said}") from exc
+    logger.warning("before hook %s failed on %s", hook.name, call.name, exc_info=exc)
+    return ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, status=Status.BLOCKED, exc=exc)
+
+
+async def ask_after(hook: CallHook, call: Call, result: ToolResult) -> tuple[ToolResult, str | None]:
+    """Return the result as a hook wants it, and a warning when the hook failed and so changed nothing."""
+    if hook.after is None:
+        return result, None
+    try:
+        change = await _within(hook.timeout_s, hook.after, call, result)
+    except ToolAbort:
+        raise
+    except Exception as exc:
+        if hook.on_error == "abort":
+            raise ToolAbort(f"after hook {hook.name or hook.after!r} failed on {call.name}: {exc}") from exc
+        logger.warning("after hook %s failed on %s", hook.name, call.name, exc_info=exc)
+        return result, f"after hook failed: {type(exc).__name__}: {exc}"
+    match change:
+        case None:
+            return result, None
+        case ToolResult():
+            return change.with_meta_of(result), None
+        case Override():
+            return change.apply(result), None
+        case _:
+            return result, f"after hook returned {type(change).__name__}; ignored"
+
+
+async def _within(timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:
+    if timeout_s is None:
+        return await maybe_await(function(*args))
+    with anyio.fail_after(timeout_s):
+        return await maybe_await(function(*args))

@@ -9,23 +9,16 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, Self
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.errors import UsageError
 from toolcell.tools.events import JOB_END
 from toolcell.tools.result import ErrorCode, Status, ToolResult
-
-if TYPE_CHECKING:
-    from toolcell.tools.call import Call
-    from toolcell.tools.context import RunContext
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -35,27 +28,35 @@ JOB_TIMEOUT_S = 3600.0
 Work = Callable[[], Awaitable[ToolResult]]
 
 
-class _Settled:
-    """Awaitable with nothing left to wait for."""
+class JobOwner(Protocol):
+    """The call that started a job."""
 
-    def __await__(self) -> Generator[Any, None, None]:
-        yield from ()
+    @property
+    def name(self) -> str:
+        """Of its tool."""
 
+    @property
+    def call_id(self) -> str:
+        """The model's id of the call."""
 
-SETTLED = _Settled()
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Emit an event of the call."""
+
+    def deliver(self, result: ToolResult) -> Awaitable[None] | None:
+        """Pass on the final result."""
 
 
 class Job:
     """One piece of background work."""
 
-    def __init__(self, job_id: str, call: Call, timeout_s: float) -> None:
+    def __init__(self, job_id: str, owner: JobOwner, timeout_s: float) -> None:
         self.id = job_id
-        self.tool = call.name
-        self.call_id = call.call_id
+        self.tool = owner.name
+        self.call_id = owner.call_id
         self.timeout_s = timeout_s
         self.result: ToolResult | None = None
         self.scope = anyio.CancelScope()
-        self._call = call
+        self.owner = owner
         self._done = anyio.Event()
 
     @property
@@ -70,7 +71,7 @@ class Job:
             return False
         self.result = result
         self._done.set()
-        self._call.emit(JOB_END, result=result, is_error=result.is_error, data={"job_id": self.id})
+        self.owner.emit(JOB_END, result=result, is_error=result.is_error, data={"job_id": self.id})
         return True
 
     async def wait(self) -> ToolResult:
@@ -132,25 +133,26 @@ class JobTable:
         job.scope.cancel()
         return True
 
-    def start(self, call: Call, work: Work, timeout_s: float | None = None) -> Job:
+    def start(self, owner: JobOwner, work: Work, timeout_s: float | None = None) -> Job:
         """Run `work` in the background; what it returns is the job's final result."""
-        job = self.open(call, timeout_s)
+        job = self._open(owner, timeout_s)
         assert self._group is not None
         self._group.start_soon(self._run, job, work, name=f"toolcell job {job.id}")
         return job
 
-    def open(self, call: Call, timeout_s: float | None = None) -> Job:
-        """A job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
-        if self._group is None:
-            raise UsageError("the job table is not open; use `async with JobTable()`")
-        job = Job(f"job_{next(self._numbers)}", call, JOB_TIMEOUT_S if timeout_s is None else timeout_s)
-        self._jobs[job.id] = job
-        return job
-
-    def watch(self, job: Job) -> None:
-        """Bound a job whose work runs elsewhere."""
+    def open_watched(self, owner: JobOwner, timeout_s: float | None = None) -> Job:
+        """Open a job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
+        job = self._open(owner, timeout_s)
         assert self._group is not None
         self._group.start_soon(self._run, job, None, name=f"toolcell job {job.id}")
+        return job
+
+    def _open(self, owner: JobOwner, timeout_s: float | None) -> Job:
+        if self._group is None:
+            raise UsageError("the job table is not open; use `async with JobTable()`")
+        job = Job(f"job_{next(self._numbers)}", owner, JOB_TIMEOUT_S if timeout_s is None else timeout_s)
+        self._jobs[job.id] = job
+        return job
 
     async def _run(self, job: Job, work: Work | None) -> None:
         result: ToolResult | None = None
@@ -172,24 +174,17 @@ class JobTable:
             return False
         self._finished.append(job)
         self._changed.set()
-        callback = job._call.run.on_complete
-        if callback is not None:
-            self._deliver(callback, job, result)
+        self._deliver(job, result)
         return True
 
-    def _deliver(self, callback: Callable[[RunContext, ToolResult], Any], job: Job, result: ToolResult) -> None:
+    def _deliver(self, job: Job, result: ToolResult) -> None:
         try:
-            outcome = callback(job._call.run, result)
+            delivery = job.owner.deliver(result)
         except Exception:
             logger.exception("completion callback for job %s failed", job.id)
             return
-        if inspect.isawaitable(outcome) and self._group is not None:
-            self._group.start_soon(_await_logged, outcome, job.id)
-
-    def discard(self, job: Job) -> None:
-        """Forget a job whose tool answered at once after all."""
-        job.scope.cancel()
-        self._jobs.pop(job.id, None)
+        if inspect.isawaitable(delivery) and self._group is not None:
+            self._group.start_soon(_await_logged, delivery, job.id)
 
     def take_finished(self) -> tuple[Job, ...]:
         """Jobs that finished since the last time, for a follow-up message to the model."""
@@ -204,9 +199,9 @@ class JobTable:
             await self._changed.wait()
 
 
-async def _await_logged(outcome: Awaitable[Any], job_id: str) -> None:
+async def _await_logged(delivery: Awaitable[Any], job_id: str) -> None:
     try:
-        await outcome
+        await delivery
     except Exception:
         logger.exception("completion callback for job %s failed", job_id)
 
@@ -221,53 +216,3 @@ async def contained(work: Work) -> ToolResult:
     if isinstance(result, ToolResult):
         return result
     return ToolResult.fail("background work ended without a result", code=ErrorCode.NO_RESULT)
-
-
-class Completion:
-    """Given to a tool with its call: `await callback(result)`, or `callback(ctx, result)`. Only the first counts."""
-
-    def __init__(self, call: Call, job: Job | None) -> None:
-        self._call = call
-        self._job = job
-        self._used = False
-        self._thread = threading.get_ident()
-        self._token = anyio.lowlevel.current_token()
-
-    @property
-    def job_id(self) -> str | None:
-        """Of the job the run keeps for this work."""
-        return self._job.id if self._job is not None else None
-
-    def __call__(self, *args: Any) -> Awaitable[Any]:
-        result = args[-1] if args else None
-        if not isinstance(result, ToolResult):
-            result = ToolResult.fail("async tool completed without a result", code=ErrorCode.NO_RESULT)
-        if threading.get_ident() != self._thread:
-            anyio.from_thread.run_sync(self._complete, result, token=self._token)
-            return SETTLED
-        return self._complete(result)
-
-    def _complete(self, result: ToolResult) -> Awaitable[Any]:
-        run = self._call.run
-        if self._used or run.state.cancel_reason is not None:
-            logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
-            return SETTLED
-        self._used = True
-        if self._job is not None and run.state.jobs is not None:
-            run.state.jobs.finish(self._job, result)
-            return SETTLED
-        outcome = run.on_complete(run, result) if run.on_complete is not None else None
-        return outcome if outcome is not None else SETTLED
-
-
-def completion_for(call: Call) -> Completion | None:
-    """The handle for one call; None when nobody would hear of the completion."""
-    jobs = call.run.state.jobs
-    if jobs is None and call.run.on_complete is None:
-        return None
-    if call.completion is None:
-        job = jobs.open(call) if jobs is not None else None
-        if jobs is not None and job is not None:
-            jobs.watch(job)
-        call.completion = Completion(call, job)
-    return call.completion

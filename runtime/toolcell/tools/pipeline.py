@@ -1,8 +1,7 @@
-"""The one path every call takes, wherever it comes from: resolve, permit, prepare, mend and validate, ask the hooks,
-execute, show the hooks the result, tell everybody.
+"""The one path that every call takes, wherever it comes from. Read `run_call`, then each step in its order.
 
-Three steps, so that a batch can overlap the middle one alone: `preflight`, `perform`, `conclude`. Permission is asked
-before anything of the tool runs, its argument preparation included.
+Permission is asked before anything of the tool runs, its argument preparation included. A batch overlaps the middle
+step alone, so the steps are three functions: `admit`, `perform`, `conclude`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ import anyio
 
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.text import one_line
-from toolcell.tools.argument_parsing import ArgumentError, prepare_arguments
-from toolcell.tools.call import Call
+from toolcell.tools.arguments import ArgumentError, prepare_arguments
+from toolcell.tools.call import Call, CallHook
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, execute
 from toolcell.tools.finalize import finalize, raised
-from toolcell.tools.hook_runner import run_after_hooks, run_before_hooks
-from toolcell.tools.hooks import maybe_await
+from toolcell.tools.hooks import Approve, Modify, Rewrite, ask_after, ask_before, hook_turn, not_approved
 from toolcell.tools.options import Origin
-from toolcell.tools.registry_state import RegistryState, is_permitted
+from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.suggestions import did_you_mean, listed
 
 logger = logging.getLogger("toolcell.tools")
@@ -37,100 +37,72 @@ MAX_NAME_CHARS = 80
 MAX_REMEMBERED_FAILURES = 256
 AGENT_PREFIX = "agent_"
 
-_SUSPECT_ORIGINS = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
+_TOOL_OF_ORIGIN = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
 
 
 async def run_call(state: RegistryState, call: Call) -> ToolResult:
-    """One call from start to end. Raises only `ToolAbort`, `AuditError` and cancellations."""
+    """Make one call from start to end. Raises only `ToolAbort`, `AuditError` and cancellations."""
     try:
-        result = await preflight(state, call)
-        if result is None:
-            result = await perform(state, call)
+        admitted = await admit(state, call)
+        result = await perform(state, call, admitted) if type(admitted) is RegisteredTool else admitted
         return await conclude(state, call, result)
     except BaseException as exc:
         await record_as_cancelled(call, exc)
         raise
 
 
-async def preflight(state: RegistryState, call: Call) -> ToolResult | None:
-    """Everything before the tool runs. None: it may. A result: it was refused, and this is why."""
+async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult:
+    """Do everything before the tool runs. Return the tool, or the result that says why it must not run."""
     _start(call)
-    refusal = _permission(state, call)
-    if refusal is None:
-        refusal = _arguments(call, call.raw_args) if _are_ready(call) else await _prepared_arguments(call)
-    hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
-    if refusal is None and (hooks or call.options.requires_approval):
-        refusal = await run_before_hooks(hooks, call, _arguments)
-    call.refusal = refusal
-    return refusal if call.run.observer is None else await _record_start(call, refusal)
+    found = _find_permitted(state, call) or _take_from_budget(call) or state.tools[call.name]
+    if type(found) is RegisteredTool:
+        refusal = await _take_arguments(call, found)
+        hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
+        if refusal is None and (hooks or found.options.requires_approval):
+            refusal = await _ask_hooks(hooks, call, found)
+        found = refusal or found
+    return await _record_start(call, found)
 
 
-async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolResult:
-    """The whole life of a call that is not even looked at."""
-    _start(call)
-    call.refusal = refusal
-    if call.run.observer is not None:
-        await _record_start(call, refusal)
-    return await conclude(state, call, refusal)
-
-
-def _start(call: Call) -> None:
-    call.started_at = time.time()
-    if call.run.events.active:
-        call.emit(TOOL_START, args=call.raw_args)
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
-
-
-async def perform(state: RegistryState, call: Call) -> ToolResult:
+async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> ToolResult:
     """Run the tool."""
     call.is_executed = True
     call.started_s = time.perf_counter()
-    settings = state.settings
-    result = await execute(call, state.middleware, settings.timeout_s)
+    result, context = await execute(state, call, tool)
     if result.status is Status.PENDING:
-        result = await _pending(call, result, settings.pending_wait_s)
+        result = await _await_job(call, result, context.job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    call.result = result = finalize(result, call, call.duration_s)
+    call.result = result = finalize(result, call, call.duration_s, context.job_id)
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
     return result
 
 
 async def conclude(state: RegistryState, call: Call, result: ToolResult) -> ToolResult:
-    """Everything after the tool ran, or was refused."""
+    """Do everything after the tool ran, or was refused."""
     run = call.run
-    if call.is_executed:
-        if state.hooks or run.hooks:
-            result = await run_after_hooks((*run.hooks, *state.hooks), call, result)
-    else:
+    if not call.is_executed:
         result = finalize(result, call, 0.0)
-    if not run.is_shared:
+    elif state.hooks or run.hooks:
+        result = await _show_hooks((*run.hooks, *state.hooks), call, result)
+    if not run.is_shared and (result.status is not Status.OK or run.state.failures):
         result = _note_repetition(state, call, result)
     _finish(call, result)
-    noted = run.observer.call_ended(call) if call.is_started and run.observer is not None else None
-    if noted is not None:
+    if call.is_started and run.observer is not None and (noted := run.observer.call_ended(call)) is not None:
         await maybe_await(noted)
     return result
 
 
-def _finish(call: Call, result: ToolResult) -> None:
-    call.result = result
-    call.is_concluded = True
-    if call.run.events.active:
-        call.emit(
-            TOOL_END,
-            args=call.args if call.is_executed else call.raw_args,
-            result=result,
-            is_error=result.is_error,
-            duration_ms=result.meta.duration_ms,
-        )
-    if logger.isEnabledFor(logging.WARNING if result.is_error else logging.INFO):
-        _log_end(call, result)
+async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolResult:
+    """Give a call that is not even looked at its start, its result and its end."""
+    _start(call)
+    refused = await _record_start(call, refusal)
+    assert isinstance(refused, ToolResult)
+    return await conclude(state, call, refused)
 
 
 async def record_as_cancelled(call: Call, exc: BaseException) -> None:
-    """Close the books on a call that is being cancelled from above or ended its run: it has a result all the same."""
+    """Conclude a call that is being cancelled from above or that ended its run: it has a result all the same."""
     if isinstance(exc, ToolAbort) and not call.run.is_shared:
         call.run.state.abort = exc
     if call.is_concluded:
@@ -149,34 +121,41 @@ async def record_as_cancelled(call: Call, exc: BaseException) -> None:
             await maybe_await(call.run.observer.call_ended(call))
 
 
-# Permission
+# Start and permission
 
 
-def _permission(state: RegistryState, call: Call) -> ToolResult | None:
-    run = call.run.state
-    if run.cancel_reason is not None:
+def _start(call: Call) -> None:
+    call.started_at = time.time()
+    if call.run.events.active:
+        call.emit(TOOL_START, args=call.raw_args)
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
+
+
+def _find_permitted(state: RegistryState, call: Call) -> ToolResult | None:
+    """Find the tool and ask the rules. None: the call may be made."""
+    run = call.run
+    if run.state.cancel_reason is not None:
         return cancelled(ABORTED)
-    if (refusal := _lookup(state, call)) is not None:
-        return refusal
-    if run.budget is not None and not run.budget.take_call():
-        message = f"no tool calls left: the run's budget of {run.budget.tool_calls} is used up"
-        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-    return None
-
-
-def _lookup(state: RegistryState, call: Call) -> ToolResult | None:
     tool = state.tools.get(call.name)
     if tool is None:
         return _unknown(state, call)
-    call.tool = tool
-    policies = (*call.run.policies, *state.policies) if call.run.policies else state.policies
-    is_free = is_permitted(tool, call.origin, policies)
-    if not is_free or any(not is_permitted(tool, origin, policies) for origin in call.run.via):
+    call.options, call.aliases, call.identity = tool.options, tool.aliases, tool.identity
+    is_permitted = state.permits(tool, call.origin)
+    if run.policies or run.lineage.origins:
+        is_permitted = is_permitted and _permitted_above(state, call, tool)
+    if not is_permitted:
         message = f'tool "{call.name}" is not permitted'
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
-    if not tool.options.allows(call.origin):
+    if call.origin not in tool.options.callable_from and not tool.options.allows(call.origin):
         return _wrong_origin(call)
     return None
+
+
+def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:
+    """A call may do no more than the agents, plans and code that it was reached through."""
+    origins = (call.origin, *call.run.lineage.origins)
+    return all(state.permits(tool, origin) and permits_all(call.run.policies, tool, origin) for origin in origins)
 
 
 def _unknown(state: RegistryState, call: Call) -> ToolResult:
@@ -190,61 +169,104 @@ def _unknown(state: RegistryState, call: Call) -> ToolResult:
 
 
 def _wrong_origin(call: Call) -> ToolResult:
-    inside = _SUSPECT_ORIGINS.get(call.origin)
+    inside = _TOOL_OF_ORIGIN.get(call.origin)
     message = f"{call.name} cannot be called " + (f"from within {inside}" if inside else "by a model directly")
     return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+
+
+def _take_from_budget(call: Call) -> ToolResult | None:
+    budget = call.run.state.budget
+    if budget is None or budget.take_call():
+        return None
+    message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
+    return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
 
 
 # Arguments
 
 
-def _are_ready(call: Call) -> bool:
-    return not isinstance(call.raw_args, str) and call.tool.spec.prepare is None  # type: ignore[union-attr]
+async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None:
+    """Prepare and validate what was received: set `call.args`, or return what is wrong with it."""
+    received = call.raw_args
+    if tool.spec.prepare is not None or isinstance(received, str):
+        try:
+            received = await prepare_arguments(received, tool.spec.prepare)
+        except ArgumentError as exc:
+            return _unusable(tool, exc)
+    return _validate(call, tool, received)
 
 
-async def _prepared_arguments(call: Call) -> ToolResult | None:
+def _validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResult | None:
+    args = tool.checker.check_plain(received) if type(received) is dict else None
     try:
-        received = await prepare_arguments(call)
-    except ArgumentError as exc:
-        return _unusable(call, exc)
-    return _arguments(call, received)
-
-
-def _arguments(call: Call, received: Any) -> ToolResult | None:
-    """Mend, validate and decode: fill `call.args`, or say what is wrong with what was received."""
-    tool = call.tool
-    assert tool is not None
-    try:
-        checked = tool.check(received)
-        call.args = checked.args
-        if checked.changes or checked.warnings:
+        if args is None:
+            checked = tool.check(received)
+            args = checked.args
             call.changes = (*call.changes, *checked.changes)
             call.warnings = (*call.warnings, *checked.warnings)
+        call.args = args
         if tool.spec.decode is not None:
-            call.decoded = tool.decode(checked.args)
+            call.decoded = tool.decode(args)
     except ArgumentError as exc:
-        return _unusable(call, exc)
+        return _unusable(tool, exc)
     return None
 
 
-def _unusable(call: Call, exc: ArgumentError) -> ToolResult:
-    prefix = call.tool.spec.args_prefix if call.tool is not None else None
+def _unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
+    prefix = tool.spec.args_prefix
     message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
     return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
 
 
 async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
-    """What `preflight` would say, without asking hooks, telling anybody or counting the call."""
-    return _lookup(state, call) or (await _prepared_arguments(call) if with_arguments else None)
+    """Return what `admit` would refuse the call with, without asking hooks, telling anybody or counting the call."""
+    if (refusal := _find_permitted(state, call)) is not None or not with_arguments:
+        return refusal
+    return await _take_arguments(call, state.tools[call.name])
+
+
+# Hooks
+
+
+async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTool) -> ToolResult | None:
+    """Outer to inner. The first that answers ends it; a rewrite is seen by the hooks further in."""
+    async with hook_turn(call.run):
+        for hook in hooks:
+            refusal: ToolResult | None = None
+            match await ask_before(hook, call):
+                case Approve():
+                    call.approved = True
+                case Modify(args):
+                    call.approved = True
+                    refusal = _validate(call, tool, args)
+                case Rewrite(args):
+                    refusal = _validate(call, tool, args)
+                case ToolResult() as answer:
+                    refusal = answer
+            if refusal is not None:
+                return refusal
+    return not_approved(call) if tool.options.requires_approval and not call.approved else None
+
+
+async def _show_hooks(hooks: tuple[CallHook, ...], call: Call, result: ToolResult) -> ToolResult:
+    """Inner to outer. A hook that fails changes nothing and is noted in the call's warnings."""
+    async with hook_turn(call.run):
+        for hook in reversed(hooks):
+            result, warning = await ask_after(hook, call, result)
+            if warning is not None:
+                call.warnings = (*call.warnings, warning)
+    return result
 
 
 # Records
 
 
-async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
-    """No record, no effect: a call that cannot be recorded is not made."""
+async def _record_start(call: Call, found: RegisteredTool | ToolResult) -> RegisteredTool | ToolResult:
+    """Tell the observer. No record, no effect: a call that cannot be recorded is not made."""
+    call.refusal = None if type(found) is RegisteredTool else found
     observer = call.run.observer
-    assert observer is not None
+    if observer is None:
+        return found
     try:
         if (noted := observer.call_started(call)) is not None:
             await maybe_await(noted)
@@ -254,16 +276,16 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
     except Exception as exc:
         logger.exception("call of %s could not be recorded", call.name)
         failure = ToolResult.fail("the call could not be recorded, so it was not made", code=ErrorCode.UNAVAILABLE)
-        call.refusal = refusal = failure.with_error(exc)
-    return refusal
+        call.refusal = found = failure.with_error(exc)
+    return found
 
 
-async def _pending(call: Call, result: ToolResult, wait_s: float) -> ToolResult:
-    """Background work: a model goes on without it, plans and code wait a while for its result."""
+async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s: float) -> ToolResult:
+    """Wait a while for background work, for plans and code; a model goes on without its result."""
     jobs = call.run.state.jobs
-    job_id = result.job_id or (call.completion.job_id if call.completion is not None else None)
+    job_id = result.job_id or job_id
     job = jobs.get(job_id) if jobs is not None and job_id is not None else None
-    if job is None or call.origin not in _SUSPECT_ORIGINS:
+    if job is None or call.origin not in _TOOL_OF_ORIGIN:
         return result
     with anyio.move_on_after(wait_s):
         return await job.wait()
@@ -286,6 +308,22 @@ def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> To
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
     return result.with_message(f"{result.error.message}\n({hint})")
+
+
+def _finish(call: Call, result: ToolResult) -> None:
+    call.result = result
+    call.is_concluded = True
+    if call.run.events.active:
+        call.emit(
+            TOOL_END,
+            args=call.args if call.is_executed else call.raw_args,
+            result=result,
+            is_error=result.is_error,
+            duration_ms=result.meta.duration_ms,
+        )
+    is_failure = result.status is not Status.OK and result.is_error
+    if logger.isEnabledFor(logging.WARNING if is_failure else logging.INFO):
+        _log_end(call, result)
 
 
 def _for_log(call: Call, args: Any) -> str:

@@ -7,22 +7,18 @@ parallel plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import anyio
 
+from toolcell.text import cut_text
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
-from toolcell.tools.context import RunContext
-from toolcell.tools.finalize import cut_text
-from toolcell.tools.options import Origin
 from toolcell.tools.pipeline import examine, run_call
 from toolcell.tools.plan_steps import PLAN_TOOL, Plan, PlanError, Step, read_plan, resolve
+from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, File, Status, ToolResult, to_json, total_usage
-
-if TYPE_CHECKING:
-    from toolcell.tools.view import RegistryView
 
 MAX_OUTPUT_CHARS = 100_000
 """Of all rows together. Past it, the longest results are cut, each to an even share."""
@@ -30,15 +26,17 @@ MAX_OUTPUT_CHARS = 100_000
 Row = dict[str, Any]
 
 
-async def run_plan(registry: RegistryView, args: Mapping[str, Any], run: RunContext) -> ToolResult:
+NewCall = Callable[[Step, Mapping[str, Any]], Call]
+
+
+async def run_plan(state: RegistryState, args: Mapping[str, Any], new_call: NewCall) -> ToolResult:
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
-        _refuse_recursion(registry, plan)
+        _refuse_recursion(state, plan)
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
-    calls = [_call(registry, step, run) for step in plan.steps]
-    runner = _PlanRun(registry, plan, calls)
+    runner = _PlanRun(state, plan, new_call)
     if plan.validate_only:
         return ToolResult.of([await runner.examined(step) for step in plan.steps])
     with anyio.move_on_after(plan.timeout_s) as scope:
@@ -48,52 +46,50 @@ async def run_plan(registry: RegistryView, args: Mapping[str, Any], run: RunCont
     return runner.result()
 
 
-def _refuse_recursion(registry: RegistryView, plan: Plan) -> None:
+def _refuse_recursion(state: RegistryState, plan: Plan) -> None:
     for step in plan.steps:
-        tool = registry.registered(step.tool)
+        tool = state.tools.get(step.tool)
         if step.tool == PLAN_TOOL or (tool is not None and PLAN_TOOL in tool.aliases):
             raise PlanError(f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
 
 
-def _call(registry: RegistryView, step: Step, run: RunContext) -> Call:
-    call_id = f"plan_step_{step.index}"
-    call = registry.new_call(step.tool, step.args, call_id=call_id, origin=Origin.PLAN, context=run, step=step.index)
-    call.timeout_s = step.timeout_s
-    return call
-
-
 class _PlanRun:
-    """One plan being run. A step's outcome is its call's result, or the reason it has none."""
+    """One plan being run. What came of a step is its call's result, or the reason it has none."""
 
-    def __init__(self, registry: RegistryView, plan: Plan, calls: Sequence[Call]) -> None:
-        self._registry = registry
-        self._state = registry.state
+    def __init__(self, state: RegistryState, plan: Plan, new_call: NewCall) -> None:
+        self._state = state
         self._plan = plan
-        self._calls = calls
+        self._new_call = new_call
+        self._calls: dict[int, Call] = {}
+        """By step; of steps that have begun."""
+        self._failures: dict[int, ToolResult] = {}
+        """Of steps whose arguments could not be put together."""
         self._same_as: dict[int, int] = {}
         """Steps that share the call of an identical earlier step."""
         self._skipped: dict[int, str] = {}
-        self._done = [anyio.Event() for _ in calls]
+        self._done = [anyio.Event() for _ in plan.steps]
         self.note = "not run"
         """Said of steps that never came to run."""
 
     async def run(self) -> None:
         if self._plan.is_flat and self._plan.on_error == "continue":
             self._coalesce()
-            distinct = [call for index, call in enumerate(self._calls) if index not in self._same_as]
-            await run_batch(self._state, distinct, limit=None, sequential=self._state.settings.sequential)
+            steps = [step for step in self._plan.steps if step.index not in self._same_as]
+            self._calls = {step.index: self._new_call(step, step.args) for step in steps}
+            calls = list(self._calls.values())
+            await run_batch(self._state, calls, limit=None, sequential=self._state.settings.sequential)
         else:
             await self._scheduled()
 
     def _coalesce(self) -> None:
-        """Identical steps of tools that only read are one call."""
+        """Find identical steps of tools that only read: they are one call."""
         first: dict[str, int] = {}
-        for index, call in enumerate(self._calls):
-            tool = self._state.tools.get(call.name)
+        for step in self._plan.steps:
+            tool = self._state.tools.get(step.tool)
             if tool is not None and tool.options.read_only:
-                key = json.dumps([call.name, call.raw_args, call.timeout_s], sort_keys=True, default=repr)
-                if first.setdefault(key, index) != index:
-                    self._same_as[index] = first[key]
+                key = json.dumps([step.tool, step.args, step.timeout_s], sort_keys=True, default=repr)
+                if first.setdefault(key, step.index) != step.index:
+                    self._same_as[step.index] = first[key]
 
     async def _scheduled(self) -> None:
         """Every step as soon as the steps it needs are done."""
@@ -117,24 +113,28 @@ class _PlanRun:
         if failed := [needed for needed in step.needs if not self._is_ok(needed)]:
             self._skipped[step.index] = f"needs step {self._label(failed[0])}, which did not succeed"
             return
-        call = self._calls[step.index]
-        if step.has_references:
-            try:
-                call.raw_args = resolve(step.args, self._results_by_id())
-            except PlanError as exc:
-                call.result = ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
-                return
+        try:
+            args = resolve(step.args, self._results_by_id()) if step.has_references else step.args
+        except PlanError as exc:
+            self._failures[step.index] = ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
+            return
+        self._calls[step.index] = call = self._new_call(step, args)
         await run_call(self._state, call)
 
     def _results_by_id(self) -> dict[str, Any]:
         return {
             step.id: result.guest_value()
             for step in self._plan.steps
-            if step.id is not None and (result := self._calls[step.index].result) is not None
+            if step.id is not None and (result := self._result(step.index)) is not None
         }
 
+    def _result(self, index: int) -> ToolResult | None:
+        index = self._same_as.get(index, index)
+        call = self._calls.get(index)
+        return call.result if call is not None else self._failures.get(index)
+
     def _is_ok(self, index: int) -> bool:
-        result = self._calls[index].result
+        result = self._result(index)
         return result is not None and not result.is_error
 
     def _label(self, index: int) -> str:
@@ -145,7 +145,7 @@ class _PlanRun:
     def result(self) -> ToolResult:
         """All rows, in the order of the steps, with the files and the usage of the calls."""
         rows = [self._row(step) for step in self._plan.steps]
-        results = [call.result for call in self._calls if call.result is not None]
+        results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
         return ToolResult(value=_bounded(rows), has_value=True, files=tuple(files), usage=total_usage(results))
 
@@ -155,7 +155,7 @@ class _PlanRun:
 
     def _row(self, step: Step) -> Row:
         row = self._head(step)
-        result = self._calls[self._same_as.get(step.index, step.index)].result
+        result = self._result(step.index)
         if result is None:
             return row | {"status": "skipped", "error": self._skipped.get(step.index, self.note)}
         if result.is_error:
@@ -166,7 +166,8 @@ class _PlanRun:
 
     async def examined(self, step: Step) -> Row:
         """What can be known of a step without running it. Arguments with references are only known once it runs."""
-        refusal = await examine(self._state, self._calls[step.index], with_arguments=not step.has_references)
+        call = self._new_call(step, step.args)
+        refusal = await examine(self._state, call, with_arguments=not step.has_references)
         row = self._head(step)
         return row | ({"status": "valid"} if refusal is None else {"status": "error", "error": refusal.message})
 

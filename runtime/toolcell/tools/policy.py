@@ -44,42 +44,34 @@ class CallPolicy:
         self._lock = threading.Lock()
         self._blocked: tuple[Rule, ...] = ()
         self._allowed: tuple[Rule, ...] = ()
-        self._verdicts: dict[tuple[str, Origin], bool] = {}
+        self.version = 0
+        """Grows with every change of the rules, so that decisions can be remembered until then."""
 
     def blacklist(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
         """Refuse names that match, from `origins` or from anywhere."""
         with self._lock:
             self._blocked = (*self._blocked, *_rules(patterns, origins))
-            self._verdicts = {}
+            self.version += 1
 
     def unblacklist(self, *patterns: str) -> None:
         """Take back rules made with exactly these patterns."""
         with self._lock:
             self._blocked = tuple(rule for rule in self._blocked if rule.pattern not in patterns)
-            self._verdicts = {}
+            self.version += 1
 
     def allow_only(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
         """Refuse every name that matches none of these; more calls allow more names."""
         with self._lock:
             self._allowed = (*self._allowed, *_rules(patterns, origins))
-            self._verdicts = {}
+            self.version += 1
 
     def permits(self, name: str, origin: Origin) -> bool:
-        """The verdict on one call."""
-        verdicts = self._verdicts
-        verdict = verdicts.get((name, origin))
-        if verdict is None:
-            verdict = self._decide(name, origin)
-            if len(verdicts) < 10_000:  # a model inventing names must not grow this for ever
-                verdicts[name, origin] = verdict
-        return verdict
-
-    def blocks(self, name: str, origin: Origin) -> bool:
-        """True when a black-list names it; an allow-list that does not mention a name is no such rule."""
-        return any(rule.matches(name, origin) for rule in self._blocked)
-
-    def _decide(self, name: str, origin: Origin) -> bool:
+        """Return whether the rules let such a call pass."""
         if self.blocks(name, origin):
             return False
         limiting = [rule for rule in self._allowed if rule.speaks_of(origin)]
         return not limiting or any(rule.matches(name, origin) for rule in limiting)
+
+    def blocks(self, name: str, origin: Origin) -> bool:
+        """True when a black-list names it; an allow-list that does not mention a name is no such rule."""
+        return any(rule.matches(name, origin) for rule in self._blocked)

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.from_thread
 import anyio.lowlevel
 
-from toolcell.tools.events import TOOL_UPDATE
 from toolcell.tools.result import ToolResult
-
-if TYPE_CHECKING:
-    from toolcell.tools.call import Call
 
 UPDATES_PER_S = 20.0
 BURST = 20
@@ -41,10 +37,10 @@ class Update:
 class ProgressReporter:
     """The updates of one call. Call it: `progress("half way")`, `progress(details={"rows": 3})`."""
 
-    __slots__ = ("_call", "_closed", "_room", "_since", "_thread", "_token", "_waiting", "ignored")
+    __slots__ = ("_closed", "_emit", "_room", "_since", "_thread", "_token", "_waiting", "ignored")
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
         self._closed = False
         self._room = float(BURST)
         self._since = time.monotonic()
@@ -69,7 +65,7 @@ class ProgressReporter:
             self.ignored += 1
         elif self._has_room():
             self._waiting = None
-            self._emit(update)
+            self._emit(update.to_dict())
         else:
             self._waiting = update
 
@@ -82,16 +78,10 @@ class ProgressReporter:
         self._room -= 1
         return True
 
-    def _emit(self, update: Update) -> None:
-        call = self._call
-        secrets = call.run.secrets
-        plain = update.to_dict()
-        call.emit(TOOL_UPDATE, args=call.args, update=secrets.redact_value(plain) if secrets else plain)
-
     def close(self) -> None:
         """Let the last update that waited for room through, and no other after it."""
         if self._waiting is not None:
-            self._emit(self._waiting)
+            self._emit(self._waiting.to_dict())
             self._waiting = None
         self._closed = True
 

@@ -15,15 +15,16 @@ from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
-from toolcell.tools.context import RunContext
+from toolcell.tools.arguments import Prepare
+from toolcell.tools.call import RunContext
+from toolcell.tools.code import CodeRuntime, code_spec, plan_spec
 from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.orchestration import CodeRuntime, code_spec, plan_spec
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
-from toolcell.tools.spec import Middleware, Prepare, RegisteredTool, ToolSpec, compile_tool
+from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.view import RegistryView
 
 logger = logging.getLogger("toolcell.tools")
@@ -38,16 +39,27 @@ class ToolRegistry(RegistryView):
         base = settings or RegistrySettings()
         policy, events = CallPolicy(), EventBus()
         state = RegistryState(policies=(policy,), settings=replace(base, **changes) if changes else base)
-        self._begin(policy, state, events, RunContext(run_id="direct", events=events, is_shared=True))
+        self._begin(state, events, RunContext(run_id="direct", events=events, is_shared=True), policy)
         for tool in tools:
             self.add(tool)
 
-    def _begin(self, policy: CallPolicy, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
+    def _begin(self, state: RegistryState, events: EventBus, shared_run: RunContext, policy: CallPolicy | None) -> None:
         super().__init__(state, events, shared_run)
-        self.policy = policy
-        """Rules about who may call what; they count from the next call on, in snapshots too."""
+        self._policy = policy
         self._lock = threading.RLock()
         self._frozen = False
+
+    @property
+    def policy(self) -> CallPolicy:
+        """Rules about who may call what; they count from the next call on, in snapshots too.
+
+        A snapshot gets rules of its own when somebody asks for them: one is made for every run, and few ever do.
+        """
+        with self._lock:
+            if self._policy is None:
+                self._policy = CallPolicy()
+                self._change(policies=(*self._state.policies, self._policy))
+            return self._policy
 
     # Registering
 
@@ -224,7 +236,11 @@ class ToolRegistry(RegistryView):
 
     def snapshot(self) -> ToolRegistry:
         """This registry as it is now, frozen: what a run works with."""
-        return self if self._frozen else self._derived(self._state.tools).freeze()
+        if self._frozen:
+            return self
+        snapshot = ToolRegistry.__new__(ToolRegistry)
+        snapshot._begin(self._state, self.events, self._shared_run, None)
+        return snapshot.freeze()
 
     def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:
         """Some of the tools, by name or by predicate. Rules and hooks of this registry hold there too.
@@ -248,10 +264,7 @@ class ToolRegistry(RegistryView):
     def replaced(self, other: ToolRegistry) -> ToolRegistry:
         """The tools of `other` instead of these, under the rules, hooks and settings of this registry and the rules
         of both."""
-        derived = self._derived(other._state.tools)
-        policies = [*self._state.policies, *(rule for rule in other._state.policies if rule is not self.policy)]
-        derived._change(policies=(*policies, derived.policy))
-        return derived
+        return self._derived(other._state.tools, other)
 
     def merged(self, *others: ToolRegistry) -> ToolRegistry:
         """These tools and those of `others`, under the rules and hooks of this registry and the rules of all.
@@ -260,20 +273,21 @@ class ToolRegistry(RegistryView):
             RegistrationError: two of them use one name for different tools.
         """
         tools = dict(self._state.tools)
-        policies = list(self._state.policies)
         for other in others:
             for name, tool in other._state.tools.items():
                 if tools.setdefault(name, tool).identity is not tool.identity:
                     raise RegistrationError(f"two registries offer a tool {name!r}")
-            policies += [policy for policy in other._state.policies if policy not in policies]
-        merged = self._derived(tools)
-        merged._change(policies=(*policies, merged.policy))
-        return merged
+        return self._derived(tools, *others)
 
-    def _derived(self, tools: Mapping[str, RegisteredTool]) -> ToolRegistry:
-        derived, policy = ToolRegistry.__new__(ToolRegistry), CallPolicy()
-        state = replace(self._state, tools=dict(tools), policies=(*self._state.policies, policy))
-        derived._begin(policy, state, self.events, self._shared_run)
+    def _derived(self, tools: Mapping[str, RegisteredTool], *others: ToolRegistry) -> ToolRegistry:
+        """Another registry over these tools: the rules of this one and of `others` hold there, and rules of its own."""
+        policy = CallPolicy()
+        shared = [self.policy, *(other.policy for other in others)]  # asked for, so that later rules are shared too
+        policies = [each for registry in (self, *others) for each in registry._state.policies]
+        unique = dict.fromkeys([*policies, *shared, policy])
+        state = replace(self._state, tools=dict(tools), policies=tuple(unique))
+        derived = ToolRegistry.__new__(ToolRegistry)
+        derived._begin(state, self.events, self._shared_run, policy)
         return derived
 
     def list(self) -> list[str]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.execution import DEFAULT_TIMEOUT_S
 from toolcell.tools.hooks import Hook
 from toolcell.tools.options import Coercion, Extras, Origin
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.spec import Middleware, RegisteredTool
 
+DEFAULT_TIMEOUT_S = 60.0
 MAX_BATCH = 64
 
 
@@ -47,33 +47,44 @@ class RegistryState:
     middleware: tuple[Middleware, ...] = ()
     policies: tuple[CallPolicy, ...] = ()
     settings: RegistrySettings = field(default_factory=RegistrySettings)
+    _permissions: dict[tuple[str, Origin], tuple[int, bool]] = field(default_factory=dict, init=False, compare=False)
+    """Decisions on registered names, each with the version of the rules it was made under."""
+
+    def permits(self, tool: RegisteredTool, origin: Origin) -> bool:
+        """Return whether a call from `origin` passes this registry's rules."""
+        version = 0
+        for policy in self.policies:  # a version only grows, so their sum changes with each of them
+            version += policy.version
+        known = self._permissions.get((tool.name, origin))
+        if known is None or known[0] != version:
+            known = version, permits_all(self.policies, tool, origin)
+            self._permissions[tool.name, origin] = known
+        return known[1]
 
     def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterator[RegisteredTool]:
-        """What a caller from `origin` is told about, in order of registration."""
-        every = (*policies, *self.policies)
-        advertised = all(policy.advertise_blocked for policy in every)
+        """Iterate over what a caller from `origin` is told about, in order of registration.
+
+        `policies`: rules besides the registry's own.
+        """
+        advertised = all(policy.advertise_blocked for policy in (*policies, *self.policies))
         for tool in self.tools.values():
-            if tool.options.allows(origin) and (advertised or is_permitted(tool, origin, every)):
+            if not tool.options.allows(origin):
+                continue
+            if advertised or (self.permits(tool, origin) and permits_all(policies, tool, origin)):
                 yield tool
 
     def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
-        """What a model is told about one tool, given everything else on offer."""
-        definition = tool.definition
-        if tool.spec.describe is None:
+        """Return what a model is told about one tool, given everything else on offer."""
+        definition, describe = tool.definition, tool.spec.describe
+        if describe is None:
             return definition
-        return ToolDefinition(tool.name, tool.spec.describe(self, policies), definition.parameters)
+        text = describe(lambda origin: self.visible(origin, policies))
+        return ToolDefinition(tool.name, text, definition.parameters)
 
 
-def is_permitted(tool: RegisteredTool, origin: Origin, policies: tuple[CallPolicy, ...]) -> bool:
-    """True when no rule forbids the tool under any of its names."""
-    aliases = tool.aliases
-    if len(aliases) == 1:
-        name = aliases[0]
-        for policy in policies:  # noqa: SIM110  a loop is faster than all(), and this is asked of every call
-            if not policy.permits(name, origin):
-                return False
-        return True
-    return all(_permits_one_of(policy, aliases, origin) for policy in policies)
+def permits_all(policies: tuple[CallPolicy, ...], tool: RegisteredTool, origin: Origin) -> bool:
+    """Return true when no rule forbids the tool under any of its names."""
+    return all(_permits_one_of(policy, tool.aliases, origin) for policy in policies)
 
 
 def _permits_one_of(policy: CallPolicy, names: tuple[str, ...], origin: Origin) -> bool:

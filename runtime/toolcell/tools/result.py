@@ -11,7 +11,7 @@ import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 
 class Status(enum.StrEnum):
@@ -100,9 +100,8 @@ class ToolFailure:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ResultMeta:
-    """Which call a result belongs to, filled in by dispatch."""
+class ResultMeta(NamedTuple):
+    """Which call a result belongs to, filled in by the pipeline."""
 
     call_id: str = ""
     tool: str = ""
@@ -131,9 +130,11 @@ NO_META = ResultMeta()
 NOT_FAILED = frozenset({Status.OK, Status.PENDING})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolResult:
     """The outcome of one tool call."""
+
+    # No slots: most fields of most results keep their default, and then it stands on the class alone.
 
     parts: tuple[Part, ...] = ()
     """What the model reads. Empty with a `value`: the model reads the value as JSON."""
@@ -218,6 +219,14 @@ class ToolResult:
         """The same failure, said differently."""
         return replace(self, error=replace(self.error, message=message)) if self.error is not None else self
 
+    def stamped(self, call_id: str, tool: str, duration_ms: float, truncated: bool) -> ToolResult:
+        """Return the same result with its call's ids on it."""
+        twin = _new(ToolResult)
+        fields = twin.__dict__
+        fields.update(self.__dict__)
+        fields["meta"] = ResultMeta(call_id, tool, duration_ms, truncated)
+        return twin
+
     def with_meta_of(self, other: ToolResult) -> Self:
         """The same result in the place of `other`."""
         return replace(self, meta=other.meta)
@@ -284,6 +293,18 @@ class ToolResult:
         if meta.truncated:
             plain["meta"]["truncated"] = True
         return plain
+
+
+_new = object.__new__
+
+
+def of_plain(value: Any) -> ToolResult:
+    """Do what `ToolResult.of` does, for plain data and in a fraction of the time: every call makes one of these."""
+    result = _new(ToolResult)
+    fields = result.__dict__
+    fields["value"] = value
+    fields["has_value"] = True
+    return result
 
 
 def _plain_part(part: Part) -> dict[str, Any]:

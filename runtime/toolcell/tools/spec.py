@@ -1,31 +1,32 @@
-"""A tool as the registry keeps it: definition, options, compiled checks and one way of being invoked.
+"""A tool as the registry stores it: definition, options, compiled checks and one way of invoking it.
 
-Whatever spec a tool was written in, `adapters` turns it into tools; nothing past this point knows the specs.
+`adapters` turns every way of writing a tool into a `ToolSpec`; nothing past this point knows how it was written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 from toolcell.errors import RegistrationError
-from toolcell.tools.argument_parsing import ArgumentError
-from toolcell.tools.arguments import ArgumentChecker, CheckedArguments, InvalidArguments
+from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
 from toolcell.tools.call import Call
+from toolcell.tools.concurrency import ToolIdentity, has_own_limits
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition, check_definition
-from toolcell.tools.options import Coercion, Extras, ToolOptions
+from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.tools.result import ToolResult
-from toolcell.tools.values import path_text
 
-if TYPE_CHECKING:
-    from toolcell.tools.policy import CallPolicy
-    from toolcell.tools.registry_state import RegistryState
-
-Prepare = Callable[[dict[str, Any]], Any]
-Invoke = Callable[[Call], Any]
+Invoke = Callable[[ToolContext], Any]
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
+Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
+"""The tools that a caller from some origin may use."""
+
+Proceed = Callable[[], Awaitable[ToolResult]]
+Middleware = Callable[[Call, Proceed], Awaitable[ToolResult]]
+"""Around the execution of a call: `async def middleware(call, proceed): ...; return await proceed()`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,61 +40,55 @@ class ToolSpec:
     source: Any
     """What the user registered."""
     prepare: Prepare | None = None
+    """Rewrites the raw arguments before they are validated."""
     decode: Decode | None = None
     """Makes the declared Python types out of validated JSON arguments."""
     args_prefix: str | None = None
     """Begins every message about arguments that cannot be used."""
-    describe: Callable[[RegistryState, tuple[CallPolicy, ...]], str] | None = None
-    """Makes the description out of what else is on offer, for tools whose use depends on it."""
+    describe: Callable[[Offered], str] | None = None
+    """Makes the description out of what else is offered, for tools whose use depends on it."""
     requires_result: bool = False
     """Returning None is a mistake of the tool, not an empty result."""
 
 
-class ToolIdentity:
-    """Identity of a tool under whatever names, for limits of its own."""
-
-
-@dataclass(frozen=True, slots=True)
+@final
 class RegisteredTool:
-    """One callable name of a registry."""
+    """One callable name of a registry. Whatever is the same in every call is computed here, once."""
 
-    name: str
-    spec: ToolSpec
-    options: ToolOptions
-    checker: ArgumentChecker
-    aliases: tuple[str, ...]
-    """Every name the tool ever went by, this one included: a rule about one is a rule about all."""
-    identity: ToolIdentity = field(default_factory=ToolIdentity)
+    __slots__ = (
+        "aliases", "checker", "definition", "has_own_limits", "identity", "name", "options", "spec", "timeout_s",
+    )  # fmt: skip
 
-    @property
-    def timeout_s(self) -> float | None:
-        """Its own; orchestrating tools end with what they run, so without one of their own they have none."""
-        options = self.options
-        return math.inf if options.orchestrates and options.timeout_s is None else options.timeout_s
-
-    @property
-    def definition(self) -> ToolDefinition:
-        """What the model sees, under this tool's name."""
-        definition = self.spec.definition
-        return definition if definition.name == self.name else definition.renamed(self.name)
+    def __init__(
+        self, spec: ToolSpec, checker: ArgumentChecker, aliases: tuple[str, ...], identity: ToolIdentity
+    ) -> None:
+        options = spec.options
+        self.name = spec.definition.name
+        self.definition = spec.definition
+        """What the model sees."""
+        self.spec = spec
+        self.options = options
+        self.checker = checker
+        self.aliases = aliases
+        """Every name the tool ever had, this one included: a rule about one is a rule about all."""
+        self.identity = identity
+        self.timeout_s = math.inf if options.orchestrates and options.timeout_s is None else options.timeout_s
+        """Its own. Orchestrating tools end with what they run, so without one of their own they have none."""
+        self.has_own_limits = has_own_limits(options)
 
     def check(self, received: Any) -> CheckedArguments:
-        """Arguments fit for the tool.
+        """Return arguments fit for the tool.
 
         Raises:
-            NotPrepared: they are not, and why.
+            ArgumentError: they are not, and why.
         """
-        try:
-            return self.checker.check(received)
-        except InvalidArguments as exc:
-            fields = {path_text(problem.path): problem.message for problem in exc.problems}
-            raise ArgumentError(f"invalid tool arguments: {exc}", fields=fields) from exc
+        return self.checker.check_for_model(received)
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Validated arguments as the Python types the tool declares.
+        """Return validated arguments as the Python types the tool declares.
 
         Raises:
-            NotPrepared: a type has rules its JSON Schema cannot express, and they are not met.
+            ArgumentError: a type has rules its JSON Schema cannot express, and they are not met.
         """
         assert self.spec.decode is not None
         try:
@@ -103,11 +98,10 @@ class RegisteredTool:
             raise ArgumentError(problem) from exc
 
     def renamed(self, name: str) -> RegisteredTool:
-        """The same tool under another name; rules about the old name still hold."""
-        renamed = replace(self.spec, definition=self.definition.renamed(name))
-        check_definition(renamed.definition)
-        checker = self.checker.renamed(name)
-        return RegisteredTool(name, renamed, self.options, checker, (*self.aliases, name), self.identity)
+        """Return the same tool under another name; rules about the old name still hold."""
+        spec = replace(self.spec, definition=self.definition.renamed(name))
+        check_definition(spec.definition)
+        return RegisteredTool(spec, self.checker.renamed(name), (*self.aliases, name), self.identity)
 
 
 def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:
@@ -125,10 +119,4 @@ def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras 
     checker = ArgumentChecker(
         spec.definition, options.coercion or coercion, options.extras or extras, validate=options.validate
     )
-    name = spec.definition.name
-    return RegisteredTool(name, spec, options, checker, (name,))
-
-
-Proceed = Callable[[], Awaitable[ToolResult]]
-Middleware = Callable[[Call, Proceed], Awaitable[ToolResult]]
-"""Around the execution of a call: `async def middleware(call, proceed): ...; return await proceed()`."""
+    return RegisteredTool(spec, checker, (spec.definition.name,), ToolIdentity())

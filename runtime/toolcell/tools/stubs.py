@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.spec import RegisteredTool
 
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 
 
-def python_stubs(tools: Iterable[RegisteredTool]) -> str:
-    """Stubs of several tools, as one module's text."""
-    return "\n\n\n".join(python_stub(tool.definition, tool.options.returns) for tool in tools)
+def python_stubs(tools: Iterable[tuple[ToolDefinition, Mapping[str, Any] | None]]) -> str:
+    """Write the stubs of several tools as one module's text. Each is a definition and the schema of what it returns."""
+    return "\n\n\n".join(python_stub(definition, returns) for definition, returns in tools)
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:

@@ -166,8 +166,6 @@ def copy_arguments(args: Mapping[str, Any]) -> Copied:
     Raises:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
-    if (flat := _flat_copy(args)) is not None:
-        return Copied(flat, len(flat) + 1)
     copier = _Copier()
     copy: dict[str, Any] = copier.copy(args, ())
     return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats)
@@ -200,25 +198,6 @@ class Decoder:
                 raise BadValue(Problem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
             self._decoded[key] = (text, self._copier.copy(said, path))
         return self._decoded[key][1]
-
-
-def _flat_copy(args: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The copy of the commonest arguments, short plain scalars, in a fraction of the time; None for any others."""
-    if type(args) is not dict or len(args) > 32:
-        return None
-    for key, value in args.items():
-        if type(key) is not str or not key.isascii():
-            return None
-        kind = type(value)
-        if kind is str:
-            if len(value) > 100_000 or not value.isascii():
-                return None
-        elif kind is int:
-            if not MIN_INTEGER <= value <= MAX_INTEGER:
-                return None
-        elif kind is not bool and value is not None:
-            return None
-    return args.copy()
 
 
 def plain_value(value: Any) -> Any:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from toolcell.tools.batch import OnResult, run_batch
-from toolcell.tools.call import Call, current
-from toolcell.tools.context import CompletionCallback, RunContext
+from toolcell.tools.call import Call, CompletionCallback, RunContext
+from toolcell.tools.context import current
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
 from toolcell.tools.events import EventBus
 from toolcell.tools.formats import mcp_tool
+from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.pipeline import refuse, run_call
+from toolcell.tools.plan import run_plan
+from toolcell.tools.plan_steps import Step
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
@@ -21,7 +25,7 @@ from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import python_stubs
 
 
-class RegistryView:
+class RegistryView(ABC):
     """What may be known of a registry, and the door to the one path calls take."""
 
     def __init__(self, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
@@ -39,6 +43,16 @@ class RegistryView:
     def settings(self) -> RegistrySettings:
         """How calls behave unless a tool says otherwise."""
         return self._state.settings
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Around every call."""
+        return self._state.hooks
+
+    @property
+    def policies(self) -> tuple[CallPolicy, ...]:
+        """Rules about who may call what."""
+        return self._state.policies
 
     def definitions(
         self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
@@ -99,7 +113,7 @@ class RegistryView:
 
     def to_python(self, origin: Origin = Origin.CODE) -> str:
         """The tools as typed Python functions without bodies, for a model that writes code, or its author."""
-        return python_stubs(self._state.visible(origin))
+        return python_stubs((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
 
     def __len__(self) -> int:
         return len(self._state.tools)
@@ -112,6 +126,10 @@ class RegistryView:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._state.tools)
+
+    @abstractmethod
+    def snapshot(self) -> RegistryView:
+        """Return this registry as it is now, frozen: what a run works with."""
 
     # Calling
 
@@ -135,28 +153,36 @@ class RegistryView:
 
         Cancellation: passes through; the tool was cancelled, and its end was recorded.
         """
-        return await run_call(self._state, self.new_call(name, args, call_id=call_id, origin=origin, context=context))
+        return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
 
     def new_call(
         self,
         name: str,
         args: Mapping[str, Any] | str,
-        *,
         call_id: str = "",
         origin: Origin | None = None,
         context: RunContext | None = None,
-        step: int | None = None,
-        message: Any = None,
+        **more: Any,
     ) -> Call:
-        """The record of a call about to be made."""
-        parent = current.get()
+        """Return the record of a call about to be made. `more`: `step`, `message` and `timeout_s` of a `Call`."""
+        above = current.get()
+        parent = None if above is None else above.call
         if context is None:
             context = self._shared_run if parent is None else parent.nested_run()
         elif parent is not None and parent.run.state is not context.state:
             parent = None
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
-        return Call(self, name, args, call_id, origin, context, parent, step, message)
+        return Call(self, name, args, call_id, origin, context, parent, **more)
+
+    async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
+        """Run the steps of a plan; what `execute_plan` takes as arguments."""
+
+        def new_call(step: Step, args: Mapping[str, Any]) -> Call:
+            call_id = f"plan_step_{step.index}"
+            return self.new_call(step.tool, args, call_id, Origin.PLAN, run, step=step.index, timeout_s=step.timeout_s)
+
+        return await run_plan(self._state, args, new_call)
 
     async def execute_batch(
         self,
@@ -193,11 +219,11 @@ class RegistryView:
 
     def new_run(self, **fields: Any) -> RunContext:
         """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
-        parent = current.get()
-        if parent is not None and not parent.run.is_shared:
-            return parent.nested_run().child(**fields)
+        above = current.get()
+        if above is not None and not above.call.run.is_shared:
+            return above.call.nested_run().child(**fields)
         fields.setdefault("events", self.events)
-        fields.setdefault("parent_call_id", parent.call_id if parent is not None else None)
+        fields.setdefault("parent_call_id", above.call_id if above is not None else None)
         return RunContext(**fields)
 
     async def execute(self, name: str, args: Mapping[str, Any] | str | None = None) -> ToolResult:

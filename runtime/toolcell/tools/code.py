@@ -1,31 +1,26 @@
-"""`execute_plan` and `execute_code` as tools a registry may offer, and what a model is told about them.
+"""`execute_code`, `execute_plan` and `ask_user` as tools of a registry, and what a model is told about them.
 
 What they say depends on what else the model may use at that moment. The sandbox itself is anything that can run code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.text import clean
 from toolcell.tools.adapters import with_options
-from toolcell.tools.call import Call
-from toolcell.tools.context import RunContext
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.concurrency import maybe_await
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.plan import run_plan
 from toolcell.tools.plan_steps import MAX_STEPS, PLAN_SCHEMA, PLAN_TOOL
-from toolcell.tools.policy import CallPolicy
-from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, File, Text, ToolResult, to_json
-from toolcell.tools.spec import ToolSpec
+from toolcell.tools.spec import Offered, ToolSpec
 from toolcell.tools.stubs import python_stubs
-
-if TYPE_CHECKING:
-    from toolcell.tools.registry import ToolRegistry
 
 CODE_TOOL = "execute_code"
 MAX_STUBS = 32
@@ -60,7 +55,7 @@ class CodeRuntime(Protocol):
         source: str,
         /,
         *,
-        tools: ToolRegistry | None = None,
+        tools: CallableTools | None = None,
         limits: Any = None,
         context: RunContext | None = None,
         on_log: Callable[[str, str], None] | None = None,
@@ -72,15 +67,15 @@ class CodeRuntime(Protocol):
 def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
     """`execute_plan` as a tool."""
 
-    def invoke(call: Call) -> Any:
-        return run_plan(call.registry, call.args, call.nested_run())
+    def invoke(context: ToolContext) -> Any:
+        return context.call.registry.run_plan(context.call.args, context.run)
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
     return ToolSpec(
         definition=ToolDefinition(PLAN_TOOL, _PLAN_TEXT, PLAN_SCHEMA),
         invoke=invoke,
         options=with_options(known, options),
-        source=run_plan,
+        source=PLAN_TOOL,
         args_prefix=f"invalid {PLAN_TOOL} args: ",
         describe=describe_plan,
         requires_result=True,
@@ -90,8 +85,9 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
 def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
     """`execute_code` as a tool."""
 
-    def invoke(call: Call) -> Any:
-        return run_code(runtime, call.registry, call.args["code"], call.nested_run(), call.context.update)
+    def invoke(context: ToolContext) -> Any:
+        call = context.call
+        return run_code(runtime, call.registry, call.args["code"], context.run, context.update)
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
     return ToolSpec(
@@ -106,7 +102,7 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
 
 
 async def run_code(
-    runtime: CodeRuntime, registry: Any, source: str, run: RunContext, update: Callable[..., None]
+    runtime: CodeRuntime, registry: CallableTools, source: str, run: RunContext, update: Callable[..., None]
 ) -> ToolResult:
     """Run a model's script and put what came of it in words. What it prints meanwhile is progress of the call.
 
@@ -200,6 +196,35 @@ def _logs(result: ExecutionResult) -> str:
     return f"\n\nlogs:\n{text}" if text else ""
 
 
+# A question to a person
+
+AskUser = Callable[[str], str | Awaitable[str]]
+"""Gets the question, gives the answer."""
+
+ASK_TOOL = "ask_user"
+
+
+def ask_user_spec(ask: AskUser) -> ToolSpec:
+    """A tool that asks a person. Plans and code cannot: nobody expects questions in the middle of either."""
+
+    async def invoke(context: ToolContext) -> Any:
+        return await maybe_await(ask(context.call.args["question"]))
+
+    schema = {
+        "type": "object",
+        "properties": {"question": {"type": "string", "description": "What to ask."}},
+        "required": ["question"],
+    }
+    return ToolSpec(
+        definition=ToolDefinition(ASK_TOOL, "Ask the user a question and wait for the answer.", schema),
+        invoke=invoke,
+        # People take their time, and the question holds no worker from other tools meanwhile.
+        options=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
+        source=ask,
+        requires_result=True,
+    )
+
+
 # What the model is told
 
 _PLAN_TEXT = (
@@ -222,22 +247,22 @@ _CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at o
 _CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
 
 
-def _offers(state: RegistryState, name: str, policies: tuple[CallPolicy, ...]) -> bool:
-    return any(tool.name == name for tool in state.visible(Origin.MODEL, policies))
+def _offers(offered: Offered, name: str) -> bool:
+    return any(tool.name == name for tool in offered(Origin.MODEL))
 
 
-def describe_plan(state: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
-    """For a model that may use what `state` offers."""
-    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(state, CODE_TOOL, policies) else "")
+def describe_plan(offered: Offered) -> str:
+    """Describe `execute_plan` for a model that may use what is offered."""
+    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(offered, CODE_TOOL) else "")
 
 
-def describe_code(state: RegistryState, policies: tuple[CallPolicy, ...]) -> str:
-    """For a model that may use what `state` offers; with the tools its code may call, as Python."""
-    tools = list(state.visible(Origin.CODE, policies))
-    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(state, PLAN_TOOL, policies) else "")
+def describe_code(offered: Offered) -> str:
+    """Describe `execute_code` for a model that may use what is offered; with the tools its code may call, as Python."""
+    tools = list(offered(Origin.CODE))
+    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(offered, PLAN_TOOL) else "")
     if not tools:
         return text
-    stubs = python_stubs(tools[:MAX_STUBS])
+    stubs = python_stubs((tool.definition, tool.options.returns) for tool in tools[:MAX_STUBS])
     more = ", ".join(tool.name for tool in tools[MAX_STUBS:])
     rest = f"\n\nAlso available, see list_tools(): {more}" if more else ""
     return (

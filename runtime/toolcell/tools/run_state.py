@@ -1,0 +1,183 @@
+"""What the calls of one run share and change: budget, secrets, cancellation, workers, and their place among callers.
+
+Knows no single call. One `RunState` belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from toolcell.errors import ToolAbort, UsageError
+from toolcell.tools.concurrency import Workers
+from toolcell.tools.jobs import JobTable
+from toolcell.tools.options import Origin
+from toolcell.tools.result import NO_USAGE, TokenUsage
+
+PLAN_ORCHESTRATORS = 2
+"""Steps of plans that run code or sub-agents at once: each may start an interpreter or many model calls."""
+REDACTED = "[redacted]"
+_MIN_SECRET_CHARS = 4
+
+
+class Secrets(Mapping[str, str]):
+    """Values that tools may use and nobody may read. They are never shown, and text for models and logs loses them."""
+
+    def __init__(self, values: Mapping[str, str] | None = None) -> None:
+        self._values = dict(values or {})
+        # Longest first, so that a secret containing another is removed whole.
+        hidden = sorted((text for text in self._values.values() if len(text) >= _MIN_SECRET_CHARS), key=len)
+        self._hidden = tuple(reversed(hidden))
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(self._values)})"
+
+    def redact(self, text: str) -> str:
+        """Return `text` with every secret of at least four characters replaced."""
+        for secret in self._hidden:
+            if secret in text:
+                text = text.replace(secret, REDACTED)
+        return text
+
+    def redact_value(self, value: Any) -> Any:
+        """Do the same for every string in plain data."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.redact_value(item) for item in value]
+        return value
+
+
+NO_SECRETS = Secrets()
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a run and all its sub-agents may use together. None is no limit."""
+
+    tool_calls: int | None = None
+    tokens: int | None = None
+    used_calls: int = 0
+    used: TokenUsage = NO_USAGE
+
+    def take_call(self) -> bool:
+        """Count one tool call; return false when none is left."""
+        if self.tool_calls is not None and self.used_calls >= self.tool_calls:
+            return False
+        self.used_calls += 1
+        return True
+
+    def add_tokens(self, usage: TokenUsage) -> None:
+        """Count what a model used."""
+        self.used = self.used + usage
+
+    @property
+    def is_out_of_tokens(self) -> bool:
+        """True when the next model call may not be made."""
+        return self.tokens is not None and self.used.total >= self.tokens
+
+
+class RunState:
+    """What changes during a run. One per run, shared by its sub-agents, plans and guests; used in one event loop."""
+
+    def __init__(
+        self, max_workers: int | None = None, budget: Budget | None = None, jobs: JobTable | None = None
+    ) -> None:
+        if max_workers is not None and max_workers < 1:
+            raise UsageError(f"max_workers must be at least 1, not {max_workers}")
+        self.max_workers = max_workers
+        """None: what the registry of the first call says."""
+        self.budget = budget
+        self.cancel_reason: str | None = None
+        self.abort: ToolAbort | None = None
+        """Set when a tool ended the run, for those between the tool and the run who do not see its exception."""
+        self.scopes: dict[anyio.CancelScope, None] = {}
+        """What `cancel` cancels: the calls being executed and other waits of the run."""
+        self.failures: dict[str, int] = {}
+        """How often the same call of the same arguments failed in a row, by digest."""
+        self.jobs = jobs
+        """Where tools may leave background work; None: nowhere."""
+        self.workers: Workers | None = None
+        """Of tools that do the work themselves; made at the first call."""
+        self._orchestrators: dict[tuple[int, bool], Workers] = {}
+        self._hook_lock: anyio.Lock | None = None
+
+    def fresh(self) -> RunState:
+        """Return the state of another run with the same settings, budget and jobs."""
+        return RunState(self.max_workers, self.budget, self.jobs)
+
+    def open_workers(self, default: int) -> Workers:
+        """Return the workers of tools that do the work themselves, over all batches, plans and guests of the run."""
+        if self.workers is None:
+            self.workers = Workers(default if self.max_workers is None else self.max_workers)
+        return self.workers
+
+    def orchestrators(self, level: int, in_plan: bool, default: int) -> Workers:
+        """Return the workers of tools that wait for other tools: one set per level, so that no level waits for itself.
+
+        The event loop may not exist when the state is made, so locks and workers are made at first use.
+        """
+        key = (level, in_plan)
+        if key not in self._orchestrators:
+            count = default if self.max_workers is None else self.max_workers
+            self._orchestrators[key] = Workers(min(PLAN_ORCHESTRATORS, count) if in_plan else count)
+        return self._orchestrators[key]
+
+    @property
+    def hook_lock(self) -> anyio.Lock:
+        """Held while hooks run: they never overlap within a run."""
+        if self._hook_lock is None:
+            self._hook_lock = anyio.Lock()
+        return self._hook_lock
+
+    @contextmanager
+    def cancellable(self, deadline: float = math.inf) -> Iterator[anyio.CancelScope]:
+        """Wait for something inside the block until the run is cancelled or the deadline passes."""
+        with anyio.CancelScope(deadline=deadline) as scope:
+            self.scopes[scope] = None
+            if self.cancel_reason is not None:
+                scope.cancel()
+            try:
+                yield scope
+            finally:
+                del self.scopes[scope]
+
+    def cancel(self, reason: str) -> None:
+        """Cancel every call in flight and refuse further ones; each still gets its result."""
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
+        for scope in list(self.scopes):
+            scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a part of a run stands below the calls that started it. For scheduling and rules; made by `Call` alone."""
+
+    origins: frozenset[Origin] = frozenset()
+    """Plans, code and sub-agents this part of the run was reached through: rules about them hold here too."""
+    level: int = 0
+    """Orchestrating tools above."""
+    borrowed_worker: Workers | None = None
+    """The one worker of a call above that waits for this part of the run; calls here take turns with it."""
+    held_groups: frozenset[str] = frozenset()
+    """Exclusive groups the calls above hold."""
+
+
+OUTERMOST = Lineage()
