@@ -1,4 +1,4 @@
-"""Shows a backend of your own (bubblewrap around toolcell's guest), tried against the contract of all backends."""
+"""Shows a backend of your own (bubblewrap around toolcell's guest) and checks it against the contract."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ from toolcell.testing import check_backend
 
 PACKAGES = [Path(package.__file__).parent for package in (toolcell_bridge, msgpack, RestrictedPython)]
 PYTHON = f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}"
-WALLS = f"""bwrap --unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent
+BWRAP = f"""bwrap --unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent
     --setenv LANG C.UTF-8 --setenv HOME /work --setenv PYTHONPATH /guest --ro-bind /usr /usr --symlink usr/lib /lib
     --symlink usr/lib64 /lib64 --ro-bind {sys.base_prefix} {sys.base_prefix} --proc /proc --dev /dev --remount-ro /dev
     {" ".join(f"--ro-bind {path} /guest/{path.name}" for path in PACKAGES)}
@@ -40,9 +40,9 @@ class BubbleSandbox:
         self.stream = SocketStream(ours)
         guest = f"{PYTHON} -P -s -B -m toolcell_bridge.entry.plain {theirs.fileno()} {limits.frame_bytes}".split()
         rlimits = f"NOFILE={limits.open_files} AS={limits.memory_bytes + (2 << 30)} CORE=0".split()
-        with theirs:  # env={}: what bubblewrap itself is given can be read inside, in /proc/1/environ
+        with theirs:  # env={}: scripts can read bubblewrap's own environment in /proc/1/environ
             self.process = subprocess.Popen(
-                [*WALLS, *guest, *rlimits], env={}, pass_fds=[theirs.fileno()], start_new_session=True, bufsize=0,
+                [*BWRAP, *guest, *rlimits], env={}, pass_fds=[theirs.fileno()], start_new_session=True, bufsize=0,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         self.pipes = (self.process.stdout, self.process.stderr)
         for pipe in self.pipes:
@@ -67,10 +67,10 @@ class BubbleSandbox:
 
     def kill(self) -> None:
         if self.is_alive():
-            os.killpg(self.process.pid, signal.SIGKILL)  # the init of its pid namespace too, and so everything inside
+            os.killpg(self.process.pid, signal.SIGKILL)  # also the init of its pid namespace, so everything inside
 
     def freeze(self) -> bool:
-        """It is destroyed right after its run."""
+        """Return False: the sandbox is destroyed right after its run."""
         return False
 
     async def ended(self) -> Exit:
@@ -91,7 +91,7 @@ class BubbleSandbox:
 class BubbleBackend:
     name: ClassVar[str] = "bubblewrap"
     isolates: ClassVar[bool] = True
-    fixed: ClassVar = {"open_files"}  # another limit than it was started with needs another sandbox
+    fixed: ClassVar = {"open_files"}  # a run with another value gets a new sandbox
     lacks: ClassVar = {
         "limits.disk": "its three writable folders are not sized",
         "limits.inodes": "nothing counts them",
