@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell_bridge.wire import codec
-from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, check_plain, decode, encode, packed_size
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, check_plain, decode, encode, pack_value, packed_size
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES
 from toolcell_bridge.wire.messages import (
@@ -233,6 +233,23 @@ def test_a_message_over_the_frame_limit_is_not_sent() -> None:
     assert encode(Log(1, "x" * 100), size)
     with pytest.raises(ValueTooLarge, match=f"{size} > {size - 1} bytes"):
         encode(Log(1, "x" * 100), size - 1)
+
+
+@given(messages)
+def test_a_value_that_was_packed_before_gives_the_same_bytes(message: Message) -> None:
+    if isinstance(message, (CallTool, Result, Progress)):
+        field = "args" if isinstance(message, CallTool) else "value"
+        packed = dataclasses.replace(message, **{field: pack_value(getattr(message, field))})
+        assert encode(packed) == encode(message)
+
+
+def test_a_packed_value_is_held_to_the_type_and_the_element_limit_of_its_field() -> None:
+    with pytest.raises(LocalProtocolError, match="CallTool"):
+        encode(CallTool(1, "f", pack_value([1]), None))
+    most = pack_value([None] * (MAX_ELEMENTS - 8))
+    assert encode(Result(most, []))
+    with pytest.raises(ValueTooLarge, match="elements"):
+        encode(Result(pack_value([None] * (MAX_ELEMENTS - 3)), []))
 
 
 @given(plain)

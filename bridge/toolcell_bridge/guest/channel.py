@@ -13,13 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import (
     CallTool,
     CancelCall,
     Message,
-    Plain,
     PutFile,
     RunScript,
     ToolFail,
@@ -34,8 +34,8 @@ MISSES = 4
 MSG_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 sched_yield = getattr(os, "sched_yield", lambda: None)  # this file is also imported where no guest can run
 
-Request = tuple[str, dict[str, Plain], int | None]
-"""Tool name, plain arguments, line of the script."""
+Request = tuple[str, Any, int | None]
+"""Tool name, arguments as a dict or packed, line of the script."""
 
 
 class ChannelClosed(RuntimeError):

@@ -15,8 +15,7 @@ from typing import Any
 from toolcell_bridge.guest import errors, files
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire import codec
+from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import Done, Message, Plain, PutFile, Result, RunScript
 
@@ -150,10 +149,10 @@ class Runner:
 
     def _set_result(self, data: Any, names: Any, run: RunScript) -> None:
         wanted = files.requested(names)
-        message = Result(to_plain(data, "result"), wanted)
-        size = codec.packed_size(message.value, "result")
-        if size > run.result_bytes:
-            raise ValueTooLarge("result", size, run.result_bytes)
+        packed = to_packed(data, "result")
+        if len(packed.data) > run.result_bytes:
+            raise ValueTooLarge("result", len(packed.data), run.result_bytes)
+        message = Result(packed, wanted)
         self._flush()
         if self._is_last and not wanted:
             # Nothing of the script can come after it: it leaves with Done, which spares both ends a system call and

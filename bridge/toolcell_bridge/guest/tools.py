@@ -1,6 +1,6 @@
-"""The functions a script may call: tools on the host, its result, its progress.
+"""The functions that a script may call: tools on the host, and its progress.
 
-Values are converted here, in the sender, and checked again by the host.
+Values are converted and packed here; the host checks them again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
-from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.messages import Plain, Progress, ToolFail, ToolReturn
+from toolcell_bridge.guest.values import to_packed
+from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +27,7 @@ LIST_TOOLS = "toolcell.list_tools"
 
 
 WINDOW = 512
-"""Calls one call_tools_parallel keeps outstanding; the host executes as many of them at once as its limit says."""
+"""Calls that one call_tools_parallel keeps outstanding; the host executes as many at once as its limit says."""
 
 
 class ToolError(RuntimeError):
@@ -53,7 +53,8 @@ def _line() -> int | None:
     return None
 
 
-def _arguments(name: object, args: object, kwargs: Mapping[str, object]) -> dict[str, Plain]:
+def _arguments(name: object, args: object, kwargs: Mapping[str, object]) -> Any:
+    """Merge and pack the arguments of one call."""
     if not isinstance(name, str):
         raise TypeError(f"call_tool() takes the tool's name first, a str, not {type(name).__name__}")
     if args is None:
@@ -62,9 +63,7 @@ def _arguments(name: object, args: object, kwargs: Mapping[str, object]) -> dict
         merged = {**args, **kwargs}
     else:
         raise TypeError(f"arguments of {name!r} must be a dict, not {type(args).__name__}")
-    plain = to_plain(merged, f"{name} arguments")
-    assert isinstance(plain, dict)
-    return plain
+    return to_packed(merged, f"{name} arguments")
 
 
 def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
@@ -83,7 +82,7 @@ def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
     )
 
 
-def _request(entry: object) -> tuple[str, dict[str, Plain]]:
+def _request(entry: object) -> tuple[str, Any]:
     """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
     if isinstance(entry, str):
         return entry, {}
@@ -124,7 +123,7 @@ class Toolbox:
         """Call several tools at once; values come back in the order of `calls`.
 
         The first failure is raised after all have finished, or with `return_exceptions=True` each failure
-        stands as a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
+        is a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
         """
         requests = [(*_request(entry), _line()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
@@ -190,7 +189,7 @@ class Toolbox:
 
     def progress(self, value: Any = None, /, **fields: Any) -> None:
         """Report progress to the host while the script runs; any plain value."""
-        self._channel.send(Progress(to_plain(fields if value is None and fields else value, "progress")))
+        self._channel.send(Progress(to_packed(fields if value is None and fields else value, "progress")))
 
 
 _watched: dict[int, int] = {}

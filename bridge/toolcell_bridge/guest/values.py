@@ -1,8 +1,8 @@
-"""Python values to plain data, on the side that sends them: converted in a documented way, or refused by path.
+"""Convert Python values to plain data before they are sent, in a documented way, or refuse them by path.
 
-Imports no package to recognise its types: a value of a class exists only where its module is loaded, so classes of
-numpy, pandas and rarer modules are told by name. Their own methods are called; of subclasses of built-in types the
-base class's methods are, so overriding `__str__` or `items` changes nothing here.
+No package is imported to recognise its types: classes of numpy, pandas and rarer modules are recognised by name. Their
+own methods are called. For subclasses of built-in types the base class's methods are called, so overriding `__str__`
+or `items` has no effect here.
 
 The table of outcomes is in docs/wire.md.
 """
@@ -19,7 +19,7 @@ from enum import Enum
 from types import CoroutineType, GeneratorType, NoneType
 from typing import Any, Final, TypeAlias
 
-from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, packed_size, type_name
+from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, pack_value, packed_size, type_name
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import Plain
 
@@ -39,13 +39,28 @@ def to_plain(value: object, path: str = "value", *, max_depth: int = MAX_DEPTH) 
         return value  # type: ignore[return-value]
     if max_depth >= MAX_DEPTH and _is_plain(value):
         return value  # type: ignore[return-value]
-    max_depth = min(max_depth, MAX_DEPTH)
+    return _convert(value, path, min(max_depth, MAX_DEPTH))
+
+
+def _convert(value: object, path: str, max_depth: int) -> Plain:
     try:
         return _Converter(path, max_depth).convert(value, 0)
     except _TooDeep as refusal:
         raise ValueTooLarge(refusal.path(path), max_depth + 1, max_depth, "levels deep") from None
     except _Refusal as refusal:
         raise UnsendableValue(refusal.path(path), refusal.problem) from refusal.__cause__
+
+
+def to_packed(value: object, path: str = "value") -> Any:
+    """Convert like `to_plain` and pack, once. Returns what a message takes in place of the value.
+
+    Raises:
+        UnsendableValue, ValueTooLarge: as `to_plain`.
+    """
+    try:
+        return pack_value(value, path)
+    except (UnsendableValue, ValueTooLarge):
+        return pack_value(_convert(value, path, MAX_DEPTH), path)
 
 
 def _is_plain(value: object) -> bool:

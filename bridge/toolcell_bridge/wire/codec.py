@@ -1,7 +1,7 @@
 """Messages to frames and back: msgpack arrays of a tag and the message's fields in order.
 
-Decoding believes nothing: size, depth, number of elements, number of fields and exact type of each are checked
-before a message exists. Which message may come when is connection.py's.
+Decoding checks size, depth, number of elements, number of fields and the exact type of each before it makes a message.
+`Connection` checks which message may come when.
 """
 
 from __future__ import annotations
@@ -29,10 +29,33 @@ empty list and its place in another), so the length of a frame alone does not bo
 _SMALL_BYTES: Final = 512
 """A body this short cannot break the element limit, and cannot announce lists that add up to a megabyte."""
 
+_FIXARRAY: Final = 0x90
+"""First byte of a msgpack array of no elements."""
+
 _SCALARS: Final = frozenset({NoneType, bool, int, float, str, bytes})
 _CONTAINERS: Final = frozenset({list, dict})
 _PLAIN: Final = _SCALARS | _CONTAINERS
 _TEXT: Final = frozenset({str})
+
+
+class PackedValue:
+    """A value that is checked and packed. It replaces the value in a message, which then does not pack it again."""
+
+    __slots__ = ("data", "elements", "kind")
+
+    def __init__(self, value: object, what: str) -> None:
+        self.elements = check_plain(value, what)
+        self.data = _pack(value, what)
+        self.kind = type(value)
+
+
+def pack_value(value: object, what: str = "value") -> Any:
+    """Check and pack a value. Returns a `PackedValue`, which a message takes in place of the value.
+
+    Raises:
+        UnsendableValue, ValueTooLarge: as `encode` would.
+    """
+    return PackedValue(value, what)
 
 
 def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -48,7 +71,9 @@ def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
         raise LocalProtocolError(f"{type_name(type(message))} is not a message")
     values = form.values(message)
     form.check(values)
-    return frame(_pack(values, form.message.__name__), max_frame_bytes)
+    name = form.message.__name__
+    body = _pack_around(values, name) if PackedValue in map(type, values) else _pack(values, name)
+    return frame(body, max_frame_bytes)
 
 
 def decode(body: bytes | bytearray) -> Message:
@@ -75,7 +100,7 @@ def decode(body: bytes | bytearray) -> Message:
 def check_plain(value: object, what: str = "value", spent: int = 0) -> int:
     """Check exact types, depth and number of elements at C speed, level by level; return `spent` plus elements.
 
-    Says nothing of the size of ints and the validity of text: msgpack neither reads nor writes bad ones.
+    Does not check the size of ints and the validity of text: msgpack neither reads nor writes bad ones.
 
     Raises:
         UnsendableValue: something in it is of another type, or a key is not a str.
@@ -84,6 +109,8 @@ def check_plain(value: object, what: str = "value", spent: int = 0) -> int:
     kind = type(value)
     if kind in _SCALARS:
         return spent
+    if kind is PackedValue:
+        return _spend(value.elements, what, spent)  # type: ignore[attr-defined]
     if kind not in _CONTAINERS:
         raise UnsendableValue(what, f"{type_name(kind)} is not plain data")
     level: list[Any] = [value]
@@ -113,6 +140,12 @@ def check_plain(value: object, what: str = "value", spent: int = 0) -> int:
     return spent
 
 
+def _spend(elements: int, what: str, spent: int) -> int:
+    if spent + elements > MAX_ELEMENTS:
+        raise ValueTooLarge(what, spent + elements, MAX_ELEMENTS, "elements")
+    return spent + elements
+
+
 def type_name(kind: type) -> str:
     """Return the name a class was made with, whatever its metaclass says."""
     name: str = type.__dict__["__name__"].__get__(kind)
@@ -125,8 +158,7 @@ def packed_size(value: object, what: str = "value") -> int:
     Raises:
         UnsendableValue, ValueTooLarge: as `encode` would.
     """
-    check_plain(value, what)
-    return len(_pack(value, what))
+    return len(PackedValue(value, what).data)
 
 
 # One for the process: it spares an allocation per message. It is only given exact plain types, so no Python code
@@ -146,8 +178,14 @@ def _pack(value: object, what: str) -> bytes:
     return packed
 
 
+def _pack_around(values: tuple[Any, ...], what: str) -> bytes:
+    """Pack a message's tag and fields, of which some are packed already. No message has more than 15 of them."""
+    parts = (value.data if type(value) is PackedValue else _pack(value, what) for value in values)
+    return bytes((_FIXARRAY | len(values),)) + b"".join(parts)
+
+
 def _unpack_large(body: bytes | bytearray) -> object:
-    """Unpack what may be a bomb: walk it without building anything, then build it while counting."""
+    """Unpack a body that may claim huge lists: walk it without building anything, then build it and count."""
     _walk(body)
     left = MAX_ELEMENTS
 
@@ -204,12 +242,12 @@ _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
     "dict[str, Plain] | None": (frozenset({dict, NoneType}), check_plain),
     "Plain": (_PLAIN, check_plain),
 }
-"""What a field's annotation in messages.py means: the exact types it may have, and what is checked inside."""
+"""For each annotation in messages.py: the exact types of the field, and the check of what is inside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One message's form on the wire, worked out once from its dataclass."""
+    """One message's form on the wire, derived once from its dataclass."""
 
     tag: int
     message: type[Message]
@@ -222,7 +260,7 @@ class _Form:
 
     def check(self, values: tuple[Any, ...] | list[Any]) -> None:
         shape = tuple(map(type, values))
-        if shape not in self.shapes:
+        if shape not in self.shapes and not self._fits_packed(values):
             self._blame_value(values)
             names = ", ".join(map(type_name, shape[1:20]))
             raise LocalProtocolError(f"{self.message.__name__}({names}) has the wrong fields")
@@ -231,6 +269,10 @@ class _Form:
             spent = check(values[index], name, spent)
         if self.message is Log and values[1] not in (1, 2):
             raise LocalProtocolError("Log.stream is neither 1 nor 2")
+
+    def _fits_packed(self, values: tuple[Any, ...] | list[Any]) -> bool:
+        kinds = (value.kind if type(value) is PackedValue else type(value) for value in values)
+        return tuple(kinds) in self.shapes
 
     def _blame_value(self, values: tuple[Any, ...] | list[Any]) -> None:
         for index, name, check in self.deep:
