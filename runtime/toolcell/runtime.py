@@ -253,14 +253,14 @@ class Runtime:
             seed = self.policy.seed
         if clock is None:
             clock = self.policy.clock
-        return (seed, clock) if self._recorder is None else self._recorder.beginnings(seed, clock)
+        return (seed, clock) if self._recorder is None else self._recorder.replay_seed(seed, clock)
 
     def _observer(self, request: RunRequest, registry: ToolRegistry, context: RunContext) -> RunObserver:
         """Make who is told about a run: the audit log, if there is one."""
         recorder = self._recorder
         if recorder is None:
             return NULL_OBSERVER
-        from toolcell.audit.run_observer import AuditRunObserver  # only a runtime with a log pays for it
+        from toolcell.audit.recorder import AuditRunObserver  # only a runtime with a log pays for it
 
         return AuditRunObserver(
             lambda sandbox: recorder.begin(

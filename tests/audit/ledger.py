@@ -11,15 +11,15 @@ from typing import Any
 import anyio
 
 from toolcell import Limits, Policy, ToolRegistry
-from toolcell.audit import layout, records
+from toolcell.audit import records
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.index import Index
+from toolcell.audit.format import chain_directories, segment_files
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
-from toolcell.audit.reader import Located, read_log
+from toolcell.audit.query import Index
+from toolcell.audit.reader import RecordedRun, StoredRecord, read_log
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.run_record import RunRecord
-from toolcell.audit.runs import RecordedRun
 from toolcell.audit.verify import Report, verify
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import Origin, RunContext, ToolError
@@ -116,7 +116,7 @@ class Ledger:
 
     # Reading
 
-    def found(self) -> list[Located]:
+    def found(self) -> list[StoredRecord]:
         """Every record."""
         return list(read_log(self.directory))
 
@@ -135,12 +135,12 @@ class Ledger:
             return index.load(index.find(id))
 
     def segments(self) -> list[Path]:
-        """The segments of all chains."""
-        return [path for chain in layout.chains(self.directory) for path in layout.segments(chain).values()]
+        """The segments of all writer."""
+        return [path for chain in chain_directories(self.directory) for path in segment_files(chain).values()]
 
     def chain(self) -> Path:
         """The only chain."""
-        (path,) = layout.chains(self.directory)
+        (path,) = chain_directories(self.directory)
         return path
 
     def verify(self, **options: Any) -> Report:

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 
 from audit.ledger import Ledger
 from toolcell import PoolConfig, SyncRuntime
-from toolcell.audit import keys, layout
-from toolcell.audit.runs import RecordedCall
+from toolcell.audit import keys
+from toolcell.audit.format import INDEX_FILE, LOG_FILE
+from toolcell.audit.reader import RecordedCall
 from toolcell.cli import audit_times, audit_view, build, exits
 from toolcell.errors import UsageError
 from toolcell.tools import RunContext
@@ -332,7 +333,7 @@ def test_a_default_key_that_is_not_there_is_asked_for(filled: Ledger) -> None:
 
 
 def test_a_log_that_cannot_be_read_is_not_called_damaged_and_a_damaged_one_is(filled: Ledger) -> None:
-    place = filled.directory / layout.LOG_FILE
+    place = filled.directory / LOG_FILE
     place.write_text("{")
     status, _, err = invoke("list", filled.directory)
     assert (status, "is damaged" in err) == (exits.BROKEN, True)
@@ -490,7 +491,7 @@ def test_a_call_without_an_end_has_a_bar_to_the_end() -> None:
 
 
 def test_a_list_fits_the_terminal(filled: Ledger) -> None:
-    from toolcell.audit.index import Index
+    from toolcell.audit.query import Index
 
     console = Console(width=90, force_terminal=True, file=io.StringIO(), color_system=None)
     with Index(filled.directory) as index:
@@ -499,4 +500,4 @@ def test_a_list_fits_the_terminal(filled: Ledger) -> None:
     assert isinstance(console.file, io.StringIO)
 
     assert max(map(len, console.file.getvalue().splitlines())) <= 92
-    assert layout.INDEX_FILE in os.listdir(filled.directory)
+    assert INDEX_FILE in os.listdir(filled.directory)

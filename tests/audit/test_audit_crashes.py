@@ -16,10 +16,11 @@ from pathlib import Path
 from audit import audit_writers
 from audit.audit_writers import EFFECTS, KEY
 from audit.ledger import Ledger
-from toolcell.audit import layout, records
+from toolcell.audit import records
+from toolcell.audit.format import read_log_id
 from toolcell.audit.reader import read_log
-from toolcell.audit.signatures import Head
-from toolcell.audit.verify import saved_heads, verify
+from toolcell.audit.signatures import Head, saved_heads
+from toolcell.audit.verify import verify
 
 KILLS = int(os.environ.get("AUDIT_KILLS", "20"))
 MOST_S = 0.06
@@ -79,7 +80,7 @@ def test_killed_at_a_random_moment_the_log_verifies_and_every_effect_has_its_sta
 
 
 def saved_heads_of(directory: Path) -> list[Head]:
-    return saved_heads(layout.log_id(directory / "log"), directory / "heads")
+    return saved_heads(read_log_id(directory / "log"), directory / "heads")
 
 
 def test_after_a_kill_the_next_writer_goes_on_in_the_same_chain_or_beside_it(tmp_path: Path) -> None:

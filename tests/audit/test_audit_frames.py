@@ -6,8 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell.audit import frames
-from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
+from toolcell.audit.format import (
+    GENESIS,
+    HEADER,
+    MAGIC,
+    MAX_BODY_BYTES,
+    Frame,
+    Garbage,
+    Torn,
+    body_digest,
+    encode_frame,
+    hash_digest,
+    hash_record,
+    split_segment,
+)
 
 bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
 
@@ -15,14 +27,14 @@ bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
 def segment(contents: list[bytes]) -> bytes:
     data, link = MAGIC, GENESIS
     for body in contents:
-        framed, link = frames.frame(link, body)
+        framed, link = encode_frame(link, body)
         data += framed
     return data
 
 
 @given(contents=bodies)
 def test_what_was_framed_is_read_back_linked(contents: list[bytes]) -> None:
-    found = list(frames.pieces(segment(contents)))
+    found = list(split_segment(segment(contents)))
 
     assert [piece.body for piece in found if isinstance(piece, Frame)] == contents
     assert all(isinstance(piece, Frame) and piece.is_intact for piece in found)
@@ -39,7 +51,7 @@ def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(
 ) -> None:
     whole = segment(contents)
     size = data.draw(st.integers(len(MAGIC), len(whole)))
-    found = list(frames.pieces(whole[:size]))
+    found = list(split_segment(whole[:size]))
 
     assert all(isinstance(piece, Frame) and piece.is_intact for piece in found[:-1])
     assert [piece.body for piece in found if isinstance(piece, Frame)] == contents[
@@ -53,7 +65,7 @@ def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(
 def test_reading_goes_on_behind_garbage(contents: list[bytes], noise: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(contents) - 1))
     head, tail = segment(contents[:at]), segment(contents)[len(segment(contents[:at])) :]
-    found = list(frames.pieces(head + noise + tail))
+    found = list(split_segment(head + noise + tail))
 
     if isinstance(found[at], Garbage):
         assert [piece.body for piece in found if isinstance(piece, Frame) and piece.is_intact] == contents
@@ -63,21 +75,21 @@ def test_reading_goes_on_behind_garbage(contents: list[bytes], noise: bytes, dat
 
 @given(noise=st.binary(max_size=200))
 def test_any_bytes_can_be_read_without_an_exception(noise: bytes) -> None:
-    found = list(frames.pieces(noise, 0))
+    found = list(split_segment(noise, 0))
 
     assert sum(len(p.data) if isinstance(p, Torn) else p.end - p.offset for p in found) == len(noise)
 
 
 def test_a_header_that_announces_too_much_is_garbage() -> None:
-    size = frames.MAX_BODY_BYTES + 1
-    header = frames.HEADER.pack(size, size ^ 0xFFFFFFFF)
+    size = MAX_BODY_BYTES + 1
+    header = HEADER.pack(size, size ^ 0xFFFFFFFF)
 
-    assert isinstance(next(frames.pieces(MAGIC + header)), Garbage)
+    assert isinstance(next(split_segment(MAGIC + header)), Garbage)
 
 
 @pytest.mark.parametrize("position", ["before", "body", "link"])
 def test_a_frame_is_intact_only_as_a_whole(position: str) -> None:
-    piece = next(frames.pieces(segment([b"something"])))
+    piece = next(split_segment(segment([b"something"])))
     assert isinstance(piece, Frame)
     changed = {"before": piece.before, "body": piece.body, "link": piece.link}
     changed[position] = bytes([changed[position][0] ^ 1]) + changed[position][1:]
@@ -86,4 +98,4 @@ def test_a_frame_is_intact_only_as_a_whole(position: str) -> None:
 
 
 def test_a_digest_can_stand_for_a_body_in_the_chain() -> None:
-    assert frames.link_of_digest(GENESIS, frames.body_digest(b"x")) == frames.link(GENESIS, b"x")
+    assert hash_digest(GENESIS, body_digest(b"x")) == hash_record(GENESIS, b"x")

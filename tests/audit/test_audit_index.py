@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import layout
-from toolcell.audit.index import Filter, Index, RunLine
-from toolcell.audit.runs import UNFINISHED
+from toolcell.audit.format import INDEX_FILE
+from toolcell.audit.query import Filter, Index, RunSummary
+from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import RunContext
 
@@ -32,7 +32,7 @@ def filled(ledger: Ledger) -> Ledger:
     return ledger
 
 
-def asked(ledger: Ledger, **wanted: Any) -> list[RunLine]:
+def asked(ledger: Ledger, **wanted: Any) -> list[RunSummary]:
     with Index(ledger.directory) as index:
         index.refresh()
         return index.runs(Filter(**wanted))
@@ -142,7 +142,7 @@ def test_an_index_made_anew_is_the_same(filled: Ledger) -> None:
 @pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
 def test_a_damaged_index_is_made_again(filled: Ledger, content: bytes) -> None:
     assert len(asked(filled)) == 5
-    (filled.directory / layout.INDEX_FILE).write_bytes(content)
+    (filled.directory / INDEX_FILE).write_bytes(content)
 
     assert len(asked(filled)) == 5
 
@@ -151,7 +151,7 @@ def test_an_index_of_another_log_is_made_again(filled: Ledger, tmp_path: Path) -
     other = Ledger(tmp_path / "other")
     other.fill(1)
     asked(other)
-    (other.directory / layout.INDEX_FILE).replace(filled.directory / layout.INDEX_FILE)
+    (other.directory / INDEX_FILE).replace(filled.directory / INDEX_FILE)
 
     assert len(asked(filled)) == 5
 
@@ -166,7 +166,7 @@ def test_a_log_that_may_only_be_read_is_indexed_in_memory(filled: Ledger, monkey
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     assert len(asked(filled)) == 5
-    assert not (filled.directory / layout.INDEX_FILE).exists()
+    assert not (filled.directory / INDEX_FILE).exists()
 
 
 def test_runs_that_retention_removed_are_forgotten(ledger: Ledger) -> None:

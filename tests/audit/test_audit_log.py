@@ -14,12 +14,13 @@ import anyio
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell.audit import chain as chains
-from toolcell.audit import frames, layout, records, retention
+from toolcell.audit import records, writer
 from toolcell.audit.config import AuditConfig
+from toolcell.audit.format import MAGIC, Frame, chain_directories, segment_files, segment_path, split_segment
 from toolcell.audit.log import AuditEvent, AuditLog
+from toolcell.audit.pruning import ClosedSegment, count_expired
 from toolcell.audit.recorder import Recorder
-from toolcell.audit.retention import Kept, expired
+from toolcell.audit.signatures import read_prune_record
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import Origin, RunContext
 
@@ -75,7 +76,7 @@ def test_a_refused_call_is_recorded_with_the_reason(ledger: Ledger) -> None:
     blocked, unknown, invalid = ledger.the_run().calls
 
     assert blocked.verdict == "blocked"
-    assert "not permitted" in blocked.start_more["why"]
+    assert "not permitted" in blocked.start_extra["why"]
     assert (unknown.code, invalid.code) == ("unknown_tool", "invalid_arguments")
     assert unknown.verdict == invalid.verdict == "error"
 
@@ -173,13 +174,11 @@ def test_what_runs_have_in_common_is_written_once_per_segment(ledger: Ledger) ->
     ledger.fill(40, settings=SMALL)
     for path in ledger.segments():
         kinds = [
-            records.parse(piece.body).kind
-            for piece in frames.pieces(path.read_bytes())
-            if isinstance(piece, frames.Frame)
+            records.parse(piece.body).kind for piece in split_segment(path.read_bytes()) if isinstance(piece, Frame)
         ]
-        assert kinds.count(records.TERMS) <= 1
+        assert kinds.count(records.SETTINGS) <= 1
         if records.RUN_STARTED in kinds:
-            assert records.TERMS in kinds and records.TOOLS in kinds
+            assert records.SETTINGS in kinds and records.TOOLS in kinds
 
     assert len(ledger.segments()) > 3
 
@@ -218,7 +217,7 @@ def test_a_checkpoint_covers_everything_before_it(ledger: Ledger) -> None:
         report = ledger.verify(heads=[head])
 
     assert report.ok
-    assert report.chains[0].sealed_seq == head.seq
+    assert report.chains[0].signed_seq == head.seq
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -305,7 +304,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_costs_no_record(
     real = os.write
 
     def write(descriptor: int, data: bytes) -> int:
-        if data == frames.MAGIC:
+        if data == MAGIC:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, data)
 
@@ -406,7 +405,7 @@ def test_a_signature_after_which_something_failed_is_followed_by_another(
     """It is on the disk, but nobody was told: neither flushed, nor is its head kept."""
     failed, kept = threading.Event(), list[int]()
 
-    def refuse(chain: chains.Chain) -> None:
+    def refuse(chain: writer.ChainWriter) -> None:
         failed.set()
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -473,7 +472,7 @@ def test_two_writers_in_one_directory_write_a_chain_each_and_are_read_as_one(led
     sources = [fields["source"] for fields in ledger.fields(records.RUN_STARTED)]
 
     assert sources == ["a = 0", "b = 0", "a = 1", "b = 1", "a = 2", "b = 2"]
-    assert len(layout.chains(ledger.directory)) == 2
+    assert len(chain_directories(ledger.directory)) == 2
     assert ledger.verify().ok
 
 
@@ -481,7 +480,7 @@ def test_a_later_writer_goes_on_where_an_earlier_one_ended(ledger: Ledger) -> No
     for _ in range(3):
         ledger.fill(1)
 
-    assert len(layout.chains(ledger.directory)) == len(ledger.segments()) == 1
+    assert len(chain_directories(ledger.directory)) == len(ledger.segments()) == 1
     assert len(ledger.fields(records.OPENED)) == 3
     assert ledger.verify().ok
 
@@ -494,7 +493,7 @@ def test_a_damaged_chain_is_left_alone_as_evidence(ledger: Ledger) -> None:
     ledger.fill(1)
 
     assert path.read_bytes() == damaged
-    assert len(layout.chains(ledger.directory)) == 2
+    assert len(chain_directories(ledger.directory)) == 2
 
 
 @pytest.mark.parametrize("cut", [1, 40, 100])
@@ -511,10 +510,10 @@ def test_an_end_that_was_torn_off_stays_and_the_next_writer_says_so(ledger: Ledg
     assert ledger.verify(heads=[]).ok
 
 
-@pytest.mark.parametrize("size", [0, 3, len(frames.MAGIC)])
+@pytest.mark.parametrize("size", [0, 3, len(MAGIC)])
 def test_a_writer_killed_while_it_made_a_segment_is_no_problem_for_the_next(ledger: Ledger, size: int) -> None:
     ledger.fill(1)
-    layout.segment_path(ledger.chain(), 2).write_bytes(frames.MAGIC[:size])
+    segment_path(ledger.chain(), 2).write_bytes(MAGIC[:size])
     assert ledger.verify().ok
     ledger.fill(1)
 
@@ -553,14 +552,14 @@ def test_old_segments_are_removed_by_size_and_the_rest_verifies(ledger: Ledger) 
     with ledger.log(settings={**SMALL, "keep_bytes": 12_000}) as log:
         log.prune()
     report = ledger.verify()
-    stub = retention.read_stub(ledger.chain())
+    stub = read_prune_record(ledger.chain())
 
     assert report.ok
     assert stub is not None
-    assert stub.last_segment == min(layout.segments(ledger.chain())) - 1
+    assert stub.last_segment == min(segment_files(ledger.chain())) - 1
     assert sum(path.stat().st_size for path in ledger.segments()) < 20_000
     assert "removed by retention" in " ".join(report.notes)
-    assert ledger.fields(records.RETIRED)
+    assert ledger.fields(records.PRUNED)
     ledger.fill(3, settings=SMALL)
     assert ledger.verify().ok
 
@@ -573,7 +572,7 @@ def test_retention_goes_on_from_its_own_stub(ledger: Ledger) -> None:
             assert log.prune() > 0
         assert ledger.verify().ok
 
-    assert len(ledger.fields(records.RETIRED)) >= 1
+    assert len(ledger.fields(records.PRUNED)) >= 1
 
 
 def test_the_record_of_a_removal_is_signed_soon_too(ledger: Ledger) -> None:
@@ -586,7 +585,7 @@ def test_the_record_of_a_removal_is_signed_soon_too(ledger: Ledger) -> None:
 
 def test_segments_that_retention_left_behind_when_it_was_killed_are_removed_next_time(ledger: Ledger) -> None:
     ledger.fill(30, settings=SMALL)
-    first = layout.segment_path(ledger.chain(), 1)
+    first = segment_path(ledger.chain(), 1)
     kept = first.read_bytes()
     with ledger.log(settings={**SMALL, "keep_bytes": 0}) as log:
         log.prune()
@@ -603,11 +602,11 @@ def test_nothing_is_forgotten_unless_asked(ledger: Ledger) -> None:
     with ledger.log(settings=SMALL) as log:
         assert log.prune() == 0
 
-    assert 1 in layout.segments(ledger.chain())
+    assert 1 in segment_files(ledger.chain())
 
 
 HOUR_NS = 3600 * 10**9
-AGES = [Kept(1, 100, 0), Kept(2, 100, 5 * HOUR_NS), Kept(3, 100, 9 * HOUR_NS)]
+AGES = [ClosedSegment(1, 100, 0), ClosedSegment(2, 100, 5 * HOUR_NS), ClosedSegment(3, 100, 9 * HOUR_NS)]
 
 
 @pytest.mark.parametrize(
@@ -624,7 +623,7 @@ AGES = [Kept(1, 100, 0), Kept(2, 100, 5 * HOUR_NS), Kept(3, 100, 9 * HOUR_NS)]
     ],
 )
 def test_which_segments_have_to_go(settings: dict[str, Any], newest_bytes: int, expected: int) -> None:
-    assert expired(AGES, newest_bytes, AuditConfig(**settings), 10 * HOUR_NS) == expected
+    assert count_expired(AGES, newest_bytes, AuditConfig(**settings), 10 * HOUR_NS) == expected
 
 
 # Sinks
@@ -654,5 +653,5 @@ def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCa
 
 def test_a_lock_is_known_to_be_held_only_while_it_is(ledger: Ledger) -> None:
     with ledger.log() as log:
-        assert chains.is_locked(ledger.directory / log.chain)
-    assert not chains.is_locked(ledger.chain())
+        assert writer.is_locked(ledger.directory / log.chain)
+    assert not writer.is_locked(ledger.chain())

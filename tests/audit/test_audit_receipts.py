@@ -12,7 +12,7 @@ import pytest
 
 from audit.ledger import Ledger
 from toolcell.audit import keys, receipt, records
-from toolcell.audit.index import Index
+from toolcell.audit.query import Index
 from toolcell.errors import AuditError
 
 SMALL = {"segment_bytes": 4096}

@@ -86,7 +86,7 @@ def test_a_value_nested_too_deep_does_not_stop_its_record() -> None:
 @given(value=plain, seq=st.integers(1, 2**40), kind=st.sampled_from(sorted(FIELDS)))
 def test_a_record_is_canonical_exactly_as_written(value: Any, seq: int, kind: str) -> None:
     content = records.pack_fields((value,))
-    record = records.parse(records.body_of(seq, 5, 7, kind, content))
+    record = records.parse(records.encode_body(seq, 5, 7, kind, content))
 
     assert record == Record(seq, 5, kind, 7, content)
     assert records.is_canonical(record)
@@ -105,7 +105,7 @@ def test_a_record_is_canonical_exactly_as_written(value: Any, seq: int, kind: st
     ],
 )
 def test_the_same_content_written_another_way_is_not_canonical(content: bytes) -> None:
-    assert not records.is_canonical(records.parse(records.body_of(1, 2, 0, records.CHECKPOINT, content)))
+    assert not records.is_canonical(records.parse(records.encode_body(1, 2, 0, records.CHECKPOINT, content)))
 
 
 @given(noise=st.binary(max_size=100))
@@ -124,7 +124,7 @@ def test_a_field_added_later_is_none_in_older_records() -> None:
 
 
 def test_the_format_on_disk_never_changes_silently() -> None:
-    body = records.body_of(1, 2, 4, records.CHECKPOINT, records.pack_fields(("time", "k", b"s")))
+    body = records.encode_body(1, 2, 4, records.CHECKPOINT, records.pack_fields(("time", "k", b"s")))
 
     assert body == bytes.fromhex(
         "0000000000000001 0000000000000002 0000000000000004 03 93 a4 74 69 6d 65 a1 6b c4 01 73"

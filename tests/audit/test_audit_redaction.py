@@ -336,5 +336,5 @@ def test_what_is_too_large_is_cut_after_redaction_and_named_by_digest(ledger: Le
         assert more[f"{name}_cut"]["bytes"] > 100_000
         assert len(more[f"{name}_cut"]["sha256"]) == 64
     assert run.end["more"]["value_cut"]["head"].startswith("x" * 1000 + REDACTED[:5])
-    assert run.calls[0].start_more["args_cut"]["why"] == "size"
+    assert run.calls[0].start_extra["args_cut"]["why"] == "size"
     assert run.end["logs"] is None

@@ -16,9 +16,9 @@ from audit.ledger import Ledger
 from toolcell import Limits, PoolConfig, SyncRuntime, UsageError
 from toolcell.audit import records
 from toolcell.audit.config import ToolContent
-from toolcell.audit.index import Filter, Index
+from toolcell.audit.query import Filter, Index
+from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import Replay, replay, runtime_options
-from toolcell.audit.runs import RecordedRun
 from toolcell.tools import RunContext, ToolResult
 
 pytestmark = pytest.mark.isolation

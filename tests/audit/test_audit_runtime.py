@@ -16,8 +16,9 @@ import pytest
 from audit.audit_writers import KEY
 from audit.ledger import RUN_KINDS, Ledger
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime
-from toolcell.audit import frames, keys, layout, records
+from toolcell.audit import keys, records
 from toolcell.audit.config import AuditConfig
+from toolcell.audit.format import Frame, chain_directories, split_segment
 from toolcell.audit.log import AuditLog
 from toolcell.audit.verify import verify
 from toolcell.errors import AuditError
@@ -111,7 +112,7 @@ def test_a_call_under_way_when_its_run_ends_has_an_end_too(shared: tuple[Ledger,
 
     assert result.outcome is Outcome.TIMEOUT
     assert call.status == "cancelled"
-    assert call.end_more["unanswered"] is True
+    assert call.end_extra["unanswered"] is True
     # It took as long as it was waited for, not the no time at all in which it was answered.
     assert call.duration_s > 0
     assert 0 < result.calls[0].duration_s <= result.usage.wall_s
@@ -126,7 +127,7 @@ def test_a_call_a_script_takes_back_is_recorded_as_such(shared: tuple[Ledger, Sy
     taken_back, after = ledger.the_run(result.run_id).calls
 
     assert result.ok, result.error
-    assert taken_back.end_more["unanswered"] is True
+    assert taken_back.end_extra["unanswered"] is True
     assert after.status == "ok"
 
 
@@ -220,8 +221,8 @@ def test_a_call_that_cannot_be_recorded_is_not_made_and_ends_the_run(
         return name
 
     def name_in(data: bytes, name: str) -> bool:
-        pieces = frames.pieces(data, 0)
-        kinds = [records.parse(piece.body).kind for piece in pieces if isinstance(piece, frames.Frame)]
+        pieces = split_segment(data, 0)
+        kinds = [records.parse(piece.body).kind for piece in pieces if isinstance(piece, Frame)]
         return name.encode() in data and kinds == [records.CALL_STARTED]
 
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
@@ -367,7 +368,7 @@ with SyncRuntime(registry, audit=AuditLog({str(tmp_path / "log")!r}, key=KEY)) a
     assert (tmp_path / "effect").read_text() == run.calls[0].args["name"]
     assert run.outcome == run.calls[0].status == "unfinished"
     assert ledger.kinds() == RUN_KINDS[:2]
-    assert len(layout.chains(tmp_path / "log")) == 1
+    assert len(chain_directories(tmp_path / "log")) == 1
 
 
 def test_a_log_can_be_set_up_from_a_file(tmp_path: Path) -> None:

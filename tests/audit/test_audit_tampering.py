@@ -14,12 +14,24 @@ from pathlib import Path
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit import checker, frames, layout, records, verify
-from toolcell.audit.chain import Chain
-from toolcell.audit.checker import ChainCheck
-from toolcell.audit.frames import MAGIC, Frame
+from toolcell.audit import chain_check, records, verify
+from toolcell.audit.chain_check import ChainCheck
+from toolcell.audit.format import (
+    GENESIS,
+    MAGIC,
+    PRUNE_FILE,
+    Frame,
+    chain_directories,
+    create_log,
+    encode_frame,
+    read_log_id,
+    segment_files,
+    segment_path,
+    split_segment,
+)
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.signatures import Head
+from toolcell.audit.writer import ChainWriter
 
 RUNS = 50
 SMALL = {"segment_bytes": 4096}
@@ -53,8 +65,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     ledger.fill(RUNS, heads=tmp_path_factory.mktemp("heads"))
     (path,) = ledger.segments()
     data = path.read_bytes()
-    pieces = [piece for piece in frames.pieces(data) if isinstance(piece, Frame)]
-    check = ChainCheck(layout.log_id(ledger.directory), path.parent.name, {ledger.key.key_id: ledger.key}, segment=1)
+    pieces = [piece for piece in split_segment(data) if isinstance(piece, Frame)]
+    check = ChainCheck(read_log_id(ledger.directory), path.parent.name, {ledger.key.key_id: ledger.key}, segment=1)
     states = []
     for index, piece in enumerate(pieces):
         states.append(check.copy())
@@ -65,9 +77,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(ledger, data, pieces, states)
 
 
-def findings_from(check: ChainCheck, data: bytes, is_first: bool, records_enough: int = 3) -> list[checker.Finding]:
+def findings_from(check: ChainCheck, data: bytes, is_first: bool, records_enough: int = 3) -> list[chain_check.Finding]:
     """What a checker finds in the rest of a segment; the first few records tell."""
-    for index, piece in enumerate(frames.pieces(data, 0)):
+    for index, piece in enumerate(split_segment(data, 0)):
         check.check_piece(piece, is_first=is_first and index == 0)
         if index > records_enough and check.findings:
             break
@@ -88,7 +100,7 @@ def head_of(written: Written) -> Head:
     last = written.pieces[-1]
     record = records.parse(last.body)
     name = written.ledger.chain().name
-    return Head.sign(layout.log_id(written.ledger.directory), name, record.seq, last.link, 5, written.ledger.key)
+    return Head.sign(read_log_id(written.ledger.directory), name, record.seq, last.link, 5, written.ledger.key)
 
 
 def test_every_byte_of_a_log_of_fifty_runs_matters(written: Written) -> None:
@@ -125,8 +137,8 @@ def test_a_few_bytes_flipped_in_the_file_itself_are_found_too(written: Written, 
 
 def tampered(written: Written, directory: Path, data: bytes, heads: list[Head] | None = None) -> verify.Report:
     shutil.copytree(written.ledger.directory, directory)
-    (chain,) = layout.chains(directory)
-    layout.segment_path(chain, 1).write_bytes(data)
+    (chain,) = chain_directories(directory)
+    segment_path(chain, 1).write_bytes(data)
     return verify.verify(directory, [written.ledger.key], heads=heads or [])
 
 
@@ -135,8 +147,8 @@ def test_every_record_taken_out_is_missed(written: Written) -> None:
         rest = written.data[written.end_of(index) :]
         found = findings_from(written.before(index), rest[:5000], is_first=index == 0)
         kinds = {finding.kind for finding in found}
-        assert checker.MISSING in kinds, index
-        assert next(f for f in found if f.kind == checker.MISSING).seq == index + 1
+        assert chain_check.MISSING in kinds, index
+        assert next(f for f in found if f.kind == chain_check.MISSING).seq == index + 1
 
 
 def test_the_last_record_taken_out_is_missed_by_the_head(written: Written, tmp_path: Path) -> None:
@@ -144,7 +156,7 @@ def test_the_last_record_taken_out_is_missed_by_the_head(written: Written, tmp_p
 
     assert tampered(written, tmp_path / "without", cut).ok  # nothing in the log itself can tell
     report = tampered(written, tmp_path / "with", cut, [head_of(written)])
-    assert [finding.kind for finding in report.findings] == [checker.CUT_OFF]
+    assert [finding.kind for finding in report.findings] == [chain_check.CUT_OFF]
     assert report.findings[0].seq == len(written.pieces)
 
 
@@ -160,14 +172,14 @@ def test_every_two_records_swapped_are_found(written: Written) -> None:
         between = written.data[written.end_of(first) : written.pieces[second].offset]
         data = written.raw(second) + between + written.raw(first) + written.data[written.end_of(second) :]
         found = findings_from(written.before(first), data[:6000], is_first=first == 0)
-        assert {checker.MISSING, checker.REORDERED} & {finding.kind for finding in found}, (first, second)
+        assert {chain_check.MISSING, chain_check.REORDERED} & {finding.kind for finding in found}, (first, second)
 
 
 def test_a_swap_is_called_a_swap(written: Written) -> None:
     data = written.raw(11) + written.raw(10) + written.data[written.end_of(11) :]
     found = findings_from(written.before(10), data, is_first=False, records_enough=10**6)
 
-    assert [(finding.kind, finding.seq) for finding in found] == [(checker.REORDERED, 11)]
+    assert [(finding.kind, finding.seq) for finding in found] == [(chain_check.REORDERED, 11)]
 
 
 @pytest.mark.parametrize("index", [0, 5, 100, -1])
@@ -176,7 +188,7 @@ def test_a_record_that_is_there_twice_is_found(written: Written, index: int) -> 
     data = written.raw(index) * 2 + written.data[written.end_of(index) :]
     found = findings_from(written.before(index), data, is_first=index == 0, records_enough=10**6)
 
-    assert {finding.kind for finding in found} <= {checker.DUPLICATED, checker.WRONG_SEGMENT}
+    assert {finding.kind for finding in found} <= {chain_check.DUPLICATED, chain_check.WRONG_SEGMENT}
     assert found[0].seq == index + 1
 
 
@@ -184,19 +196,19 @@ def test_a_tail_that_was_copied_to_the_end_is_found(written: Written) -> None:
     at = len(written.pieces) - 8
     found = findings_from(written.before(at), written.data[written.pieces[at].offset :] * 2, False, 10**6)
 
-    assert {finding.kind for finding in found} == {checker.DUPLICATED}
+    assert {finding.kind for finding in found} == {chain_check.DUPLICATED}
     assert len(found) == 8
 
 
 def test_a_record_from_elsewhere_is_found(written: Written, tmp_path: Path) -> None:
     other = Ledger(tmp_path / "log")
     other.fill(2)
-    foreign = [piece for piece in frames.pieces(other.segments()[0].read_bytes()) if isinstance(piece, Frame)]
+    foreign = [piece for piece in split_segment(other.segments()[0].read_bytes()) if isinstance(piece, Frame)]
     piece = foreign[6]
-    data = frames.frame(piece.before, piece.body)[0] + written.data[written.end_of(6) :]
+    data = encode_frame(piece.before, piece.body)[0] + written.data[written.end_of(6) :]
     found = findings_from(written.before(6), data, is_first=False)
 
-    assert found[0].kind == checker.BROKEN_LINK
+    assert found[0].kind == chain_check.BROKEN_LINK
     assert found[0].seq == 7
 
 
@@ -205,7 +217,7 @@ def rewritten(written: Written, index: int, change: Callable[[bytes], bytes]) ->
     data, link = written.data[: written.pieces[index].offset], written.pieces[index].before
     for number, piece in enumerate(written.pieces[index:], start=index):
         body = change(piece.body) if number == index else piece.body
-        framed, link = frames.frame(link, body)
+        framed, link = encode_frame(link, body)
         data += framed
     return data
 
@@ -220,8 +232,8 @@ def with_another_tool(written: Written) -> bytes:
 def test_a_chain_written_anew_without_the_key_does_not_fit_its_signatures(written: Written, tmp_path: Path) -> None:
     report = tampered(written, tmp_path / "log", with_another_tool(written))
 
-    assert {finding.kind for finding in report.findings} == {checker.BAD_SIGNATURE}
-    assert report.chains[0].sealed_seq < len(written.pieces) - 100
+    assert {finding.kind for finding in report.findings} == {chain_check.BAD_SIGNATURE}
+    assert report.chains[0].signed_seq < len(written.pieces) - 100
 
 
 def test_a_chain_written_anew_and_cut_off_before_its_signatures_is_missed_by_the_head(
@@ -229,13 +241,13 @@ def test_a_chain_written_anew_and_cut_off_before_its_signatures_is_missed_by_the
 ) -> None:
     """Without a head this is a log whose writer was killed: the report says that nothing of it is signed."""
     data = with_another_tool(written)
-    pieces = [piece for piece in frames.pieces(data) if isinstance(piece, Frame)]
+    pieces = [piece for piece in split_segment(data) if isinstance(piece, Frame)]
     kinds = [records.parse(piece.body).kind for piece in pieces]
     cut = data[: pieces[kinds.index(records.CHECKPOINT)].offset]
     without = tampered(written, tmp_path / "without", cut)
     report = tampered(written, tmp_path / "with", cut, [head_of(written)])
 
-    assert [finding.kind for finding in report.findings] == [checker.CUT_OFF]
+    assert [finding.kind for finding in report.findings] == [chain_check.CUT_OFF]
     assert without.ok
     assert without.chains[0].unsigned == without.chains[0].records
     assert "not closed" in " ".join(without.notes)
@@ -248,24 +260,24 @@ def test_a_history_that_the_keys_holder_wrote_anew_is_found_by_a_head_kept_elsew
 
     assert tampered(written, tmp_path / "without", resigned).ok
     report = tampered(written, tmp_path / "with", resigned, [head_of(written)])
-    assert [finding.kind for finding in report.findings] == [checker.BROKEN_LINK]
+    assert [finding.kind for finding in report.findings] == [chain_check.BROKEN_LINK]
 
 
 def signed_again(written: Written, data: bytes) -> bytes:
     """What whoever has the key can do: write history anew, and sign it."""
     from toolcell.audit.signatures import checkpoint_statement
 
-    log, chain, key = layout.log_id(written.ledger.directory), written.ledger.chain().name, written.ledger.key
-    made, link = data[: len(MAGIC)], frames.GENESIS
-    for piece in frames.pieces(data):
+    log, chain, key = read_log_id(written.ledger.directory), written.ledger.chain().name, written.ledger.key
+    made, link = data[: len(MAGIC)], GENESIS
+    for piece in split_segment(data):
         assert isinstance(piece, Frame)
         body, record = piece.body, records.parse(piece.body)
         if record.kind == records.CHECKPOINT:
             reason = record.fields["reason"]
             statement = checkpoint_statement(log, chain, record.seq, record.at_ns, link, reason)
             content = records.pack_fields((reason, key.key_id, key.sign(statement)))
-            body = records.body_of(record.seq, record.at_ns, record.run, record.kind, content)
-        framed, link = frames.frame(link, body)
+            body = records.encode_body(record.seq, record.at_ns, record.run, record.kind, content)
+        framed, link = encode_frame(link, body)
         made += framed
     return made
 
@@ -273,9 +285,9 @@ def signed_again(written: Written, data: bytes) -> bytes:
 def test_the_wrong_key_verifies_nothing_and_is_named(written: Written) -> None:
     report = verify.verify(written.ledger.directory, [HmacKey.generate()], heads=[])
 
-    assert {finding.kind for finding in report.findings} == {checker.UNKNOWN_KEY}
+    assert {finding.kind for finding in report.findings} == {chain_check.UNKNOWN_KEY}
     assert written.ledger.key.key_id in report.findings[0].message
-    assert report.chains[0].sealed_seq == 0
+    assert report.chains[0].signed_seq == 0
 
 
 def test_a_key_of_the_same_name_with_another_secret_verifies_nothing(written: Written) -> None:
@@ -283,7 +295,7 @@ def test_a_key_of_the_same_name_with_another_secret_verifies_nothing(written: Wr
     impostor.key_id = written.ledger.key.key_id
     report = verify.verify(written.ledger.directory, [impostor], heads=[])
 
-    assert {finding.kind for finding in report.findings} == {checker.BAD_SIGNATURE}
+    assert {finding.kind for finding in report.findings} == {chain_check.BAD_SIGNATURE}
 
 
 def test_a_head_that_was_changed_is_found(written: Written) -> None:
@@ -300,7 +312,7 @@ def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written
     foreign = Head.sign(head.log, head.chain, head.seq, head.link, head.at_ns, other)
     report = verify.verify(written.ledger.directory, [writer], heads=[foreign])
 
-    assert [finding.kind for finding in report.findings] == [checker.UNKNOWN_KEY]
+    assert [finding.kind for finding in report.findings] == [chain_check.UNKNOWN_KEY]
     assert f"key {other.key_id} (hmac-sha256), which was not given" in report.findings[0].message
     assert not report.is_unchecked
 
@@ -308,7 +320,7 @@ def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written
 def test_a_key_that_was_not_given_is_asked_for_once_per_chain(written: Written) -> None:
     report = verify.verify(written.ledger.directory, [HmacKey.generate()], heads=[head_of(written)])
 
-    assert [finding.kind for finding in report.findings] == [checker.UNKNOWN_KEY]
+    assert [finding.kind for finding in report.findings] == [chain_check.UNKNOWN_KEY]
     assert report.is_unchecked
     assert report.to_dict()["checked"] is False
 
@@ -344,21 +356,21 @@ def segmented(ledger: Ledger) -> Ledger:
 
 
 def test_two_segments_that_changed_places_are_found(segmented: Ledger) -> None:
-    one, other = layout.segment_path(segmented.chain(), 2), layout.segment_path(segmented.chain(), 3)
+    one, other = segment_path(segmented.chain(), 2), segment_path(segmented.chain(), 3)
     kept = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(kept)
     found = segmented.verify(heads=[]).findings
 
-    wrong = [finding.segment for finding in found if finding.kind == checker.WRONG_SEGMENT]
+    wrong = [finding.segment for finding in found if finding.kind == chain_check.WRONG_SEGMENT]
     assert wrong == [2, 3]
 
 
 @pytest.mark.parametrize("number", [1, 2, -2, -1])
 def test_a_segment_that_was_taken_away_is_found_without_a_head(segmented: Ledger, number: int) -> None:
-    numbers = list(layout.segments(segmented.chain()))
+    numbers = list(segment_files(segmented.chain()))
     gone = numbers[number] if number < 0 else number
-    layout.segment_path(segmented.chain(), gone).unlink()
+    segment_path(segmented.chain(), gone).unlink()
     found = segmented.verify(heads=[]).findings
 
     assert any(finding.segment == gone for finding in found)
@@ -368,17 +380,17 @@ def test_a_segment_of_another_chain_is_found(segmented: Ledger, tmp_path: Path) 
     other = Ledger(tmp_path / "other")
     other.key = segmented.key
     other.fill(40, settings=SMALL)
-    shutil.copy(layout.segment_path(other.chain(), 3), layout.segment_path(segmented.chain(), 3))
+    shutil.copy(segment_path(other.chain(), 3), segment_path(segmented.chain(), 3))
 
-    assert checker.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
+    assert chain_check.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
 
 
 def test_a_segment_whose_end_was_cut_off_is_found(segmented: Ledger) -> None:
-    path = layout.segment_path(segmented.chain(), 2)
+    path = segment_path(segmented.chain(), 2)
     os.truncate(path, path.stat().st_size - 20)
     kinds = {finding.kind for finding in segmented.verify(heads=[]).findings}
 
-    assert {checker.MISSING, checker.CUT_OFF} & kinds
+    assert {chain_check.MISSING, chain_check.CUT_OFF} & kinds
 
 
 def test_a_chain_that_was_taken_away_is_missed_by_its_head(segmented: Ledger) -> None:
@@ -399,13 +411,13 @@ def test_a_stub_that_retention_did_not_sign_is_found(segmented: Ledger) -> None:
     with segmented.log(settings={**SMALL, "keep_bytes": 8000}) as log:
         log.prune()
     assert segmented.verify().ok
-    stub = segmented.chain() / layout.STUB_FILE
+    stub = segmented.chain() / PRUNE_FILE
     real = stub.read_text()
     for changed in (real.replace('"seq": ', '"seq": 1'), real.replace('"last_segment": ', '"last_segment": 1'), "{}"):
         stub.write_text(changed)
-        assert verify.BAD_STUB in {finding.kind for finding in segmented.verify(heads=[]).findings}
+        assert verify.BAD_PRUNE_RECORD in {finding.kind for finding in segmented.verify(heads=[]).findings}
     stub.unlink()
-    assert checker.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
+    assert chain_check.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
 
 
 def test_a_stub_that_needs_a_key_that_was_not_given_is_not_called_forged(segmented: Ledger) -> None:
@@ -413,15 +425,15 @@ def test_a_stub_that_needs_a_key_that_was_not_given_is_not_called_forged(segment
         log.prune()
     report = segmented.verify(keys=[HmacKey.generate()], heads=[])
 
-    assert {finding.kind for finding in report.findings} == {checker.UNKNOWN_KEY}
+    assert {finding.kind for finding in report.findings} == {chain_check.UNKNOWN_KEY}
     assert report.is_unchecked
 
 
 def test_a_segment_removed_beyond_what_the_stub_says_is_found(segmented: Ledger) -> None:
     with segmented.log(settings={**SMALL, "keep_bytes": 12_000}) as log:
         log.prune()
-    first = min(layout.segments(segmented.chain()))
-    layout.segment_path(segmented.chain(), first).unlink()
+    first = min(segment_files(segmented.chain()))
+    segment_path(segmented.chain(), first).unlink()
 
     assert not segmented.verify(heads=[]).ok
 
@@ -429,13 +441,13 @@ def test_a_segment_removed_beyond_what_the_stub_says_is_found(segmented: Ledger)
 def test_a_record_the_writer_never_writes_is_found_even_when_signed(ledger: Ledger) -> None:
     """Not canonical: bytes that decode to a record, but that this program would have written otherwise."""
     ledger.fill(1)
-    log = layout.make_log(ledger.directory)
-    chain = Chain.take(ledger.directory, log, ledger.key)
+    log = create_log(ledger.directory)
+    chain = ChainWriter.open(ledger.directory, log, ledger.key)
     chain.append_packed(records.CALL_ENDED, 5, b"\x91\xcc\x01", 1)
     chain.checkpoint("closed")
     chain.release()
 
-    assert {finding.kind for finding in ledger.verify(heads=[]).findings} == {checker.NOT_CANONICAL}
+    assert {finding.kind for finding in ledger.verify(heads=[]).findings} == {chain_check.NOT_CANONICAL}
 
 
 def test_nothing_a_guest_says_can_pass_for_a_record(ledger: Ledger) -> None:
@@ -462,7 +474,7 @@ def test_a_finding_says_where(written: Written, tmp_path: Path) -> None:
     (finding,) = report.findings
 
     assert finding.to_dict() == {
-        "kind": checker.EDITED,
+        "kind": chain_check.EDITED,
         "chain": written.ledger.chain().name,
         "segment": 1,
         "seq": 31,

@@ -14,17 +14,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig, ToolContent
-    from toolcell.audit.index import Filter, Index
     from toolcell.audit.keys import Ed25519Signer, HmacKey, Signer, Verifier, load_signer, load_verifier
     from toolcell.audit.log import AuditEvent, AuditLog, Sink
     from toolcell.audit.otel import SpanSink
+    from toolcell.audit.query import Filter, Index
+    from toolcell.audit.reader import RecordedCall, RecordedRun
     from toolcell.audit.recorder import Recorder
-    from toolcell.audit.runs import RecordedCall, RecordedRun
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "toolcell.audit.index",
-        "toolcell.audit.runs",
+        "toolcell.audit.query",
+        "toolcell.audit.reader",
         "toolcell.audit.keys",
         "toolcell.audit.config",
         "toolcell.audit.log",

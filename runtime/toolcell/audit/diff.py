@@ -1,6 +1,6 @@
-"""What differs between a recorded run and another run of its script. Pure; runs nothing.
+"""Find the first difference between a recorded run and another run of its script.
 
-Values are compared as they are recorded: a difference that redaction would have hidden is none.
+Values are compared as they would be recorded, so a difference that redaction hides does not count. Nothing runs here.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.audit import content, records
+from toolcell.audit import records
+from toolcell.audit.reader import RecordedCall, RecordedRun
+from toolcell.audit.records import value_digest
 from toolcell.audit.redact import Redactor
-from toolcell.audit.runs import RecordedCall, RecordedRun
 from toolcell.results import ExecutionResult, Outcome
 
-GUESTS_OWN: Final = frozenset({str(Outcome.OK), str(Outcome.ERROR), str(Outcome.DENIED), str(Outcome.CALL_LIMIT)})
-"""Outcomes that the script alone decides, so that everything it left behind has to be equal."""
+SCRIPT_OUTCOMES: Final = frozenset({str(Outcome.OK), str(Outcome.ERROR), str(Outcome.DENIED), str(Outcome.CALL_LIMIT)})
+"""Outcomes that the script alone decides. Everything that such a run returns must be equal."""
 
-LIMITS: Final = frozenset(
+HOST_OUTCOMES: Final = frozenset(
     map(
         str,
         (
@@ -30,7 +31,7 @@ LIMITS: Final = frozenset(
         ),
     )
 )
-"""Outcomes that have to come again, at a moment that need not be the same."""
+"""Outcomes that the host decides. They must be equal, but the moment may differ."""
 
 _redactor = Redactor()
 
@@ -55,12 +56,12 @@ class Divergence:
 
 
 def difference_of_call(call: RecordedCall, name: str, args: Any) -> tuple[str, Any, Any] | None:
-    """What is different about a call, expected and got; None when nothing is."""
+    """Return what differs in a call, the expected and the new value; None when nothing differs."""
     if name != call.tool:
         return f"it calls {name}, and called {call.tool}", call.tool, name
-    if (missing := call.start_more.get("args_cut")) is not None:
+    if (missing := call.start_extra.get("args_cut")) is not None:
         digest = missing.get("sha256")
-        same = digest is None or digest in (content.digest_of(args), content.digest_of(cleaned(args)))
+        same = digest is None or digest in (value_digest(args), value_digest(cleaned(args)))
         return None if same else (f"{name} gets other arguments", missing, args)
     if same_value(call.args, args):
         return None
@@ -68,25 +69,25 @@ def difference_of_call(call: RecordedCall, name: str, args: Any) -> tuple[str, A
 
 
 def same_value(recorded: Any, got: Any) -> bool:
-    """True when a value is, byte for byte, what was recorded of such a value."""
+    """True when a value would be recorded as the same bytes."""
     packed = records.pack(recorded)
     return packed == records.pack(got) or packed == records.pack(cleaned(got))
 
 
 def cleaned(value: Any) -> Any:
-    """A value without what is never recorded, however the log was configured."""
+    """Return a value without what no log records, whatever its configuration."""
     return _redactor.clean_all(records.unpack(records.pack(value)))
 
 
 def compare(run: RecordedRun, result: ExecutionResult) -> Divergence | None:
-    """The first thing a finished replay left behind that the recorded run did not."""
-    if run.outcome not in GUESTS_OWN | LIMITS:
-        return None  # ended from outside: there is nothing to compare
+    """Return the first difference between a finished replay and the recorded run."""
+    if run.outcome not in SCRIPT_OUTCOMES | HOST_OUTCOMES:
+        return None  # it was ended from outside: there is nothing to compare
     if run.outcome != str(result.outcome):
-        said = f": {result.error.type}: {result.error.message}" if result.error is not None else ""
-        message = f"it ends as {result.outcome}{said}"
+        reason = f": {result.error.type}: {result.error.message}" if result.error is not None else ""
+        message = f"it ends as {result.outcome}{reason}"
         return Divergence("outcome", message, None, None, "", run.outcome, str(result.outcome))
-    if run.outcome in LIMITS:
+    if run.outcome in HOST_OUTCOMES:
         return None
     return _compare_error(run, result) or _compare_value(run, result) or _compare_rest(run, result)
 
@@ -106,7 +107,7 @@ def _compare_value(run: RecordedRun, result: ExecutionResult) -> Divergence | No
         message = "it has a result now" if result.has_value else "it has no result now"
         return Divergence("value", message, None, None, "", run.end["value"], result.value)
     digest = run.end["value_sha256"]
-    if not result.has_value or digest in (content.digest_of(result.value), content.digest_of(cleaned(result.value))):
+    if not result.has_value or digest in (value_digest(result.value), value_digest(cleaned(result.value))):
         return None
     expected = run.end["value"] if "value_cut" not in (run.end["more"] or {}) else {"sha256": digest}
     return Divergence("value", "its result is another", None, None, "", expected, result.value)

@@ -1,7 +1,7 @@
-"""Keys that sign checkpoints. The log never holds one: who can write the log cannot forge a signature.
+"""Keys that sign checkpoints. The log never holds a key, so write access to the log is not enough to sign.
 
-HMAC-SHA256 needs nothing but proves only to those who hold the same key; Ed25519 needs `toolcell[signing]` and proves
-to everybody who has the public key.
+HMAC-SHA256 needs no extra package; only holders of the same key can verify. Ed25519 needs `toolcell[signing]`;
+everybody with the public key can verify.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import platformdirs
+
+from toolcell.audit.format import write_new
 from toolcell.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 HMAC, ED25519 = "hmac-sha256", "ed25519"
 _HMAC_PREFIX: Final = "toolcell-hmac-sha256:"
 KEY_VARIABLE: Final = "TOOLCELL_AUDIT_KEY"
-"""Names the key to sign with, when it is not the one that is made at need."""
+"""Names the file of the signing key. Without it, a key of our own is used and created when needed."""
 
 _HMAC_BYTES: Final = 32
 _ID_CHARS: Final = 16
@@ -31,11 +34,11 @@ _BY_SIZE: Final = {32: HMAC, 64: ED25519}
 
 
 class Verifier(Protocol):
-    """Tells whether a signature was made with one key."""
+    """Checks signatures that were made with one key."""
 
     @property
     def key_id(self) -> str:
-        """Names the key without giving it away."""
+        """Names the key; reveals nothing of it."""
         ...
 
     @property
@@ -49,19 +52,19 @@ class Verifier(Protocol):
 
 
 class Signer(Verifier, Protocol):
-    """Signs. A key that lives elsewhere (a KMS, a hardware token) implements this."""
+    """Signs. Implement this for a key in a KMS or a hardware token."""
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of `data`."""
+        """Return the signature of `data`."""
         ...
 
 
 class SigningFailed(AuditError):
-    """The key could not be had. What it should have signed is written all the same, and may be signed later."""
+    """The key could not be reached. Records are written all the same, and can be signed later."""
 
 
 class WrappedSigner:
-    """A key that somebody else keeps: whatever goes wrong with it is a `SigningFailed` that names it."""
+    """A caller's signer. Every exception of it becomes a `SigningFailed` that names the key."""
 
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
@@ -69,10 +72,10 @@ class WrappedSigner:
         self.algorithm = signer.algorithm
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of `data`.
+        """Return the signature of `data`.
 
         Raises:
-            SigningFailed: there is none.
+            SigningFailed: the signer raised.
         """
         try:
             return bytes(memoryview(self._signer.sign(data)))
@@ -101,7 +104,7 @@ class HmacKey:
         return cls(os.urandom(_HMAC_BYTES))
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of `data`."""
+        """Return the signature of `data`."""
         return hmac.digest(self._secret, data, "sha256")
 
     def is_valid(self, data: bytes, signature: bytes) -> bool:
@@ -109,7 +112,7 @@ class HmacKey:
         return hmac.compare_digest(self.sign(data), signature)
 
     def to_text(self) -> str:
-        """As it is kept in a file."""
+        """Return the text of the key's file."""
         return f"{_HMAC_PREFIX}{self._secret.hex()}\n"
 
     def __repr__(self) -> str:
@@ -162,7 +165,7 @@ class Ed25519Signer(Ed25519Verifier):
         return cls(_ed25519().Ed25519PrivateKey.generate())
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of `data`."""
+        """Return the signature of `data`."""
         return self._private.sign(data)
 
     def private_text(self) -> str:
@@ -187,18 +190,17 @@ def _ed25519() -> Any:
 
 
 def default_key_path() -> Path:
-    """$TOOLCELL_AUDIT_KEY, or audit.key in toolcell's configuration directory."""
+    """Return $TOOLCELL_AUDIT_KEY, or audit.key in the user's configuration directory (~/.config/toolcell on Linux)."""
     if named := os.environ.get(KEY_VARIABLE):
         return Path(named)
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "toolcell" / "audit.key"
+    return platformdirs.user_config_path("toolcell", appauthor=False) / "audit.key"
 
 
 def load_signer(path: str | os.PathLike[str]) -> Signer:
-    """The key in a file: ours for HMAC, or a PEM of an Ed25519 private key.
+    """Load a signing key: a file of our own for HMAC, or a PEM of an Ed25519 private key.
 
     Raises:
-        AuditError: it cannot be read, others may read it, or it is no such key.
+        AuditError: the file cannot be read, other users may read it, or it is no such key.
     """
     text = _read(Path(path), is_private=True)
     if text.startswith(_HMAC_PREFIX):
@@ -209,7 +211,7 @@ def load_signer(path: str | os.PathLike[str]) -> Signer:
 
 
 def load_verifier(path: str | os.PathLike[str]) -> Verifier:
-    """The key in a file to check signatures with: an Ed25519 public key, or any key that signs.
+    """Load a key to check signatures with: an Ed25519 public key, or any signing key.
 
     Raises:
         AuditError: as `load_signer`.
@@ -219,40 +221,32 @@ def load_verifier(path: str | os.PathLike[str]) -> Verifier:
 
 
 def own_signer() -> Signer:
-    """The key at `default_key_path`; a fresh HMAC key when there is none yet, and nothing named another.
+    """Load the key at `default_key_path`. If $TOOLCELL_AUDIT_KEY is not set, create an HMAC key there when needed.
 
     Raises:
-        AuditError: the file cannot be read or made, or $TOOLCELL_AUDIT_KEY names one that is not there.
+        AuditError: the file cannot be read or created, or $TOOLCELL_AUDIT_KEY names a missing file.
     """
-    place = default_key_path()
-    if not place.exists():
+    path = default_key_path()
+    if not path.exists():
         if os.environ.get(KEY_VARIABLE):
             raise AuditError(
-                f"${KEY_VARIABLE} names {place}, which is not there; `toolcell audit keygen {place}` makes it"
+                f"${KEY_VARIABLE} names {path}, which is not there; `toolcell audit keygen {path}` makes it"
             )
         with suppress(FileExistsError):
-            save_private(place, HmacKey.generate().to_text())
-    return load_signer(place)
+            save_private(path, HmacKey.generate().to_text())
+    return load_signer(path)
 
 
 def save_private(path: Path, text: str) -> None:
     """Write a key that only its owner may read.
 
     Raises:
-        FileExistsError: there is a file already; keys are never overwritten.
-        AuditError: it cannot be written.
+        FileExistsError: the file exists; keys are never overwritten.
+        AuditError: the file cannot be written.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Complete before it has its name: two processes may both want to make the first key.
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
-            os.link(draft, path)
-        finally:
-            draft.unlink()
+        write_new(path, text)  # two processes may create the first key at the same time
     except FileExistsError:
         raise
     except OSError as exc:
@@ -260,17 +254,17 @@ def save_private(path: Path, text: str) -> None:
 
 
 def by_id(verifiers: Iterable[Verifier]) -> Mapping[str, Verifier]:
-    """Verifiers by the id that records name them with."""
+    """Map key ids, which records name, to verifiers."""
     return {verifier.key_id: verifier for verifier in verifiers}
 
 
 def algorithm_of(signature: object) -> str:
-    """What a signature was made with, as far as its size tells; empty for keys of somebody's own making."""
+    """Guess a signature's algorithm from its size. Empty: the caller's own signer made it."""
     return _BY_SIZE.get(len(signature), "") if isinstance(signature, bytes) else ""
 
 
 def key_wanted(key: str, signature: object) -> str:
-    """A key that is not there, and what to do."""
+    """Say which key is missing and how to give it."""
     algorithm = algorithm_of(signature)
     return f"key {key}{f' ({algorithm})' if algorithm else ''}, which was not given; pass it with --key"
 

@@ -1,7 +1,7 @@
-"""`AuditLog`: the one place through which anything gets on disk, and the thread that signs it.
+"""`AuditLog`: the one place that writes records, and the thread that signs them.
 
-Every record of a run passes the redactor here, whatever it holds and whoever made it. Knows no run and no tool; those
-are the recorder's.
+Every record of a run passes the redactor here, whatever it holds and whoever made it. This module knows neither runs
+nor tools; those belong to the recorder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolcell.audit import chain as chains
-from toolcell.audit import content, layout, records, retention
-from toolcell.audit.chain import Chain
+from toolcell.audit import pruning, records, redact
 from toolcell.audit.config import AuditConfig
+from toolcell.audit.format import create_log
 from toolcell.audit.keys import (
     Signer,
     SigningFailed,
@@ -32,17 +31,18 @@ from toolcell.audit.keys import (
 )
 from toolcell.audit.redact import Redactor
 from toolcell.audit.signatures import Head, default_heads_dir, save_head
+from toolcell.audit.writer import ChainWriter, sync
 from toolcell.errors import AuditError, UsageError
 
 logger = logging.getLogger("toolcell.audit")
 
-COMMON = frozenset({records.TOOLS, records.TERMS})
-"""Kinds that describe things and hold nothing of a run: an argument called `token` is no token."""
+SHARED = frozenset({records.TOOLS, records.SETTINGS})
+"""Kinds that describe tools and settings and hold no values of a run: an argument called `token` is no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One record as a sink gets it, after it was written."""
+    """One written record, as a sink gets it."""
 
     kind: str
     chain: str
@@ -50,28 +50,28 @@ class AuditEvent:
     run: int
     at_ns: int
     fields: Mapping[str, Any]
-    """Redacted and cut, as on disk."""
+    """As on disk: redacted, and cut where too large."""
 
+
+Sink = Callable[[AuditEvent], None]
+"""Gets every record of a run, in order, in the task that made it. An exception of a sink is logged and ignored."""
 
 _open_logs: weakref.WeakSet[AuditLog] = weakref.WeakSet()
 
 
-def _disown_all() -> None:
+def _detach_all() -> None:
     for log in tuple(_open_logs):
-        log._disown()
+        log._detach_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
-
-Sink = Callable[[AuditEvent], None]
-"""Told of every record of a run, in order, in the task that made it. One that fails is noted and ignored."""
+    os.register_at_fork(after_in_child=_detach_all)
 
 
 class AuditLog:
-    """An append-only, hash-chained, signed log in a directory. Opened by the `Runtime` it is given to, or by `with`.
+    """An append-only, hash-chained, signed log in a directory. A `Runtime` opens the log it is given; or use `with`.
 
-    Safe in several threads. Several processes may share a directory: each writes a chain of its own.
+    Safe in several threads. Several processes may share a directory: each writes its own chain.
     """
 
     def __init__(
@@ -91,50 +91,51 @@ class AuditLog:
         self.directory = Path(directory)
         self.config = config or AuditConfig()
         self.heads = Path(heads) if heads is not None else default_heads_dir()
-        """Where the newest head of each chain is kept, away from the log."""
+        """Where the newest head of each chain is saved, outside the log."""
         values = secrets.values() if isinstance(secrets, Mapping) else secrets
         self.redactor = Redactor(values, self.config.redact_names, self.config.redact_patterns)
         self._value_bytes = self.config.value_bytes
-        self._unsigned_most = self.config.checkpoint_records
-        self._size_most = self.config.segment_bytes
+        self._max_unsigned = self.config.checkpoint_records
+        self._max_segment_bytes = self.config.segment_bytes
         self._is_always_synced = self.config.fsync == "always"
         self._key = key
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()
         self._signer: Signer | None = None
-        self._chain: Chain | None = None
+        self._chain: ChainWriter | None = None
         self._why_closed = "it is not open"
-        self._sealer: threading.Thread | None = None
-        self._needs_seal = threading.Event()
-        self._is_sealer_awake = True
-        """It looks for new records by itself once in `checkpoint_s`. To wake it takes the interpreter from a run."""
+        self._signing_thread: threading.Thread | None = None
+        self._wake_signing = threading.Event()
+        self._is_signing_awake = True
+        """The signing thread looks for new records every `checkpoint_s` while it is awake. To set `_wake_signing` costs
+        the run that does it more, because the interpreter switches threads."""
         self._is_closing = threading.Event()
         self._to_sync: list[int] = []
         self._failure: AuditError | None = None
-        self.noted: set[str] = set()
-        """Digests of what runs have in common that the segment being written holds already."""
+        self.shared_digests: set[str] = set()
+        """Digests of tools and settings that the open segment holds already."""
 
     # Opening and closing
 
     def open(self) -> Self:
-        """Take a chain and begin to write.
+        """Open a chain for writing and start the signing thread.
 
         Raises:
             AuditError: the key or the directory cannot be used.
-            UsageError: it is open already, or the key lies in the log.
+            UsageError: the log is open already, or the key is in the log's directory.
         """
         if self._chain is not None:
             raise UsageError(f"the audit log {self.directory} is already open")
         self._signer = self._load_key()
-        log = layout.make_log(self.directory)
-        self._chain = Chain.take(self.directory, log, self._signer)
+        log = create_log(self.directory)
+        self._chain = ChainWriter.open(self.directory, log, self._signer)
         self._is_closing.clear()
         self._failure = None
-        self.noted.clear()
+        self.shared_digests.clear()
         _open_logs.add(self)
-        self._is_sealer_awake = True
-        self._sealer = threading.Thread(target=self._seal_now_and_then, name="toolcell-audit", daemon=True)
-        self._sealer.start()
+        self._is_signing_awake = True
+        self._signing_thread = threading.Thread(target=self._sign_until_closed, name="toolcell-audit", daemon=True)
+        self._signing_thread.start()
         return self
 
     def _load_key(self) -> Signer:
@@ -148,24 +149,24 @@ class AuditLog:
             raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
         return own_signer() if key is None else load_signer(path)
 
-    def _disown(self) -> None:
-        """In a forked child: the chain is the parent's, and its lock may be held by a thread that is not here."""
+    def _detach_after_fork(self) -> None:
+        """Stop writing, in a forked child: the chain is the parent's, and another thread may have held our lock."""
         if self._chain is not None:
             self._lock = threading.Lock()
             self._chain, self._why_closed = None, "it was opened by the parent of this process"
 
     def close(self) -> None:
-        """Sign what is left and let go. Safe to call twice.
+        """Sign the last records and close the chain. Safe to call twice.
 
         Raises:
-            AuditError: the last words could not be written.
+            AuditError: the last checkpoint could not be written.
         """
         chain = self._chain
-        if chain is None or self._sealer is None:
+        if chain is None or self._signing_thread is None:
             return
         self._is_closing.set()
-        self._needs_seal.set()
-        self._sealer.join()
+        self._wake_signing.set()
+        self._signing_thread.join()
         try:
             with self._lock:
                 self._chain, self._why_closed = None, "it is closed"
@@ -181,6 +182,12 @@ class AuditLog:
     def is_open(self) -> bool:
         """True between `open` and `close`."""
         return self._chain is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """True when every record is signed and the signing thread waits for the next one."""
+        with self._lock:
+            return not self._is_signing_awake and self._chain is not None and not self._chain.unsigned_records
 
     @property
     def chain(self) -> str:
@@ -200,76 +207,76 @@ class AuditLog:
     def append(
         self, kind: str, run: int, fields: tuple[Any, ...], redactor: Redactor | None = None, at_ns: int | None = None
     ) -> int:
-        """Write one record and return its seq. When this returns the record survives the end of this process.
+        """Write one record and return its seq. When this returns, the record survives a kill of this process.
 
         `at_ns`: when it happened, if not now.
 
         Raises:
-            AuditError: it could not be written.
+            AuditError: the record could not be written.
         """
         redactor = redactor or self.redactor
         at_ns = at_ns or time.time_ns()
         try:
-            packed: bytes = records.mine.pack(fields)
+            packed: bytes = records.thread_packer.pack(fields)
             is_ready = len(packed) <= self._value_bytes and redactor.scan(packed) is None
         except (TypeError, ValueError, OverflowError, RecursionError):
             is_ready = False
         if not is_ready:
-            packed = self._presentable(kind, fields, redactor)
+            packed = self._clean_and_cut(kind, fields, redactor)
         with self._lock:
             chain = self._chain
             if chain is None or self._failure is not None:
                 chain = self._writable()
             seq = chain.append_packed(kind, run, packed, at_ns)
-            is_large = chain.unsigned >= self._unsigned_most or chain.size > self._size_most
-            if is_large or self._is_always_synced or not self._is_sealer_awake:
+            is_large = chain.unsigned_records >= self._max_unsigned or chain.segment_bytes > self._max_segment_bytes
+            if is_large or self._is_always_synced or not self._is_signing_awake:
                 self._follow_up(chain)
         if self._sinks:
-            self._tell(kind, run or seq, seq, at_ns, packed)
+            self._call_sinks(kind, run or seq, seq, at_ns, packed)
         return seq
 
-    def _follow_up(self, chain: Chain) -> None:
-        """What only some records ask for."""
+    def _follow_up(self, chain: ChainWriter) -> None:
+        """Sync, wake the signing thread or rotate, after a record that requires it."""
         if self._is_always_synced:
             chain.sync()
-        if chain.unsigned >= self._unsigned_most or not self._is_sealer_awake:
-            self._is_sealer_awake = True
-            self._needs_seal.set()
-        if chain.size > self._size_most:
-            self._go_on(chain)
+        if chain.unsigned_records >= self._max_unsigned or not self._is_signing_awake:
+            self._is_signing_awake = True
+            self._wake_signing.set()
+        if chain.segment_bytes > self._max_segment_bytes:
+            self._rotate(chain)
 
-    def _go_on(self, chain: Chain) -> None:
-        """Begin the next segment; with no key at hand, somewhat later: a segment ends with a signature."""
+    def _rotate(self, chain: ChainWriter) -> None:
+        """Begin the next segment. A segment ends with a signature, so while the key cannot be reached, try later."""
         try:
             self._to_sync.append(chain.rotate())
         except SigningFailed as exc:
-            self._size_most = chain.size + self.config.segment_bytes // 4
+            self._max_segment_bytes = chain.segment_bytes + self.config.segment_bytes // 4
             logger.warning("a segment of the audit log was not ended when it was full: %s", exc)
             return
-        self._size_most = self.config.segment_bytes
-        self.noted.clear()
-        self._needs_seal.set()
+        self._max_segment_bytes = self.config.segment_bytes
+        self.shared_digests.clear()
+        self._wake_signing.set()
 
-    def _presentable(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
-        """A content without secrets and no larger than it may be. Cutting comes last: no half of a secret stays."""
+    def _clean_and_cut(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
+        """Encode a content without secrets, and cut what is too large. Cutting comes last: it could halve a secret."""
         packed = records.pack_fields(fields)
         rules = redactor.scan(packed)
         plain: list[Any] = records.unpack(packed)
         if rules is not None:
-            plain, count = redactor.clean(plain, rules, with_names=kind not in COMMON)
+            plain, count = redactor.clean(plain, rules, with_names=kind not in SHARED)
             if count:
-                plain = content.with_digests(kind, plain)
+                plain = redact.with_digests(kind, plain)
                 plain[-1] = plain[-1] | {"redacted": count}
-        return records.pack_fields(tuple(content.fitted(kind, plain, self.config)))
+        return records.pack_fields(tuple(redact.cut_large(kind, plain, self.config)))
 
-    def _writable(self) -> Chain:
+    def _writable(self) -> ChainWriter:
         if self._chain is None:
             raise AuditError(f"the audit log {self.directory} cannot be written: {self._why_closed}")
         if self._failure is not None:
             raise self._failure
         return self._chain
 
-    def _tell(self, kind: str, run: int, seq: int, at_ns: int, packed: bytes) -> None:
+    def _call_sinks(self, kind: str, run: int, seq: int, at_ns: int, packed: bytes) -> None:
         fields = dict(zip(records.FIELDS[kind], records.unpack(packed), strict=False))
         event = AuditEvent(kind, self._chain.name if self._chain is not None else "", seq, run, at_ns, fields)
         for sink in self._sinks:
@@ -281,10 +288,10 @@ class AuditLog:
     # Signing
 
     def checkpoint(self) -> Head:
-        """Sign everything written so far, now, and return the head to keep elsewhere.
+        """Sign everything written so far and return the head; keep it outside the log.
 
         Raises:
-            AuditError: it could not be written.
+            AuditError: the checkpoint could not be written.
         """
         with self._lock:
             chain = self._writable()
@@ -296,62 +303,63 @@ class AuditLog:
             save_head(self.heads, head)
         return head
 
-    def _head(self, chain: Chain) -> Head:
+    def _head(self, chain: ChainWriter) -> Head:
         assert self._signer is not None
-        return Head.sign(chain.log, chain.name, chain.seq, chain.link, time.time_ns(), self._signer)
+        return Head.sign(chain.log, chain.name, chain.seq, chain.last_hash, time.time_ns(), self._signer)
 
-    def _save_head(self, chain: Chain) -> None:
+    def _save_head(self, chain: ChainWriter) -> None:
         try:
             save_head(self.heads, self._head(chain))
         except (OSError, SigningFailed) as exc:
             logger.warning("the head of the audit log could not be kept in %s: %s", self.heads, exc)
 
-    def _seal_now_and_then(self) -> None:
-        """Sign soon after something was written; the thread's whole life."""
+    def _sign_until_closed(self) -> None:
+        """Sign new records soon after they were written. The signing thread runs this."""
         while not self._is_closing.is_set() and (chain := self._chain) is not None:
-            self._wait_a_while(chain)
-            if self._is_signed(chain):
+            self._wait_until_due(chain)
+            if self._can_sleep(chain):
                 if not self._is_closing.is_set():
-                    self._needs_seal.wait()
+                    self._wake_signing.wait()
                 continue
             try:
-                self._seal(chain)
-            except AuditError as exc:  # what the disk has is not known, and never will be
+                self._sign(chain)
+            except AuditError as exc:  # nobody knows what the disk holds now
                 self._failure = exc
 
-    def _is_signed(self, chain: Chain) -> bool:
-        """True when nothing came for a while; then the next record wakes the sealer."""
+    def _can_sleep(self, chain: ChainWriter) -> bool:
+        """True when no record came for a while. Then the next record wakes the signing thread."""
         with self._lock:
-            self._is_sealer_awake = chain.unsigned > 0
-            return not self._is_sealer_awake
+            self._is_signing_awake = chain.unsigned_records > 0
+            return not self._is_signing_awake
 
-    def _wait_a_while(self, chain: Chain) -> None:
+    def _wait_until_due(self, chain: ChainWriter) -> None:
         deadline = time.monotonic() + self.config.checkpoint_s
-        while not self._is_closing.is_set() and chain.unsigned < self._unsigned_most:
+        while not self._is_closing.is_set() and chain.unsigned_records < self._max_unsigned:
             left = deadline - time.monotonic()
-            if left <= 0 or not self._needs_seal.wait(left):
+            if left <= 0 or not self._wake_signing.wait(left):
                 return
-            self._needs_seal.clear()
+            self._wake_signing.clear()
 
-    def _seal(self, chain: Chain) -> None:
+    def _sign(self, chain: ChainWriter) -> None:
+        """Write a checkpoint and bring it to the disk; then save the head."""
         try:
             with self._lock:
-                if not chain.unsigned:
+                if not chain.unsigned_records:
                     return
-                chain.checkpoint("time" if chain.unsigned < self._unsigned_most else "records")
+                chain.checkpoint("time" if chain.unsigned_records < self._max_unsigned else "records")
                 head = self._head(chain)
                 newest = chain.duplicate()
-        except Exception as exc:  # a full disk, a key that is kept elsewhere: for a while, perhaps
+        except Exception as exc:  # a full disk or an unreachable key; both may be temporary
             logger.warning("the audit log could not be signed: %s", exc)
             with self._lock:
-                chain.unsigned = max(1, chain.unsigned)  # also where only what follows a signature failed
+                chain.unsigned_records = max(1, chain.unsigned_records)  # sign again, also if only a later step failed
             self._is_closing.wait(self.config.checkpoint_s)
             return
         was_rotated = bool(self._to_sync)
         try:
             self._sync_old()
             if self.config.fsync != "never":
-                chains.sync(newest)
+                sync(newest)
         finally:
             os.close(newest)
         with suppress(OSError):
@@ -364,17 +372,17 @@ class AuditLog:
             descriptor = self._to_sync.pop()
             try:
                 if self.config.fsync != "never":
-                    chains.sync(descriptor)
+                    sync(descriptor)
             finally:
                 os.close(descriptor)
 
     def prune(self) -> int:
-        """Remove segments that the configuration no longer keeps; returns how many. Done at every rotation anyway."""
+        """Remove segments that the configuration no longer keeps; return how many. Every rotation does this, too."""
         chain = self._writable()
         assert self._signer is not None
         try:
-            count = retention.prune(chain, self.config, self._signer, self._lock)
-        except Exception as exc:  # what is on the disk may be damaged, and a key kept elsewhere may be away
+            count = pruning.prune(chain, self.config, self._signer, self._lock)
+        except Exception as exc:  # the files may be damaged, or the key unreachable
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0
         if count:

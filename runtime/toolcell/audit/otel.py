@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of runs and their calls, made from the records of an audit log.
+"""Make OpenTelemetry spans of runs and calls from the records of an audit log.
 
 Needs `toolcell[otel]`. Names follow the semantic conventions for generative AI: each run and each call is an
-`execute_tool` span, a call below its run or below the call it was made in. Arguments and results are left out unless
-asked for; then they are as redacted as the log.
+`execute_tool` span. The parent of a call's span is its run or the call that made it. Arguments and results are included
+only on request, and then redacted as in the log.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.log import AuditEvent
-from toolcell.audit.runs import jsonable
+from toolcell.audit.reader import jsonable
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
 RUN_TOOLS: Final = {"code": "execute_code", "plan": "execute_plan"}
-"""What a run of each sort is called; others go by their sort."""
+"""Tool name of each kind of run; other kinds are their own name."""
 
-GOOD: Final = frozenset({"ok", "pending"})
+SUCCESSFUL: Final = frozenset({"ok", "pending"})
 
 
 @dataclass(slots=True)
-class _Open:
-    """A run whose end has not been recorded."""
+class _OpenRun:
+    """A run whose end has not been recorded yet."""
 
     span: Span
     calls: dict[int, Span] = field(default_factory=dict)
 
 
 class SpanSink:
-    """Give it to an `AuditLog` as one of its sinks: `AuditLog("runs/", sinks=[SpanSink()])`."""
+    """A sink for `AuditLog`: `AuditLog("runs/", sinks=[SpanSink()])`."""
 
     def __init__(self, provider: TracerProvider | None = None, *, capture_content: bool = False) -> None:
         try:
@@ -47,8 +47,8 @@ class SpanSink:
         self._trace = trace
         self._tracer: Tracer = trace.get_tracer("toolcell", __version__, tracer_provider=provider)
         self._capture_content = capture_content
-        self._runs: dict[tuple[str, int], _Open] = {}
-        self._tell = {
+        self._runs: dict[tuple[str, int], _OpenRun] = {}
+        self._handlers = {
             records.RUN_STARTED: self._run_started,
             records.CALL_STARTED: self._call_started,
             records.CALL_ENDED: self._call_ended,
@@ -57,9 +57,9 @@ class SpanSink:
 
     def __call__(self, event: AuditEvent) -> None:
         """Take one record."""
-        tell = self._tell.get(event.kind)
-        if tell is not None:
-            tell(event, (event.chain, event.run), event.fields)
+        handle = self._handlers.get(event.kind)
+        if handle is not None:
+            handle(event, (event.chain, event.run), event.fields)
 
     def _run_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         name = RUN_TOOLS.get(fields["sort"], fields["sort"])
@@ -76,15 +76,15 @@ class SpanSink:
             "enduser.id": who.get("user"),
             **self._content("gen_ai.tool.call.arguments", fields["source"]),
         }
-        # Below whatever span is current where the run was started: the model's, a request's.
+        # Its parent is the span that is current where the run was started, such as a request's.
         span = self._tracer.start_span(f"execute_tool {name}", attributes=_known(attributes), start_time=event.at_ns)
-        self._runs[key] = _Open(span)
+        self._runs[key] = _OpenRun(span)
 
     def _call_started(self, event: AuditEvent, key: tuple[str, int], fields: Mapping[str, Any]) -> None:
         run = self._runs.get(key)
         if run is None:
             return
-        above = run.calls.get(fields["parent"], run.span)
+        parent = run.calls.get(fields["parent"], run.span)
         attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": fields["tool"],
@@ -97,7 +97,7 @@ class SpanSink:
         }
         run.calls[fields["number"]] = self._tracer.start_span(
             f"execute_tool {fields['tool']}",
-            context=self._trace.set_span_in_context(above),
+            context=self._trace.set_span_in_context(parent),
             attributes=_known(attributes),
             start_time=event.at_ns,
         )
@@ -107,7 +107,7 @@ class SpanSink:
         span = run.calls.pop(fields["number"], None) if run is not None else None
         if span is None:
             return
-        if fields["status"] in GOOD:
+        if fields["status"] in SUCCESSFUL:
             span.set_attributes(_known(self._content("gen_ai.tool.call.result", fields["value"])))
         else:
             self._fail(span, fields["code"] or fields["status"], fields["more"].get("message", ""))
@@ -128,15 +128,15 @@ class SpanSink:
         run.span.set_attributes(_known(attributes))
         if fields["outcome"] != "ok":
             self._fail(run.span, fields["outcome"], (fields["error"] or {}).get("message", ""))
-        for span in run.calls.values():  # cut short with the run
+        for span in run.calls.values():  # calls that ended with the run
             self._fail(span, "unfinished", "")
             span.end(event.at_ns)
         run.span.end(event.at_ns)
 
     def _fail(self, span: Span, kind: str, message: str) -> None:
         span.set_attribute("error.type", kind)
-        said = message if self._capture_content else ""
-        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, said or kind))
+        description = message if self._capture_content else ""
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, description or kind))
 
     def _content(self, name: str, value: Any) -> dict[str, Any]:
         if not self._capture_content or value is None:

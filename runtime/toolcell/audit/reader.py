@@ -1,24 +1,39 @@
-"""Reading a log without writing to it: records in the order they were written, each with its place.
+"""Read a log without writing to it: its records in order, and the runs that they describe.
 
-Whole and intact records only. What is damaged is counted and passed over; what happened to it is for `verify` to say.
+Only whole and intact records are read. Damaged ones are counted and skipped; `verify` says what happened to them.
+Nothing here decides whether a record is genuine.
 """
 
 from __future__ import annotations
 
+import base64
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final
 
-from toolcell.audit import frames, layout, records
-from toolcell.audit.frames import MAGIC, Frame, Torn
-from toolcell.audit.records import Record
+from toolcell.audit import records
+from toolcell.audit.format import (
+    HEADER,
+    MAGIC,
+    MAX_BODY_BYTES,
+    OVERHEAD_BYTES,
+    Frame,
+    Piece,
+    Torn,
+    chain_directories,
+    segment_files,
+    segment_path,
+    split_segment,
+)
+from toolcell.audit.records import Record, Unrecordable
 from toolcell.errors import AuditError
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLocation:
-    """Where a record lies."""
+    """Where a record is stored."""
 
     chain: str
     segment: int
@@ -26,25 +41,25 @@ class RecordLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """A record and where it was found."""
+class StoredRecord:
+    """A record and where it is stored."""
 
-    place: RecordLocation
+    location: RecordLocation
     record: Record
     frame: Frame
 
 
 @dataclass(slots=True)
 class Damage:
-    """What was passed over."""
+    """Counts the pieces that could not be read."""
 
     pieces: int = 0
 
 
 def read_segment(
     path: Path, chain: str, number: int, start: int = len(MAGIC), damage: Damage | None = None
-) -> Iterator[Located]:
-    """The records of one segment from `start` on.
+) -> Iterator[StoredRecord]:
+    """Yield the records of one segment from `start` on.
 
     Raises:
         AuditError: the file cannot be read.
@@ -53,15 +68,15 @@ def read_segment(
         data = path.read_bytes()
     except OSError as exc:
         raise AuditError(f"cannot read {path}: {exc.strerror}") from exc
-    for piece in frames.pieces(data, start):
+    for piece in split_segment(data, start):
         record = _record_of(piece)
         if record is not None and isinstance(piece, Frame):
-            yield Located(RecordLocation(chain, number, piece.offset), record, piece)
+            yield StoredRecord(RecordLocation(chain, number, piece.offset), record, piece)
         elif damage is not None and not isinstance(piece, Torn):
             damage.pieces += 1
 
 
-def _record_of(piece: frames.Piece) -> Record | None:
+def _record_of(piece: Piece) -> Record | None:
     if not isinstance(piece, Frame) or not piece.is_intact:
         return None
     try:
@@ -70,35 +85,261 @@ def _record_of(piece: frames.Piece) -> Record | None:
         return None
 
 
-def read_chain(path: Path, damage: Damage | None = None) -> Iterator[Located]:
-    """The records of one chain."""
-    for number, segment in layout.segments(path).items():
+def read_chain(path: Path, damage: Damage | None = None) -> Iterator[StoredRecord]:
+    """Yield the records of one chain."""
+    for number, segment in segment_files(path).items():
         yield from read_segment(segment, path.name, number, damage=damage)
 
 
-def read_log(directory: Path, damage: Damage | None = None) -> Iterator[Located]:
-    """The records of all chains, merged by the time they were written."""
-    chains = [read_chain(path, damage) for path in layout.chains(directory)]
+def read_log(directory: Path, damage: Damage | None = None) -> Iterator[StoredRecord]:
+    """Yield the records of all chains, merged by the time they were written."""
+    chains = [read_chain(path, damage) for path in chain_directories(directory)]
     yield from heapq.merge(*chains, key=lambda found: found.record.at_ns)
 
 
-def read_at(directory: Path, place: RecordLocation) -> Located:
-    """The record at a place that was found before.
+def read_at(directory: Path, location: RecordLocation) -> StoredRecord:
+    """Return the record at a location that was found before.
 
     Raises:
-        AuditError: there is none now.
+        AuditError: there is no intact record now.
     """
-    path = layout.segment_path(directory / place.chain, place.segment)
+    path = segment_path(directory / location.chain, location.segment)
     try:
         with open(path, "rb") as file:
-            file.seek(place.offset)
-            head = file.read(frames.HEADER.size)
-            size = frames.HEADER.unpack(head)[0] if len(head) == frames.HEADER.size else 0
-            data = head + file.read(min(size, frames.MAX_BODY_BYTES) + frames.OVERHEAD_BYTES - len(head))
+            file.seek(location.offset)
+            head = file.read(HEADER.size)
+            size = HEADER.unpack(head)[0] if len(head) == HEADER.size else 0
+            data = head + file.read(min(size, MAX_BODY_BYTES) + OVERHEAD_BYTES - len(head))
     except OSError as exc:
         raise AuditError(f"cannot read {path}: {exc.strerror}") from exc
-    piece = next(frames.pieces(data, 0), None)
+    piece = next(split_segment(data, 0), None)
     record = _record_of(piece) if piece is not None else None
     if record is None or not isinstance(piece, Frame):
-        raise AuditError(f"there is no intact record at {path}:{place.offset}; run `toolcell audit verify`")
-    return Located(place, record, piece)
+        raise AuditError(f"there is no intact record at {path}:{location.offset}; run `toolcell audit verify`")
+    return StoredRecord(location, record, piece)
+
+
+# Runs
+
+UNFINISHED: Final = "unfinished"
+"""Outcome of a run, or status of a call, without a recorded end: it still runs, or its host was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One recorded call."""
+
+    number: int
+    """Counts the run's calls in the order they started, from 1."""
+    call_id: str
+    parent: int | None
+    """Number of the call it was made in."""
+    tool: str
+    origin: str
+    """model, plan[i], code, subagent."""
+    line: int | None
+    """Line of the script that called, as the guest claims."""
+    args: Any
+    started_ns: int
+    started_seq: int
+    status: str = UNFINISHED
+    ended_ns: int | None = None
+    duration_s: float = 0.0
+    value: Any = None
+    code: str | None = None
+    """Of the failure."""
+    start_extra: Mapping[str, Any] = field(default_factory=dict)
+    """What few records of a call's start have, such as coercions; `more` in the log."""
+    end_extra: Mapping[str, Any] = field(default_factory=dict)
+    """What few records of a call's end have, such as a failure's details; `more` in the log."""
+    ended_seq: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """True when its end was recorded."""
+        return self.status != UNFINISHED
+
+    @property
+    def message(self) -> str:
+        """Why it failed; empty when it did not."""
+        return str(self.end_extra.get("message", ""))
+
+    @property
+    def verdict(self) -> str:
+        """`allowed`, or the status with which it was refused before its tool ran."""
+        return str(self.start_extra.get("verdict", "allowed"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plain = {
+            "number": self.number,
+            "call_id": self.call_id,
+            "parent": self.parent,
+            "tool": self.tool,
+            "origin": self.origin,
+            "line": self.line,
+            "verdict": self.verdict,
+            "args": self.args,
+            "started_ns": self.started_ns,
+            "status": self.status,
+            "duration_s": self.duration_s,
+            "value": self.value,
+            "code": self.code,
+            "start": dict(self.start_extra),
+            "end": dict(self.end_extra),
+        }
+        return {name: jsonable(value) for name, value in plain.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One recorded run: its start, calls and end."""
+
+    id: str
+    chain: str
+    seq: int
+    """Of its first record."""
+    kind: str
+    """`code`: a script. Others are calls without a sandbox; `sort` in the log."""
+    started_ns: int
+    start: Mapping[str, Any]
+    """Fields of its first record."""
+    calls: tuple[RecordedCall, ...] = ()
+    ended_ns: int | None = None
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its last record; empty when there is none."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> str:
+        """The recorded outcome."""
+        return str(self.end["outcome"]) if self.end else UNFINISHED
+
+    @property
+    def source(self) -> str | None:
+        """The script. None: the run had none, or it was too large to keep."""
+        return self.start.get("source")
+
+    @property
+    def lines(self) -> list[str]:
+        """The script's lines; empty without a script."""
+        return (self.source or "").split("\n")
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The run's limits."""
+        return self.settings.get("limits") or {}
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """The run's policy, with its own lint profile, seed and clock."""
+        own = {name: self.start.get(name) for name in ("lint", "seed", "clock")}
+        return {**(self.settings.get("policy") or {}), **own}
+
+    @property
+    def isolation(self) -> Mapping[str, Any]:
+        """Backend, live layers and environment."""
+        return self.settings.get("isolation") or {}
+
+    @property
+    def definitions(self) -> list[Any]:
+        """Shape: [[name, description, parameters]] of the tools that the run could call."""
+        return self.tools.get("definitions") or []
+
+    @property
+    def who(self) -> Mapping[str, Any]:
+        """The user, thread, chat and parent run that it ran for."""
+        return self.start.get("who") or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        start = {name: value for name, value in self.start.items() if name not in ("id", "sort", "files")}
+        files = self.start.get("files") or []
+        plain = {
+            "id": self.id,
+            "chain": self.chain,
+            "seq": self.seq,
+            "sort": self.kind,
+            "outcome": self.outcome,
+            "started_ns": self.started_ns,
+            "ended_ns": self.ended_ns,
+            "start": start | {"files": [entry[:3] for entry in files]},
+            "limits": self.limits,
+            "policy": self.policy,
+            "isolation": self.isolation,
+            "definitions": self.definitions,
+            "calls": [call.to_dict() for call in self.calls],
+            "end": dict(self.end),
+        }
+        return {name: jsonable(value) for name, value in plain.items()}
+
+
+def assemble(found: Iterable[StoredRecord], shared: Mapping[str, Mapping[str, Any]]) -> RecordedRun | None:
+    """Build a run from its records; None when its first record is missing. `shared` is settings and tools by digest."""
+    run: RecordedRun | None = None
+    calls: dict[int, RecordedCall] = {}
+    ended_ns, end = None, {}
+    for stored in sorted(found, key=lambda each: each.record.seq):
+        record, fields = stored.record, stored.record.fields
+        match record.kind:
+            case records.RUN_STARTED:
+                settings, tools = shared.get(fields["terms"] or "", {}), shared.get(fields["tools"] or "", {})
+                own = (fields["id"], stored.location.chain, record.seq, fields["sort"], record.at_ns, fields)
+                run = RecordedRun(*own, settings=settings, tools=tools)
+            case records.CALL_STARTED:
+                calls[fields["number"]] = started_call(fields, record)
+            case records.CALL_ENDED if (started := calls.get(fields["number"])) is not None:
+                calls[started.number] = ended_call(started, fields, record)
+            case records.RUN_ENDED:
+                ended_ns, end = record.at_ns, fields
+    if run is None:
+        return None
+    return replace(run, calls=tuple(calls[number] for number in sorted(calls)), ended_ns=ended_ns, end=end)
+
+
+def started_call(fields: Mapping[str, Any], record: Record) -> RecordedCall:
+    """Build a call from the record of its start."""
+    return RecordedCall(
+        fields["number"],
+        fields["call"],
+        fields["parent"],
+        fields["tool"],
+        fields["origin"],
+        fields["line"],
+        fields["args"],
+        record.at_ns,
+        record.seq,
+        start_extra=fields["more"] or {},
+    )
+
+
+def ended_call(started: RecordedCall, fields: Mapping[str, Any], record: Record) -> RecordedCall:
+    """Add the record of a call's end."""
+    return replace(
+        started,
+        status=fields["status"],
+        ended_ns=record.at_ns,
+        ended_seq=record.seq,
+        duration_s=fields["duration_us"] / 1e6,
+        value=fields["value"],
+        code=fields["code"],
+        end_extra=fields["more"] or {},
+    )
+
+
+def jsonable(value: Any) -> Any:
+    """Convert recorded data to what JSON can hold."""
+    match value:
+        case Mapping():
+            return {str(key): jsonable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [jsonable(item) for item in value]
+        case bytes():
+            return {"base64": base64.b64encode(value).decode("ascii")}
+        case Unrecordable(kind, text):
+            return {"unrecordable": kind, "text": text}
+        case float() if value != value or value in (float("inf"), float("-inf")):
+            return str(value)
+        case _:
+            return value

@@ -1,8 +1,8 @@
-"""Receipts: one run in one file, which proves itself to whoever has the key to check signatures with.
+"""Receipts: one run in one file that anybody with the verification key can check.
 
-A receipt holds the run's records as they were written, and the way from the first of them to the next signed
-checkpoint; the same for the terms it ran under. Records of other runs on the way are there as digests only: they say
-that something was written, not what. What is there to be read beside the records is checked against them.
+A receipt holds the run's records as they were written, and inclusion proofs: the hash chain from the run's first record
+to the next signed checkpoint, and the same for the run's settings and tools. Records of other runs in between appear as
+digests only. The readable summary in a receipt is checked against the records.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.audit import frames, layout, records
-from toolcell.audit.index import Index, RunLine
+from toolcell.audit import records
+from toolcell.audit.format import BadInput, Frame, body_digest, hash_digest, hash_record, read_log_id, segment_files
 from toolcell.audit.keys import HMAC, Verifier, algorithm_of, by_id, key_wanted
-from toolcell.audit.reader import Located, RecordLocation, read_segment
-from toolcell.audit.runs import RecordedRun, assemble
+from toolcell.audit.query import Index, RunSummary, shared_digests
+from toolcell.audit.reader import RecordedRun, RecordLocation, StoredRecord, assemble, read_segment
 from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError
 
@@ -27,16 +27,16 @@ FORMAT: Final = "toolcell receipt 1"
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
-    """What checking a receipt came to."""
+    """The result of checking a receipt."""
 
     ok: bool
     run: RecordedRun | None
     problems: tuple[str, ...]
     key: str = ""
     signed_ns: int | None = None
-    """When the checkpoint was signed that covers the run."""
+    """When the checkpoint that covers the run was signed."""
     is_unchecked: bool = False
-    """Nothing is wrong with it, but a key that it is signed with was not given."""
+    """Nothing wrong was found, but the key that signed it was not given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -50,155 +50,151 @@ class ReceiptCheck:
         }
 
 
-def export(index: Index, line: RunLine) -> dict[str, Any]:
-    """The receipt of a run, as plain data for JSON.
+def export(index: Index, summary: RunSummary) -> dict[str, Any]:
+    """Make the receipt of a run, as plain data for JSON.
 
     Raises:
-        BadInput: no checkpoint covers the run: it is under way, or its log was never signed after it.
+        BadInput: no checkpoint covers the run: it still runs, or its log was not signed after it.
         AuditError: its records are damaged.
     """
-    own = index.records_of(line)
+    own = index.records_of(summary)
     if not own:
-        raise AuditError(f"run {line.id} has no records in {index.directory}")
-    start = own[0].record.fields
-    digests = [digest for name in ("terms", "tools") if (digest := start[name])]
-    common = [found for digest in digests if (found := index.common_record(line.chain, digest)) is not None]
+        raise AuditError(f"run {summary.id} has no records in {index.directory}")
+    shared = [index.shared_record(summary.chain, digest) for digest in shared_digests(own)]
+    shown = [*([stored] for stored in shared if stored is not None), own]
     return {
         "format": FORMAT,
-        "log": layout.log_id(index.directory),
-        "chain": line.chain,
-        "run": index.load(line).to_dict(),
-        "ways": [_way(index.directory, line, [each]) for each in common] + [_way(index.directory, line, own)],
+        "log": read_log_id(index.directory),
+        "chain": summary.chain,
+        "run": index.load(summary).to_dict(),
+        "ways": [_inclusion_proof(index.directory, summary, each) for each in shown],
     }
 
 
-def _way(directory: Path, line: RunLine, shown: list[Located]) -> dict[str, Any]:
-    """Every record from the first of some to the checkpoint after the last of them."""
-    links = {found.frame.link for found in shown}
+def _inclusion_proof(directory: Path, summary: RunSummary, shown: list[StoredRecord]) -> dict[str, Any]:
+    """Collect every record from the first of `shown` to the checkpoint after the last one."""
+    hashes = {stored.frame.record_hash for stored in shown}
+    first = shown[0]
     steps: list[dict[str, str]] = []
-    for found in _from(directory / line.chain, shown[0]):
-        is_end = found.record.kind == records.CHECKPOINT and found.record.seq > shown[-1].record.seq
-        steps.append(_step(found, is_end or found.frame.link in links))
+    for stored in _read_from(directory / summary.chain, first):
+        is_end = stored.record.kind == records.CHECKPOINT and stored.record.seq > shown[-1].record.seq
+        steps.append(_step(stored, is_end or stored.frame.record_hash in hashes))
         if is_end:
-            return {"before": shown[0].frame.before.hex(), "first_seq": shown[0].record.seq, "records": steps}
-    raise layout.BadInput(f"no checkpoint covers run {line.id} yet; it takes a second, or its writer was killed")
+            return {"before": first.frame.previous_hash.hex(), "first_seq": first.record.seq, "records": steps}
+    raise BadInput(f"no checkpoint covers run {summary.id} yet; it takes a second, or its writer was killed")
 
 
-def _from(chain: Path, first: Located) -> Iterable[Located]:
-    for number, segment in layout.segments(chain).items():
-        if number == first.place.segment:
-            yield from read_segment(segment, chain.name, number, first.place.offset)
-        elif number > first.place.segment:
+def _read_from(chain: Path, first: StoredRecord) -> Iterable[StoredRecord]:
+    for number, segment in segment_files(chain).items():
+        if number == first.location.segment:
+            yield from read_segment(segment, chain.name, number, first.location.offset)
+        elif number > first.location.segment:
             yield from read_segment(segment, chain.name, number)
 
 
-def _step(found: Located, is_shown: bool) -> dict[str, str]:
+def _step(stored: StoredRecord, is_shown: bool) -> dict[str, str]:
     if is_shown:
-        return {"body": base64.b64encode(found.frame.body).decode("ascii")}
-    return {"sha256": frames.body_digest(found.frame.body).hex()}
+        return {"body": base64.b64encode(stored.frame.body).decode("ascii")}
+    return {"sha256": body_digest(stored.frame.body).hex()}
 
 
 def write(receipt: Mapping[str, Any], path: str | Path) -> None:
     """Write a receipt to a file.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the file cannot be written.
     """
     try:
         Path(path).write_text(json.dumps(receipt, indent=1) + "\n", encoding="ascii")
     except OSError as exc:
-        raise layout.BadInput(f"cannot write {path}: {exc.strerror}") from exc
+        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A receipt from a file.
+    """Read a receipt from a file.
 
     Raises:
-        BadInput: it cannot be read, or is none.
+        BadInput: the file cannot be read, or is not a receipt.
     """
     try:
         receipt = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise layout.BadInput(f"cannot read a receipt from {path}: {exc}") from exc
+        raise BadInput(f"cannot read a receipt from {path}: {exc}") from exc
     if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
-        raise layout.BadInput(f"{path} is no receipt of a run")
+        raise BadInput(f"{path} is no receipt of a run")
     return receipt
 
 
 def needs_shared_key(receipt: Mapping[str, Any]) -> bool:
-    """True when only those can check it who could have signed it: the key is an HMAC key."""
+    """True when the receipt is signed with an HMAC key: only holders of the signing key can check it."""
     last = records.parse(base64.b64decode(receipt["ways"][-1]["records"][-1]["body"]))
     return algorithm_of(last.fields["signature"]) == HMAC
 
 
 def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptCheck:
-    """Say whether a receipt holds what was recorded, by its records and the signature over them alone."""
+    """Check a receipt, using only its records and their signature."""
     problems: list[str] = []
-    wanted: list[str] = []
+    missing_keys: list[str] = []
     keys = by_id(verifiers)
     try:
-        ways = [_walk(way, str(receipt["chain"])) for way in receipt["ways"]]
-        for way in ways:
-            if not (lack := _lacking_key(way[-1], keys)):
-                problems += _check_signature(str(receipt["log"]), way[-1], keys)
-            elif lack not in wanted:
-                wanted.append(lack)
-        run = _run_in(ways)
-        last = ways[-1][-1].record
-        problems += _check_whole(run)
+        proofs = [_verify_hashes(proof, str(receipt["chain"])) for proof in receipt["ways"]]
+        for shown in proofs:
+            if not (problem := _missing_key(shown[-1], keys)):
+                problems += _check_signature(str(receipt["log"]), shown[-1], keys)
+            elif problem not in missing_keys:
+                missing_keys.append(problem)
+        run = _assemble_run(proofs)
+        last = proofs[-1][-1].record
+        problems += _check_calls(run)
         if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
             problems.append("what it says in words is not what its records say")
-        said = (*wanted, *problems)
-        return ReceiptCheck(
-            not said, run, said, last.fields["key"], last.at_ns, is_unchecked=bool(wanted) and not problems
-        )
+        found = (*missing_keys, *problems)
+        is_unchecked = bool(missing_keys) and not problems
+        return ReceiptCheck(not found, run, found, last.fields["key"], last.at_ns, is_unchecked)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
-        return ReceiptCheck(False, None, (*wanted, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
+        return ReceiptCheck(False, None, (*missing_keys, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
-def _walk(way: Mapping[str, Any], chain: str) -> list[Located]:
-    """The records shown on a way, linked anew.
+def _verify_hashes(proof: Mapping[str, Any], chain: str) -> list[StoredRecord]:
+    """Return the records shown in an inclusion proof, with hashes computed from the proof.
 
     Raises:
-        ValueError: they are not such records.
+        ValueError: a record is malformed or not in its place.
     """
-    link = bytes.fromhex(way["before"])
-    found: list[Located] = []
-    for seq, step in enumerate(way["records"], start=int(way["first_seq"])):
-        before = link
+    record_hash = bytes.fromhex(proof["before"])
+    found: list[StoredRecord] = []
+    for seq, step in enumerate(proof["records"], start=int(proof["first_seq"])):
+        previous_hash = record_hash
         if "body" not in step:
-            link = frames.link_of_digest(before, bytes.fromhex(step["sha256"]))
+            record_hash = hash_digest(previous_hash, bytes.fromhex(step["sha256"]))
             continue
         body = base64.b64decode(step["body"], validate=True)
-        link = frames.link(before, body)
+        record_hash = hash_record(previous_hash, body)
         record = records.parse(body)
         if record.seq != seq or not records.is_canonical(record):
             raise ValueError(f"record {seq} is not where it was written")
-        found.append(Located(RecordLocation(chain, 0, 0), record, frames.Frame(0, before, body, link)))
+        found.append(StoredRecord(RecordLocation(chain, 0, 0), record, Frame(0, previous_hash, body, record_hash)))
     return found
 
 
-def _run_in(ways: list[list[Located]]) -> RecordedRun:
-    """The run whose records these are.
+def _assemble_run(proofs: list[list[StoredRecord]]) -> RecordedRun:
+    """Build the run from the records shown in the proofs.
 
     Raises:
-        ValueError: they are of none, or of several.
+        ValueError: they are the records of no run, or of several.
     """
-    shown = [found for way in ways for found in way]
-    common = {
-        found.record.fields["digest"]: found.record.fields
-        for found in shown
-        if found.record.kind in (records.TOOLS, records.TERMS)
-    }
-    own = [found for found in shown if found.record.run]
-    run = assemble(own, common)
-    if run is None or {found.record.run for found in own} != {run.seq}:
+    shown = [stored.record for proof in proofs for stored in proof]
+    kinds = (records.TOOLS, records.SETTINGS)
+    shared = {record.fields["digest"]: record.fields for record in shown if record.kind in kinds}
+    own = [stored for proof in proofs for stored in proof if stored.record.run]
+    run = assemble(own, shared)
+    if run is None or {stored.record.run for stored in own} != {run.seq}:
         raise ValueError("it does not hold the records of one run")
     return run
 
 
-def _check_whole(run: RecordedRun) -> list[str]:
-    """A record of the run could be passed off as somebody else's by showing its digest alone."""
+def _check_calls(run: RecordedRun) -> list[str]:
+    """Check that no call is hidden: a receipt could show only the digest of a record, as if it were of another run."""
     if not run.end:
         return []
     made = run.end["calls"][0]
@@ -207,19 +203,20 @@ def _check_whole(run: RecordedRun) -> list[str]:
     return [f"it does not show how call {call.number} ended" for call in run.calls if not call.is_finished][:1]
 
 
-def _lacking_key(last: Located, keys: Mapping[str, Verifier]) -> str:
-    """Which key it takes to check a signature, where that was not given; empty where nothing is lacking."""
-    said = last.record.fields
-    if last.record.kind != records.CHECKPOINT or said["key"] in keys:
+def _missing_key(last: StoredRecord, keys: Mapping[str, Verifier]) -> str:
+    """Name the key that is needed to check a signature and was not given; empty when none is missing."""
+    fields = last.record.fields
+    if last.record.kind != records.CHECKPOINT or fields["key"] in keys:
         return ""
-    return f"it could not be checked: it is signed with {key_wanted(said['key'], said['signature'])}"
+    return f"it could not be checked: it is signed with {key_wanted(fields['key'], fields['signature'])}"
 
 
-def _check_signature(log: str, last: Located, keys: Mapping[str, Verifier]) -> list[str]:
+def _check_signature(log: str, last: StoredRecord, keys: Mapping[str, Verifier]) -> list[str]:
     record = last.record
     if record.kind != records.CHECKPOINT:
         return ["it does not end with a checkpoint"]
-    said = record.fields
-    statement = checkpoint_statement(log, last.place.chain, record.seq, record.at_ns, last.frame.before, said["reason"])
-    is_valid = keys[said["key"]].is_valid(statement, said["signature"])
+    reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
+    chain, previous_hash = last.location.chain, last.frame.previous_hash
+    statement = checkpoint_statement(log, chain, record.seq, record.at_ns, previous_hash, reason)
+    is_valid = keys[key].is_valid(statement, signature)
     return [] if is_valid else ["its records are not what was signed"]

@@ -1,6 +1,7 @@
-"""What is noted when a run starts, before its script is sent: script, inputs, terms, tools, for whom.
+"""Record the start of a run: its script, inputs, settings, tools and user.
 
-Also what a run is given so that it can be repeated. Knows neither files nor keys; it hands plain data to the log.
+A `Recorder` also gives a run the seed and clock that a replay repeats. It hands plain data to the log, and knows
+neither files nor keys.
 """
 
 from __future__ import annotations
@@ -9,53 +10,57 @@ import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolcell.audit import content, records
+from toolcell.audit import records
 from toolcell.audit.log import AuditLog
+from toolcell.audit.records import bytes_digest, text_digest, value_digest
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
+from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
+    from toolcell.results import ExecutionResult
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.call import RunContext
     from toolcell.tools.registry import ToolRegistry
-    from toolcell_bridge.wire.messages import RunScript
+    from toolcell_bridge.wire.messages import CallTool, RunScript
 
 CODE, CALLS = "code", "calls"
-"""Sorts of runs: a script in a sandbox; calls made without one, by a model, a plan or a program."""
+CODE, CALLS = "code", "calls"
+"""Kinds of runs: a script in a sandbox; tool calls without a sandbox, made by a model, a plan or a program."""
 
 MAX_FILES_BYTES = 1 << 20
-"""Contents of workspace files kept in one record, together."""
+"""Input files kept in one record, all together."""
 
-MAX_REMEMBERED = 4096
-MAX_COMMON = 64
+MAX_REMEMBERED_IDS = 4096
+MAX_SHARED = 64
 
 
 class Recorder:
-    """Makes the records of one log's runs. One per runtime."""
+    """Begins the records of runs in one log. One per runtime."""
 
     def __init__(self, log: AuditLog) -> None:
         self.log = log
-        self._strict: tuple[Mapping[str, str] | None, Redactor] = (None, log.redactor)
-        self._common: OrderedDict[Any, _Common] = OrderedDict()
+        self._last_redactor: tuple[Mapping[str, str] | None, Redactor] = (None, log.redactor)
+        self._shared: OrderedDict[Any, _Shared] = OrderedDict()
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._content_of = functools.lru_cache(maxsize=1024)(log.config.content_of)
 
-    # Made before a run
+    # Before a run
 
     def policy(self, policy: Policy) -> Policy:
-        """The policy with a hash seed, so that replays can order sets as this runtime does."""
+        """Return the policy with a hash seed, so that a replay orders sets as this runtime does."""
         if not self.log.config.repeatable or policy.hash_seed is not None:
             return policy
         return policy.model_copy(update={"hash_seed": int.from_bytes(os.urandom(4), "big")})
 
-    def beginnings(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
-        """A run's seed and clock: those it is given, or else of its own, so that a replay can repeat what it draws."""
+    def replay_seed(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
+        """Return the seed and clock of a run: those given, or new ones that a replay can repeat."""
         if not self.log.config.repeatable:
             return seed, clock
         if seed is None:
@@ -78,14 +83,14 @@ class Recorder:
     ) -> RunRecord:
         """Record that a script is about to run."""
         tools = self._tools(registry, message.tools) if message.tools else None
-        terms = self._terms(limits, policy, sandbox, environment or {})
-        ident = sandbox.id if sandbox is not None else None
-        return self._begin(context, CODE, message, files, tools, terms, ident)
+        settings = self._settings(limits, policy, sandbox, environment or {})
+        sandbox_id = sandbox.id if sandbox is not None else None
+        return self._begin(context, CODE, message, files, tools, settings, sandbox_id)
 
     @contextmanager
-    def observe(self, context: RunContext, sort: str = CALLS) -> Iterator[RunContext]:
-        """Record every call made with the context given; for agents, plans and programs that need no sandbox."""
-        record = self._begin(context, sort)
+    def observe(self, context: RunContext, kind: str = CALLS) -> Iterator[RunContext]:
+        """Record every call made with the yielded context, for agents, plans and programs without a sandbox."""
+        record = self._begin(context, kind)
         try:
             yield record.context
         except BaseException as exc:
@@ -96,100 +101,99 @@ class Recorder:
     def _begin(
         self,
         context: RunContext,
-        sort: str,
+        kind: str,
         message: RunScript | None = None,
         files: Iterable[GuestFile] = (),
-        tools: _Common | None = None,
-        terms: _Common | None = None,
-        sandbox: str | None = None,
+        tools: _Shared | None = None,
+        settings: _Shared | None = None,
+        sandbox_id: str | None = None,
     ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
-        for common in (tools, terms):
-            self._note(common)
+        for shared in (tools, settings):
+            self._write_shared(shared)
         script: tuple[Any, ...] = (None, None, None, None)
-        settings: tuple[Any, ...] = (None, None, None)
+        own: tuple[Any, ...] = (None, None, None)
         if message is not None:
             inputs = message.inputs
-            inputs_digest = content.digest_of(inputs) if inputs else None
-            script = (message.source, content.text_digest(message.source), inputs, inputs_digest)
-            settings = (message.lint, message.seed, message.clock)
+            script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
+            own = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
-            self._new_id(context), sort, *script, _input_files(files, self.log), tools and tools.digest,
-            terms and terms.digest, *settings, sandbox, _who(context), {},
+            self._new_id(context), kind, *script, _input_files(files, self.log), tools and tools.digest,
+            settings and settings.digest, *own, sandbox_id, _who(context), {},
         )  # fmt: skip
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
-        for common in (tools, terms):
-            self._note(common)  # again, should this record have begun a new segment
+        for shared in (tools, settings):
+            self._write_shared(shared)  # again, if this record began a new segment
         return RunRecord(self.log, self._content_of, run, context, redactor)
 
-    def _note(self, common: _Common | None) -> None:
-        """Write what runs have in common where it is not written yet."""
-        if common is None or common.digest in self.log.noted:
+    def _write_shared(self, shared: _Shared | None) -> None:
+        """Write tools or settings, unless the open segment holds them already."""
+        if shared is None or shared.digest in self.log.shared_digests:
             return
-        self.log.noted.add(common.digest)  # before it is written: writing it may begin a segment that lacks it again
+        self.log.shared_digests.add(shared.digest)  # first: the write may begin a segment, which clears the set
         try:
-            self.log.append(common.kind, 0, (common.digest, *common.content, {}))
+            self.log.append(shared.kind, 0, (shared.digest, *shared.content, {}))
         except BaseException:
-            self.log.noted.discard(common.digest)
+            self.log.shared_digests.discard(shared.digest)
             raise
 
     def _redactor_of(self, secrets: Mapping[str, str]) -> Redactor:
         if not secrets:
             return self.log.redactor
-        if self._strict[0] is not secrets:
-            self._strict = (secrets, self.log.redactor.with_secrets(secrets.values()))
-        return self._strict[1]
+        if self._last_redactor[0] is not secrets:
+            self._last_redactor = (secrets, self.log.redactor.with_secrets(secrets.values()))
+        return self._last_redactor[1]
 
     def _new_id(self, context: RunContext) -> str:
-        """The run's own id, made longer where several scripts share it: an agent's, a session's."""
+        """Return the run's id. Several scripts of one agent or session share an id, so each gets a suffix."""
         wanted = context.run_id
         if context.parent_call_id is not None or wanted in self._ids:
             return f"{wanted}.{os.urandom(4).hex()}"
         self._ids[wanted] = None
-        if len(self._ids) > MAX_REMEMBERED:
+        if len(self._ids) > MAX_REMEMBERED_IDS:
             self._ids.popitem(last=False)
         return wanted
 
-    def _terms(
+    def _settings(
         self, limits: Limits, policy: Policy, sandbox: Sandbox | None, environment: Mapping[str, Any]
-    ) -> _Common:
-        """Under what terms a script runs."""
-        walls = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
-        key = (id(limits), id(policy), walls)
-        if (known := self._common.get(key)) is None:
-            held = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
+    ) -> _Shared:
+        """Return the record of the limits, policy and isolation that a script runs with."""
+        layers = (sandbox.backend, *sandbox.layers.items()) if sandbox is not None else ()
+        key = (id(limits), id(policy), layers)
+        if (known := self._shared.get(key)) is None:
+            policy_fields = {"hash_seed": policy.hash_seed, "require": sorted(policy.require)}
             isolation: dict[str, Any] = {"environment": environment}
             if sandbox is not None:
                 isolation |= {"backend": sandbox.backend, "layers": dict(sandbox.layers)}
-            content_of_it = (limits.model_dump(), held, isolation)
-            known = self._keep(key, records.TERMS, content_of_it, (limits, policy))
+            content = (limits.model_dump(), policy_fields, isolation)
+            known = self._remember(key, records.SETTINGS, content, (limits, policy))
         return known
 
-    def _tools(self, registry: ToolRegistry, names: list[str]) -> _Common:
-        """What a run may call."""
+    def _tools(self, registry: ToolRegistry, names: list[str]) -> _Shared:
+        """Return the record of the tools that a script may call."""
         entries = tuple(registry.state.tools[name] for name in names)
         key = tuple(map(id, entries))
-        if (known := self._common.get(key)) is None:
+        if (known := self._shared.get(key)) is None:
             defined = [[entry.name, entry.definition.description, entry.definition.parameters] for entry in entries]
-            known = self._keep(key, records.TOOLS, (defined,), entries)
+            known = self._remember(key, records.TOOLS, (defined,), entries)
         return known
 
-    def _keep(self, key: Any, kind: str, content_of_it: tuple[Any, ...], alive: object) -> _Common:
-        known = self._common[key] = _Common(kind, content.digest_of(content_of_it), content_of_it, alive)
-        if len(self._common) > MAX_COMMON:
-            self._common.popitem(last=False)
+    def _remember(self, key: Any, kind: str, content: tuple[Any, ...], alive: object) -> _Shared:
+        known = self._shared[key] = _Shared(kind, value_digest(content), content, alive)
+        if len(self._shared) > MAX_SHARED:
+            self._shared.popitem(last=False)
         return known
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
-    """What many runs have in common, recorded once and named by its digest."""
+class _Shared:
+    """Tools or settings of many runs. They are recorded once per segment, and runs name their digest."""
 
     kind: str
     digest: str
     content: tuple[Any, ...]
     alive: object
-    """What the key it is found by names by identity; held so that no other object takes its place."""
+    """The objects whose ids are in the key; kept alive so that no other object gets the same id."""
 
 
 def _input_files(files: Iterable[GuestFile], log: AuditLog) -> list[Any]:
@@ -200,7 +204,7 @@ def _input_files(files: Iterable[GuestFile], log: AuditLog) -> list[Any]:
         size = len(file.data)
         fits = size <= min(log.config.file_bytes, left)
         left -= size if fits else 0
-        listed.append([file.name, size, content.bytes_digest(file.data), file.data if fits else None])
+        listed.append([file.name, size, bytes_digest(file.data), file.data if fits else None])
     return listed
 
 
@@ -215,3 +219,62 @@ def _who(context: RunContext) -> dict[str, Any]:
         "depth": context.depth,
     }
     return {name: value for name, value in named.items() if value}
+
+
+class AuditRunObserver:
+    """Writes a run's records while the guest is busy, so that its script does not wait.
+
+    Invariant: every effect has its record first. The start of a run is written after its script was sent and before any
+    call of it is made. The end of a call is written after its answer was sent and before the next message is handled. A
+    host that is killed in between leaves a start without an end, never an effect without a record.
+    """
+
+    __slots__ = ("_begin", "_record", "_sandbox")
+
+    def __init__(self, begin: Callable[[Sandbox | None], RunRecord]) -> None:
+        self._begin = begin
+        self._sandbox: Sandbox | None = None
+        self._record: RunRecord | None = None
+
+    def on_sandbox(self, sandbox: Sandbox) -> None:
+        """Remember the sandbox: its isolation belongs to the record."""
+        self._sandbox = sandbox
+
+    def on_script_sent(self) -> None:
+        """Record the start of the run."""
+        self._record = self._begin(self._sandbox)
+        self._record.writes_ends_later = True
+
+    def context_of(self, call: CallTool, call_id: str, context: RunContext) -> RunContext:
+        """Return a context whose calls are recorded."""
+        record = self._record
+        assert record is not None
+        record.lines[call_id] = call.line
+        return record.context
+
+    def on_unrecorded(self, error: AuditError) -> None:
+        """Keep the error, for the end of the run."""
+        assert self._record is not None
+        self._record.problem = error
+
+    def on_answers_sent(self) -> None:
+        """Record the ends of the calls that were answered."""
+        if self._record is None:
+            return
+        try:
+            self._record.flush()
+        except AuditError as exc:
+            self._record.problem = exc
+            raise ToolAbort("a tool call could not be recorded") from exc
+
+    def on_end(self, result: ExecutionResult) -> None:
+        """Record the end of the run."""
+        if self._record is not None:
+            self._record.end(result)
+
+    def on_failure(self, error: BaseException) -> None:
+        """Record that the run has no result."""
+        if self._record is None and isinstance(error, SandboxUnavailable):
+            self._record = self._begin(self._sandbox)
+        if self._record is not None:
+            self._record.failed(error)

@@ -1,12 +1,13 @@
 """What records say: one table of kinds and their fields, and their canonical encoding.
 
 A body is seq, at and run (8 bytes each, big-endian), the kind's number (1 byte), and content: msgpack of the kind's
-fields in order, in the one form that `pack` writes. What does not encode to itself again was not written here.
-Knows nothing of files, keys or redaction.
+fields in order. `pack` is the only way to write a content: bytes that do not encode to themselves again were not
+written here. This module knows nothing of files, keys or redaction.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import threading
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from toolcell_bridge.guest.values import to_plain
 SEGMENT = "segment"
 OPENED = "opened"
 CHECKPOINT = "checkpoint"
-RETIRED = "retired"
+PRUNED = "retired"
 TOOLS = "tools"
-TERMS = "terms"
+SETTINGS = "terms"
 RUN_STARTED = "run_started"
 CALL_STARTED = "call_started"
 CALL_ENDED = "call_ended"
@@ -31,9 +32,9 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     SEGMENT: ("format", "log", "chain", "number", "more"),
     OPENED: ("host", "pid", "toolcell", "python", "key", "algorithm", "torn", "more"),
     CHECKPOINT: ("reason", "key", "signature"),
-    RETIRED: ("first", "last", "seq", "link", "reason", "more"),
+    PRUNED: ("first", "last", "seq", "link", "reason", "more"),
     TOOLS: ("digest", "definitions", "more"),
-    TERMS: ("digest", "limits", "policy", "isolation", "more"),
+    SETTINGS: ("digest", "limits", "policy", "isolation", "more"),
     RUN_STARTED: (
         "id", "sort", "source", "sha256", "inputs", "inputs_sha256", "files", "tools", "terms", "lint", "seed", "clock",
         "sandbox", "who", "more",
@@ -45,27 +46,29 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "more",
     ),
 }  # fmt: skip
-"""Fields of each kind's content, in order. New ones go to the end; a reader gives None to those that are missing.
+"""Fields of each kind's content, in order. The names are part of the format. New fields go to the end; a reader gives
+None to those that are missing.
 
-`tools` and `terms` say what many runs have in common, once per segment; a run names their digests.
-`more` holds what most records of a kind have not got: redactions, digests of what was left out, coercions, agents.
+`tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
+per segment, and a run names its digest. `sort` is the run's kind. `more` holds what few records of a kind have:
+redactions, digests of values that were left out, coercions, agents.
 """
 
 NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(FIELDS, start=1)}
-"""A number is never given to another kind: new ones go to the end of the table."""
+"""A number is never given to another kind: new kinds go to the end of the table."""
 
 _KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 HEAD: Final = struct.Struct(">QQQB")
 
-_BIG_INT, _ODD = 1, 2
-"""Extension types. The bridge knows none, so no guest can put one into a record."""
+_BIG_INT, _STAND_IN = 1, 2
+"""Extension types. The bridge has none, so no guest can put one into a record."""
 
 _MAX_REPR_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Unrecordable:
-    """Stands for a value that has no form in a record."""
+    """Stands for a value that cannot be recorded."""
 
     type: str
     text: str
@@ -77,50 +80,53 @@ class Record:
 
     seq: int
     at_ns: int
-    """Wall clock when it was written, since the epoch."""
+    """Wall clock when the record was written, since the epoch."""
     kind: str
     run: int
-    """Seq of the run's first record; 0 when it belongs to none."""
+    """Seq of the run's first record. 0: the record belongs to no run."""
     content: bytes
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its content by name."""
+        """The content by name."""
         names = FIELDS[self.kind]
         values = unpack(self.content)
         return {name: values[index] if index < len(values) else None for index, name in enumerate(names)}
 
 
-class _OfThisThread(threading.local):
-    """One packer for each thread: making one costs more than most of what it packs."""
+# Encoding
+
+
+class _ThreadPacker(threading.local):
+    """One packer for each thread. To make a packer costs more than most of what it packs."""
 
     def __init__(self) -> None:
         self.pack = msgpack.Packer(unicode_errors="surrogatepass").pack
 
 
-mine: Final = _OfThisThread()
-"""`mine.pack` is quick, and raises for what `pack` converts."""
+thread_packer: Final = _ThreadPacker()
+"""`thread_packer.pack` is fast, and raises for values that `pack` converts."""
 
 
 def pack(value: object) -> bytes:
-    """Encode plain data; what is not plain becomes what a guest would be sent, or an `Unrecordable`."""
+    """Encode plain data. Other values are converted as for a guest, or become an `Unrecordable`."""
     try:
-        packed: bytes = mine.pack(value)
+        packed: bytes = thread_packer.pack(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        packed = _pack_odd(value)
+        packed = _pack_converted(value)
     return packed
 
 
-def _pack_odd(value: object) -> bytes:
+def _pack_converted(value: object) -> bytes:
     try:
-        packed: bytes = msgpack.Packer(unicode_errors="surrogatepass", default=_encode_odd).pack(value)
+        packed: bytes = msgpack.Packer(unicode_errors="surrogatepass", default=_convert).pack(value)
     except (ValueError, OverflowError, RecursionError) as exc:  # nested too deep, or a conversion that fails
         packed = pack(Unrecordable(type(value).__name__, f"{type(exc).__name__}: {exc}"[:_MAX_REPR_CHARS]))
     return packed
 
 
 def pack_fields(fields: tuple[Any, ...]) -> bytes:
-    """Encode a content field by field, so that one odd value does not cost the others."""
+    """Encode a content field by field: a value that cannot be recorded does not cost the other fields."""
     return bytes([0x90 | len(fields)]) + b"".join(map(pack, fields))
 
 
@@ -128,15 +134,15 @@ def unpack(data: bytes) -> Any:
     """Decode what `pack` wrote.
 
     Raises:
-        ValueError: it is no such thing.
+        ValueError: `pack` did not write it.
     """
     try:
-        return msgpack.unpackb(data, unicode_errors="surrogatepass", ext_hook=_decode_odd, strict_map_key=False)
+        return msgpack.unpackb(data, unicode_errors="surrogatepass", ext_hook=_decode_extension, strict_map_key=False)
     except (ValueError, TypeError, RecursionError) as exc:
         raise ValueError(f"not a record: {type(exc).__name__} {exc}") from exc
 
 
-def body_of(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> bytes:
+def encode_body(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> bytes:
     """Encode a record whose content is encoded already."""
     return HEAD.pack(seq, at_ns, run, NUMBERS[kind]) + content
 
@@ -156,7 +162,7 @@ def parse(body: bytes) -> Record:
 
 
 def is_canonical(record: Record) -> bool:
-    """True when its content is written in the one way there is to write it."""
+    """True when `pack_fields` would write this content in the same way."""
     try:
         values = unpack(record.content)
     except ValueError:
@@ -165,7 +171,7 @@ def is_canonical(record: Record) -> bool:
     return fits and pack_fields(tuple(values)) == record.content
 
 
-def _encode_odd(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     if isinstance(value, int):
         return msgpack.ExtType(_BIG_INT, str(value).encode())
     if isinstance(value, Unrecordable):
@@ -177,7 +183,7 @@ def _encode_odd(value: Any) -> Any:
 
 
 def _stand_in(kind: str, text: str) -> msgpack.ExtType:
-    return msgpack.ExtType(_ODD, pack([kind, text]))
+    return msgpack.ExtType(_STAND_IN, pack([kind, text]))
 
 
 def _repr_of(value: object) -> str:
@@ -187,10 +193,28 @@ def _repr_of(value: object) -> str:
         return ""
 
 
-def _decode_odd(code: int, data: bytes) -> Any:
+def _decode_extension(code: int, data: bytes) -> Any:
     if code == _BIG_INT:
         return int(data)
-    if code == _ODD:
+    if code == _STAND_IN:
         kind, text = unpack(data)
         return Unrecordable(str(kind), str(text))
     raise ValueError(f"extension type {code}")
+
+
+# Digests
+
+
+def value_digest(value: Any) -> str:
+    """Return the sha256 of a value as it is recorded (of its canonical msgpack), in hex."""
+    return bytes_digest(pack(value))
+
+
+def text_digest(text: str) -> str:
+    """Return the sha256 of a text's UTF-8, in hex."""
+    return bytes_digest(text.encode("utf-8", "surrogatepass"))
+
+
+def bytes_digest(data: bytes) -> str:
+    """Return the sha256 of bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -14,9 +14,9 @@ from typing import Any, Final, NoReturn, Protocol
 
 import anyio
 
-from toolcell.audit import content
-from toolcell.audit.diff import GUESTS_OWN, Divergence, cleaned, compare, difference_of_call
-from toolcell.audit.runs import RecordedCall, RecordedRun
+from toolcell.audit.diff import SCRIPT_OUTCOMES, Divergence, cleaned, compare, difference_of_call
+from toolcell.audit.reader import RecordedCall, RecordedRun
+from toolcell.audit.records import text_digest
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult
@@ -214,7 +214,7 @@ class AnsweringTools:
             self._stop(f"the record ends here: call {index} was under way when its host was killed")
         if given is None and not is_answered(call):
             await anyio.sleep_forever()  # until the script takes the call back, as it did before
-        if given is None and (missing := call.end_more.get("value_cut")) is not None:
+        if given is None and (missing := call.end_extra.get("value_cut")) is not None:
             why = f"the answer of call {index} was not recorded ({missing['why']})"
             self._diverge("no_answer", why, index, expected=missing)
         await self._wait_turn(ident, index, call)
@@ -276,14 +276,14 @@ def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
 
 def is_answered(call: RecordedCall) -> bool:
     """True when the script got an answer."""
-    return call.is_finished and not call.end_more.get("unanswered")
+    return call.is_finished and not call.end_extra.get("unanswered")
 
 
 def recorded_result(call: RecordedCall) -> ToolResult:
     """A recorded answer as the tool's result it was."""
     if call.code is None:
         return ToolResult.of(call.value)
-    more = call.end_more
+    more = call.end_extra
     failure = ToolFailure(call.code, call.message, bool(more.get("retryable")), more.get("details") or {})
     exc = type(more["exc"], (Exception,), {})() if "exc" in more else None
     return ToolResult(status=Status(call.status), error=failure, exc=exc)
@@ -293,8 +293,8 @@ def recorded_result(call: RecordedCall) -> ToolResult:
 
 
 def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]:
-    if run.sort != "code":
-        raise UsageError(f"run {run.id} ran no script ({run.sort}); there is nothing to replay")
+    if run.kind != "code":
+        raise UsageError(f"run {run.id} ran no script ({run.kind}); there is nothing to replay")
     notes = []
     if run.start["seed"] is None or run.start["clock"] is None or run.policy.get("hash_seed") is None:
         notes.append("not all of seed, clock and hash seed were recorded; what depends on them may differ")
@@ -304,7 +304,7 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
         if (run.start["more"] or {}).get("redacted"):
             notes.append("the recorded script, or its inputs, had secrets taken out")
         return run.source, tuple(notes)
-    if run.start["sha256"] not in (content.text_digest(source), content.text_digest(cleaned(source))):
+    if run.start["sha256"] not in (text_digest(source), text_digest(cleaned(source))):
         notes.append("this is not the script that was recorded")
     return source, tuple(notes)
 
@@ -336,7 +336,7 @@ def _in_a_line(error: ErrorInfo) -> str:
 
 def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:
     """A call it did not make though it could have; `got` is what it failed with instead."""
-    if (run.outcome if run.end else str(result.outcome)) not in GUESTS_OWN:
+    if (run.outcome if run.end else str(result.outcome)) not in SCRIPT_OUTCOMES:
         return None
     error = result.error
     why = f", it fails with {_in_a_line(error)}" if error is not None else ""

@@ -1,17 +1,19 @@
-"""What signatures are made over: checkpoints, heads kept elsewhere, and stubs of what retention removed.
+"""The statements that signatures are made over: checkpoints, heads kept outside the log, and prune records.
 
-A statement names its purpose and its log, so that none can be passed off as another. Knows no keys.
+A statement names its purpose and its log, so no statement can be passed off as another. This module knows no keys.
 """
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from toolcell.audit import layout
+import platformdirs
+
+from toolcell.audit.format import PRUNE_FILE, BadInput, json_text, replace_file
 from toolcell.audit.records import pack
 from toolcell.errors import AuditError
 
@@ -19,68 +21,64 @@ if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier
 
 
-def checkpoint_statement(log: str, chain: str, seq: int, at_ns: int, before: bytes, reason: str) -> bytes:
-    """What a checkpoint's signature says: up to here this is what was written."""
-    return pack(["toolcell audit checkpoint 1", log, chain, seq, at_ns, before, reason])
+def checkpoint_statement(log: str, chain: str, seq: int, at_ns: int, previous_hash: bytes, reason: str) -> bytes:
+    """Return the statement of a checkpoint: the chain up to this hash is what was written."""
+    return pack(["toolcell audit checkpoint 1", log, chain, seq, at_ns, previous_hash, reason])
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a chain had got at a checkpoint. Kept away from the log, it shows that its end was cut off."""
+    """The length of a chain at a checkpoint. A head that is kept outside the log shows when the chain's end is cut."""
 
     log: str
     chain: str
     seq: int
-    link: bytes
+    record_hash: bytes
     at_ns: int
     key: str
     signature: bytes
 
     @staticmethod
-    def _statement(log: str, chain: str, seq: int, link: bytes, at_ns: int) -> bytes:
-        return pack(["toolcell audit head 1", log, chain, seq, link, at_ns])
+    def _statement(log: str, chain: str, seq: int, record_hash: bytes, at_ns: int) -> bytes:
+        return pack(["toolcell audit head 1", log, chain, seq, record_hash, at_ns])
 
     @classmethod
-    def sign(cls, log: str, chain: str, seq: int, link: bytes, at_ns: int, signer: Signer) -> Self:
-        """A head as the log's writer makes it."""
-        signature = signer.sign(cls._statement(log, chain, seq, link, at_ns))
-        return cls(log, chain, seq, link, at_ns, signer.key_id, signature)
+    def sign(cls, log: str, chain: str, seq: int, record_hash: bytes, at_ns: int, signer: Signer) -> Self:
+        """Make a signed head."""
+        signature = signer.sign(cls._statement(log, chain, seq, record_hash, at_ns))
+        return cls(log, chain, seq, record_hash, at_ns, signer.key_id, signature)
 
     def is_signed_by(self, verifier: Verifier) -> bool:
-        """True when it has not been changed since."""
-        return verifier.is_valid(self._statement(self.log, self.chain, self.seq, self.link, self.at_ns), self.signature)
+        """True when the head has not been changed since it was signed."""
+        statement = self._statement(self.log, self.chain, self.seq, self.record_hash, self.at_ns)
+        return verifier.is_valid(statement, self.signature)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return _plain(self, ("log", "chain", "seq", "link", "at_ns", "key", "signature"))
+        return _plain(self, HEAD_FIELDS)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """The same back.
+        """Read what `to_dict` returned.
 
         Raises:
-            AuditError: it is no head.
+            AuditError: this is not a head.
         """
-        return cls(**_parsed(plain, ("log", "chain", "seq", "link", "at_ns", "key", "signature"), "head"))
-
-
-STUB_NAMES = (
-    "log", "chain", "last_segment", "seq", "link", "newest_ns", "files_sha256", "at_ns", "key", "signature",
-)  # fmt: skip
+        return cls(**_parsed(plain, HEAD_FIELDS, "head"))
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRecord:
-    """What is left of a chain's beginning: enough for what follows to verify."""
+    """Stands for the removed beginning of a chain. The rest of the chain verifies against it."""
 
     log: str
     chain: str
     last_segment: int
-    """All up to this one were removed."""
+    """This segment and all before it were removed."""
     seq: int
     """Of the last record removed."""
-    link: bytes
-    """Of the same: what the first record kept is linked to."""
+    record_hash: bytes
+    """Of the same record: the previous hash of the first record kept."""
     newest_ns: int
     """When that record was written."""
     files_sha256: str
@@ -91,38 +89,46 @@ class PruneRecord:
 
     @staticmethod
     def statement(*values: Any) -> bytes:
-        """What its signature is made over: its fields in order, without the last two."""
+        """Return the statement that is signed: the fields in order, without the last two."""
         return pack(["toolcell audit stub 1", *values])
 
     def is_signed_by(self, verifier: Verifier) -> bool:
-        """True when it has not been changed since."""
-        values = [getattr(self, name) for name in STUB_NAMES[:-2]]
+        """True when the prune record has not been changed since it was signed."""
+        values = [getattr(self, _ATTRIBUTES.get(name, name)) for name in PRUNE_FIELDS[:-2]]
         return verifier.is_valid(self.statement(*values), self.signature)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return _plain(self, STUB_NAMES)
+        return _plain(self, PRUNE_FIELDS)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """The same back.
+        """Read what `to_dict` returned.
 
         Raises:
-            AuditError: it is no stub.
+            AuditError: this is not a prune record.
         """
-        return cls(**_parsed(plain, STUB_NAMES, "stub"))
+        return cls(**_parsed(plain, PRUNE_FIELDS, "stub"))
 
+
+HEAD_FIELDS = ("log", "chain", "seq", "link", "at_ns", "key", "signature")
+PRUNE_FIELDS = (
+    "log", "chain", "last_segment", "seq", "link", "newest_ns", "files_sha256", "at_ns", "key", "signature",
+)  # fmt: skip
+
+_ATTRIBUTES = {"link": "record_hash"}
+"""Key in JSON to attribute, where they differ."""
 
 _BYTES = frozenset({"link", "signature"})
 _NUMBERS = frozenset({"seq", "at_ns", "last_segment", "newest_ns"})
 
 
 def _plain(value: object, names: Iterable[str]) -> dict[str, Any]:
-    fields = {name: getattr(value, name) for name in names}
+    fields = {name: getattr(value, _ATTRIBUTES.get(name, name)) for name in names}
     return {name: item.hex() if name in _BYTES else item for name, item in fields.items()}
 
 
-def _parsed(plain: Mapping[str, Any], names: Iterable[str], what: str) -> dict[str, Any]:
+def _parsed(plain: Mapping[str, Any], names: Iterable[str], kind: str) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = {name: plain[name] for name in names}
         for name, value in fields.items():
@@ -131,21 +137,59 @@ def _parsed(plain: Mapping[str, Any], names: Iterable[str], what: str) -> dict[s
             elif not isinstance(value, int if name in _NUMBERS else str):
                 raise TypeError(f"{name} is {value!r:.60}")
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise AuditError(f"this is no {what} of an audit log: {type(exc).__name__} {exc}") from exc
-    return fields
+        raise AuditError(f"this is no {kind} of an audit log: {type(exc).__name__} {exc}") from exc
+    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
-# Where a writer leaves its heads
+# Files
 
 
 def default_heads_dir() -> Path:
-    """$XDG_STATE_HOME/toolcell/audit-heads, or ~/.local/state/toolcell/audit-heads."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "toolcell" / "audit-heads"
+    """Return audit-heads in the user's state directory: ~/.local/state/toolcell on Linux, or $XDG_STATE_HOME's."""
+    return platformdirs.user_state_path("toolcell", appauthor=False) / "audit-heads"
 
 
 def save_head(directory: Path, head: Head) -> None:
-    """Replace the head of a chain."""
-    place = directory / head.log
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    layout.write_whole(place / f"{head.chain}.json", head.to_dict())
+    """Write the head of a chain in place of its older one."""
+    folder = directory / head.log
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(folder / f"{head.chain}.json", json_text(head.to_dict()))
+
+
+def saved_heads(log: str, directory: Path | None = None) -> list[Head]:
+    """Return the heads that writers of a log saved on this machine."""
+    folder = (directory or default_heads_dir()) / log
+    try:
+        files = sorted(folder.glob("*.json"))
+    except OSError:
+        return []
+    return [head for file in files for head in load_heads(file)]
+
+
+def load_heads(path: str | Path) -> list[Head]:
+    """Read heads from a file that holds one head or a list.
+
+    Raises:
+        BadInput: the file cannot be read or holds something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [Head.from_dict(each) for each in (found if isinstance(found, list) else [found])]
+    except (OSError, ValueError) as exc:
+        raise BadInput(f"cannot read heads from {path}: {exc}") from exc
+    except AuditError as exc:
+        raise BadInput(f"{path} holds no heads: {exc}") from exc
+
+
+def read_prune_record(chain: Path) -> PruneRecord | None:
+    """Return the prune record of a chain; None when nothing was ever removed from it.
+
+    Raises:
+        AuditError: the prune record is damaged.
+    """
+    try:
+        return PruneRecord.from_dict(json.loads((chain / PRUNE_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise AuditError(f"{chain / PRUNE_FILE} is damaged: {exc}") from exc

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from toolcell.audit import keys, layout, receipt, verify
-from toolcell.audit.index import Filter, Index
+from toolcell.audit import keys, receipt, verify
+from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
+from toolcell.audit.query import Filter, Index
+from toolcell.audit.reader import UNFINISHED
 from toolcell.audit.run_record import ABORTED
-from toolcell.audit.runs import UNFINISHED
+from toolcell.audit.signatures import load_heads, saved_heads
 from toolcell.cli import audit_times, audit_view, exits
 from toolcell.cli.audit_replay import replay
 from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
@@ -74,7 +75,7 @@ def list_runs(
     with opened(directory) as index:
         lines = index.runs(wanted)
         if as_json:
-            print_json([asdict(line) for line in lines])
+            print_json([line.to_dict() for line in lines])
         else:
             audit_view.show_list(lines, stdout())
         warn_of_damage(index)
@@ -145,7 +146,7 @@ def check(
         else:
             audit_view.show_verdict(verdict, stdout())
         raise typer.Exit(status_of(verdict))
-    known = [each for path in head for each in verify.load_heads(path)] if head else None
+    known = [each for path in head for each in load_heads(path)] if head else None
     report = verify.verify(place, verifiers, heads=known, strict=strict)
     if write_head is not None:
         write_heads(report.log, write_head)
@@ -219,8 +220,8 @@ def default_directory() -> Path:
     """
     place = Path(os.environ.get("TOOLCELL_AUDIT") or DEFAULT_DIR)
     try:
-        layout.log_id(place)
-    except layout.BadInput as exc:
+        read_log_id(place)
+    except BadInput as exc:
         raise UsageError(f"{exc}; name the log's directory (to `verify`, or a receipt) or set $TOOLCELL_AUDIT") from exc
     return place
 
@@ -251,7 +252,7 @@ def split(target: list[str]) -> tuple[Path, str]:
     """
     if len(target) > 2:
         raise UsageError(f"expected a log and a run, not {' '.join(target)}")
-    if len(target) == 1 and (target[0].endswith("/") or os.path.exists(os.path.join(target[0], layout.LOG_FILE))):
+    if len(target) == 1 and (target[0].endswith("/") or os.path.exists(os.path.join(target[0], LOG_FILE))):
         why = f"`toolcell audit list {target[0]}` shows its runs, and `last` is the newest"
         raise UsageError(f"RUN is missing: {target[0]} is taken for the log, which comes before RUN; {why}")
     if len(target) == 1 and target[0].endswith(".json") and os.path.isfile(target[0]):
@@ -282,10 +283,10 @@ def write_heads(log: str, path: Path) -> None:
     import json
 
     try:
-        heads = [head.to_dict() for head in verify.saved_heads(log)]
+        heads = [head.to_dict() for head in saved_heads(log)]
         path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
     except OSError as exc:
-        raise layout.BadInput(f"cannot write {path}: {exc.strerror}") from exc
+        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def make_filter(

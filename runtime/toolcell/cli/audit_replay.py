@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit.diff import Divergence
-from toolcell.audit.index import Filter, Index
+from toolcell.audit.query import Filter, Index
+from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.audit.replay import MISSING_CALL, Replay, runtime_options, script_calls
 from toolcell.audit.replay import replay as replay_run
-from toolcell.audit.runs import RecordedCall, RecordedRun, jsonable
 from toolcell.cli import exits, sources
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.output import print_json, safe, stderr, stdout, write_text
@@ -81,7 +81,7 @@ def load(target: list[str]) -> list[RecordedRun]:
         index.refresh()
         if wanted != ALL:
             return [index.load(index.find(wanted))]
-        runs = [index.load(line) for line in index.runs(Filter(limit=None)) if line.sort == "code"]
+        runs = [index.load(line) for line in index.runs(Filter(limit=None)) if line.kind == "code"]
         if not runs:
             raise UsageError(f"there are no scripts in {directory}")
         return runs

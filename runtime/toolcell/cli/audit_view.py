@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolcell.audit.index import RunLine
+from toolcell.audit.query import RunSummary
+from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.receipt import ReceiptCheck
-from toolcell.audit.runs import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.verify import Report
 from toolcell.cli.audit_times import show as show_time
 from toolcell.cli.output import safe, write_text
@@ -43,7 +43,7 @@ def style_of(status: str) -> str:
 # The list
 
 
-def show_list(lines: Sequence[RunLine], console: Console) -> None:
+def show_list(lines: Sequence[RunSummary], console: Console) -> None:
     """One line per run; the last column takes what is left of the terminal, or all it wants elsewhere."""
     rows = [("started", "run", "outcome", "calls", "took", "script", "what"), *map(_row, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
@@ -56,7 +56,7 @@ def show_list(lines: Sequence[RunLine], console: Console) -> None:
         console.print(Text.assemble(*zip(cells, columns, strict=True), what))
 
 
-def _row(line: RunLine) -> tuple[str, ...]:
+def _row(line: RunSummary) -> tuple[str, ...]:
     failed = f" ({line.failed} failed)" if line.failed else ""
     return (
         show_time(line.started_ns),
@@ -116,7 +116,7 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if limits:
         amounts = f"{limits['wall_s']:g} s, cpu {limits['cpu_s']:g} s, {size(limits['memory_bytes'])}"
         yield "limits", f"{amounts}, {limits['tool_calls']} tool calls"
-    if run.sort == "code":
+    if run.kind == "code":
         policy = run.policy
         yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
         yield "script", f"sha256 {run.start['sha256']}"
@@ -184,7 +184,7 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
 
 
 def _show_call(call: RecordedCall, console: Console) -> None:
-    more = call.start_more
+    more = call.start_extra
     args = _as_json(call.args) if "args_cut" not in more else _cut(more["args_cut"])
     origin = "" if call.origin == "code" else f"{call.origin}  "
     console.print(Text.assemble("       ", (origin, "dim"), safe(one_line(args, 100), "dim")))
@@ -193,7 +193,7 @@ def _show_call(call: RecordedCall, console: Console) -> None:
     if "verdict" in more:
         console.print(safe(f"       refused: {one_line(str(more.get('why', '')), 100)}", "red"))
     elif call.status in _GOOD:
-        missing = call.end_more.get("value_cut")
+        missing = call.end_extra.get("value_cut")
         answer = _cut(missing) if missing else _as_json(call.value)
         console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, 100))))
     elif call.is_finished:

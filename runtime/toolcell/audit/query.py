@@ -1,7 +1,7 @@
-"""An SQLite index over a log: what runs there are, and where their records lie.
+"""Query a log: an SQLite index of its runs and calls, and of where their records are.
 
-Everything in it comes from the log and can be made again at any time, so nothing here is evidence. It is brought up to
-date before each query by reading only what was added since.
+The index is no evidence: everything in it comes from the log, and it can be rebuilt at any time. `refresh` reads only
+what was added to the log since the last time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from toolcell.audit import layout, records
-from toolcell.audit.frames import MAGIC
-from toolcell.audit.reader import Damage, Located, RecordLocation, read_at, read_segment
-from toolcell.audit.runs import RecordedRun, assemble
+from toolcell.audit import records
+from toolcell.audit.format import INDEX_FILE, MAGIC, chain_directories, read_log_id, segment_files, segment_path
+from toolcell.audit.reader import (
+    Damage,
+    RecordedRun,
+    RecordLocation,
+    StoredRecord,
+    assemble,
+    read_at,
+    read_segment,
+)
 from toolcell.errors import AuditError, UsageError
 
 VERSION: Final = 1
-"""Of the tables; an index of another version is made anew."""
+"""Of the tables. An index of another version is rebuilt."""
 
 _TABLES: Final = """
 CREATE TABLE progress (chain TEXT, segment INTEGER, bytes INTEGER, PRIMARY KEY (chain, segment));
@@ -47,30 +54,30 @@ TITLE_CHARS: Final = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which runs are wanted; what is None does not matter."""
+    """Selects runs. A field that is None selects all."""
 
     since_ns: int | None = None
     until_ns: int | None = None
     outcome: str | None = None
     tool: str | None = None
-    """Name or glob of a tool it called."""
+    """Name or glob of a tool that the run called."""
     sha256: str | None = None
     """Beginning of the script's digest."""
     session: str | None = None
-    """Thread, chat or channel it ran for, or the run it was part of."""
+    """Thread, chat or channel that the run belongs to, or its parent run."""
     user: str | None = None
     limit: int | None = 50
-    """The newest so many."""
+    """Select only this many of the newest runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunLine:
+class RunSummary:
     """One run in a list."""
 
     id: str
     chain: str
     seq: int
-    sort: str
+    kind: str
     started_ns: int
     ended_ns: int | None
     outcome: str
@@ -78,25 +85,32 @@ class RunLine:
     user: str
     session: str
     title: str
-    """First line of the script that says something."""
+    """First line of the script that is not an import."""
     calls: int
     failed: int
     wall_s: float | None
     cpu_s: float | None
     peak_memory_bytes: int | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {_COLUMN_OF.get(name, name): getattr(self, name) for name in self.__slots__}
 
-_COLUMNS: Final = tuple(RunLine.__dataclass_fields__)
+
+_COLUMN_OF: Final = {"kind": "sort"}
+"""Attribute to the name of its column and JSON key, where they differ."""
+
+_COLUMNS: Final = tuple(_COLUMN_OF.get(name, name) for name in RunSummary.__dataclass_fields__)
 
 
 class Index:
-    """Answers questions about one log. Use in a `with` block and in one thread."""
+    """The index of one log. Use it in a `with` block and in one thread."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        self._log = layout.log_id(self.directory)
+        self._log = read_log_id(self.directory)
         self.damage = Damage()
-        """What reading had to pass over."""
+        """Counts the records that could not be read."""
         self._db = self._open()
 
     def __enter__(self) -> Self:
@@ -106,11 +120,11 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the index."""
         self._db.close()
 
     def _open(self) -> sqlite3.Connection:
-        path = self.directory / layout.INDEX_FILE
+        path = self.directory / INDEX_FILE
         try:
             return self._connect(str(path))
         except sqlite3.DatabaseError:
@@ -118,7 +132,7 @@ class Index:
         try:  # damaged, of another version or another log
             path.unlink(missing_ok=True)
             return self._connect(str(path))
-        except (OSError, sqlite3.Error):  # a log that may only be read
+        except (OSError, sqlite3.Error):  # we may only read the log
             return self._connect(":memory:")
 
     def _connect(self, path: str) -> sqlite3.Connection:
@@ -133,7 +147,7 @@ class Index:
             if dict(db.execute("SELECT key, value FROM about")) != {"version": str(VERSION), "log": self._log}:
                 raise sqlite3.DatabaseError("of another version or another log")
             db.execute("PRAGMA synchronous = OFF")
-            db.execute("UPDATE about SET value = value WHERE key = 'log'")  # may it be written at all?
+            db.execute("UPDATE about SET value = value WHERE key = 'log'")  # fails when the file is read-only
         except sqlite3.Error:
             db.close()
             raise
@@ -142,18 +156,18 @@ class Index:
     # Keeping up with the log
 
     def rebuild(self) -> None:
-        """Forget everything and read the whole log."""
+        """Empty the index and read the whole log."""
         with _transaction(self._db):
             for table in ("progress", "places", "common", "runs", "calls"):
                 self._db.execute(f"DELETE FROM {table}")
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what was added since the last time."""
-        for chain in layout.chains(self.directory):
-            found = layout.segments(chain)
+        """Read what was added to the log since the last time."""
+        for chain in chain_directories(self.directory):
+            found = segment_files(chain)
             with _transaction(self._db):
-                self._forget_removed(chain.name, min(found, default=0))
+                self._delete_pruned(chain.name, min(found, default=0))
                 for number, path in found.items():
                     self._read(chain.name, number, path)
 
@@ -165,13 +179,13 @@ class Index:
         if path.stat().st_size <= start:
             return
         end = start
-        for located in read_segment(path, chain, number, start, self.damage):
-            self._add(located)
-            end = located.frame.end
+        for stored in read_segment(path, chain, number, start, self.damage):
+            self._add(stored)
+            end = stored.frame.end
         self._db.execute("INSERT OR REPLACE INTO progress VALUES (?, ?, ?)", (chain, number, end))
 
-    def _forget_removed(self, chain: str, first: int) -> None:
-        """Runs that retention took away, as a whole or in part, are gone."""
+    def _delete_pruned(self, chain: str, first: int) -> None:
+        """Delete the runs that lost records to pruning."""
         old = (chain, first)
         gone = self._db.execute("SELECT DISTINCT run FROM places WHERE chain = ? AND segment < ?", old).fetchall()
         for (run,) in gone:
@@ -180,20 +194,20 @@ class Index:
             self._db.execute("DELETE FROM places WHERE chain = ? AND run = ?", (chain, run))
         self._db.execute("DELETE FROM progress WHERE chain = ? AND segment < ?", old)
 
-    def _add(self, located: Located) -> None:
-        record, place = located.record, located.place
-        if record.kind in (records.TOOLS, records.TERMS):
-            row = (place.chain, record.fields["digest"], place.segment, place.offset)
+    def _add(self, stored: StoredRecord) -> None:
+        record, location = stored.record, stored.location
+        if record.kind in (records.TOOLS, records.SETTINGS):
+            row = (location.chain, record.fields["digest"], location.segment, location.offset)
             self._db.execute("INSERT OR REPLACE INTO common VALUES (?, ?, ?, ?)", row)
         elif record.run:
-            row = (place.chain, record.run, place.segment, place.offset)
+            row = (location.chain, record.run, location.segment, location.offset)
             self._db.execute("INSERT INTO places VALUES (?, ?, ?, ?)", row)
-            getattr(self, f"_add_{record.kind}")(place.chain, record.run, record.at_ns, record.fields)
+            getattr(self, f"_add_{record.kind}")(location.chain, record.run, record.at_ns, record.fields)
 
     def _add_run_started(self, chain: str, run: int, at_ns: int, fields: dict[str, Any]) -> None:
         who = fields["who"] or {}
         sessions = [who.get(name) for name in ("thread", "chat", "channel")]
-        session = next((str(each) for each in sessions if each), "") or _parent_of(fields["id"], who)
+        session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
         row = (
             chain, run, fields["id"], fields["sort"], at_ns, None, "unfinished", fields["sha256"], who.get("user", ""),
             session, title_of(fields), 0, 0, None, None, None,
@@ -222,21 +236,21 @@ class Index:
             (at_ns, fields["outcome"], *measured, chain, run),
         )
 
-    # Questions
+    # Queries
 
-    def runs(self, wanted: Filter | None = None) -> list[RunLine]:
-        """The runs a filter lets through, oldest first."""
+    def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
+        """Return the runs that a filter selects, oldest first."""
         wanted = wanted or Filter()
         where, values = _conditions(wanted)
         limit = "" if wanted.limit is None else f" LIMIT {int(wanted.limit)}"
         query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY started_ns DESC, seq DESC{limit}"
-        return [RunLine(*row) for row in self._db.execute(query, values)][::-1]
+        return [RunSummary(*row) for row in self._db.execute(query, values)][::-1]
 
-    def find(self, id: str) -> RunLine:
-        """The run of an id, or of the beginning of one; `last` is the newest.
+    def find(self, id: str) -> RunSummary:
+        """Find a run by its id or the beginning of its id; `last` is the newest run.
 
         Raises:
-            UsageError: there is none, or more than one.
+            UsageError: no run has this id, or several do.
         """
         if id == "last" and (newest := self.runs(Filter(limit=1))):
             return newest[0]
@@ -246,44 +260,38 @@ class Index:
         if not found or not id:
             raise UsageError(f"no run {id!r} in {self.directory}; `toolcell audit list {self.directory}` shows them")
         if len(found) > 1:
-            raise UsageError(f"several runs begin with {id!r}: {', '.join(RunLine(*row).id for row in found)}")
-        return RunLine(*found[0])
+            raise UsageError(f"several runs begin with {id!r}: {', '.join(RunSummary(*row).id for row in found)}")
+        return RunSummary(*found[0])
 
-    def load(self, line: RunLine) -> RecordedRun:
-        """Everything recorded of a run.
+    def load(self, summary: RunSummary) -> RecordedRun:
+        """Read everything recorded of a run.
 
         Raises:
-            AuditError: its records are not there any more.
+            AuditError: its first record cannot be read.
         """
-        common = {digest: self.common(line.chain, digest) for digest in self._digests_of(line)}
-        run = assemble(self.records_of(line), common)
+        found = self.records_of(summary)
+        shared = {}
+        for digest in shared_digests(found):
+            stored = self.shared_record(summary.chain, digest)
+            shared[digest] = stored.record.fields if stored is not None else {}
+        run = assemble(found, shared)
         if run is None:
-            raise AuditError(f"the first record of run {line.id} cannot be read; run `toolcell audit verify`")
+            raise AuditError(f"the first record of run {summary.id} cannot be read; run `toolcell audit verify`")
         return run
 
-    def records_of(self, line: RunLine) -> list[Located]:
-        """The records of a run, in order."""
+    def records_of(self, summary: RunSummary) -> list[StoredRecord]:
+        """Return the records of a run, in order."""
         query = "SELECT segment, offset FROM places WHERE chain = ? AND run = ? ORDER BY segment, offset"
-        places = self._db.execute(query, (line.chain, line.seq)).fetchall()
-        return [read_at(self.directory, RecordLocation(line.chain, *place)) for place in places]
+        rows = self._db.execute(query, (summary.chain, summary.seq)).fetchall()
+        return [read_at(self.directory, RecordLocation(summary.chain, *row)) for row in rows]
 
-    def common(self, chain: str, digest: str) -> dict[str, Any]:
-        """What runs have in common, by its digest; empty when it is not there any more."""
-        located = self.common_record(chain, digest)
-        return located.record.fields if located is not None else {}
-
-    def common_record(self, chain: str, digest: str) -> Located | None:
-        """The same as it was recorded."""
+    def shared_record(self, chain: str, digest: str) -> StoredRecord | None:
+        """Return the record of the settings or tools with this digest; None when it was pruned."""
         query = "SELECT segment, offset FROM common WHERE chain = ? AND digest = ?"
-        place = self._db.execute(query, (chain, digest)).fetchone()
-        if place is None or not layout.segment_path(self.directory / chain, place[0]).exists():
+        row = self._db.execute(query, (chain, digest)).fetchone()
+        if row is None or not segment_path(self.directory / chain, row[0]).exists():
             return None
-        return read_at(self.directory, RecordLocation(chain, *place))
-
-    def _digests_of(self, line: RunLine) -> list[str]:
-        found = self.records_of(line)[:1]
-        fields = found[0].record.fields if found else {}
-        return [digest for name in ("terms", "tools") if (digest := fields.get(name))]
+        return read_at(self.directory, RecordLocation(chain, *row))
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
         """Shape: {"runs", "outcomes": {name: n}, "tools": [...], "days": {date: n}, "wall_s", "cpu_s", "scripts"}."""
@@ -311,6 +319,12 @@ class Index:
         }
 
 
+def shared_digests(found: list[StoredRecord]) -> list[str]:
+    """Return the digests of the settings and tools that a run's first record names."""
+    fields = found[0].record.fields if found else {}
+    return [digest for name in ("terms", "tools") if (digest := fields.get(name))]
+
+
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
@@ -323,7 +337,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _conditions(wanted: Filter) -> tuple[str, list[Any]]:
-    """A WHERE clause and its values; nothing a caller gave becomes SQL."""
+    """Return a WHERE clause and its values. No text of a caller becomes SQL."""
     rows: tuple[tuple[str, Any], ...] = (
         ("started_ns >= ?", wanted.since_ns),
         ("started_ns < ?", wanted.until_ns),
@@ -361,12 +375,12 @@ def _tool_table(rows: Iterable[tuple[str, str, int | None]]) -> list[dict[str, A
     return sorted(table, key=lambda row: (-row["calls"], row["tool"]))
 
 
-def _parent_of(id: str, who: dict[str, Any]) -> str:
+def _parent_run(id: str, who: dict[str, Any]) -> str:
     run = str(who.get("run", ""))
     return run if run != id else ""
 
 
 def title_of(fields: dict[str, Any]) -> str:
-    """The first line of a script that says something."""
+    """Return the first line of a script that is neither empty nor an import."""
     lines = (line.strip() for line in (fields["source"] or "").split("\n"))
     return next((line[:TITLE_CHARS] for line in lines if line and not line.startswith(("import ", "from "))), "")

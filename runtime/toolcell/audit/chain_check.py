@@ -1,7 +1,7 @@
-"""Checking one chain record by record: what is wrong, and where.
+"""Check one chain record by record: what is wrong, and where.
 
-Pure: fed with the bytes of segments, it keeps what it must remember and collects findings. A copy of its state checks a
-variant of what follows without reading again what went before.
+`ChainCheck` does no I/O: it takes the bytes of segments, keeps the state it needs and collects findings. A copy of it
+can check a variant of the rest without reading the earlier segments again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from toolcell.audit import frames, records
-from toolcell.audit.frames import GENESIS, MAGIC, Frame, Garbage, Torn
+from toolcell.audit import records
+from toolcell.audit.format import GENESIS, MAGIC, Frame, Garbage, Piece, Torn, hash_record, split_segment
 from toolcell.audit.keys import Verifier, key_wanted
 from toolcell.audit.records import Record
 from toolcell.audit.signatures import PruneRecord, checkpoint_statement
@@ -31,18 +31,18 @@ WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
 
 REMEMBERED: Final = 100_000
-"""Links kept to tell a record that was repeated from one that was changed."""
+"""Hashes kept, to tell a repeated record from a changed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it was written, and where."""
+    """One thing that differs from what was written, and where."""
 
     kind: str
     chain: str
     segment: int | None
     seq: int | None
-    """Of the record it concerns, as far as that can be told."""
+    """Of the record, if it is known."""
     offset: int | None
     message: str
 
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(slots=True)
 class ChainCheck:
-    """What is known of a chain so far."""
+    """The state of checking one chain."""
 
     log: str
     chain: str
@@ -61,45 +61,45 @@ class ChainCheck:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seq: int = 0
-    """Of the last record in its place."""
-    link: bytes = GENESIS
+    """Of the last record that was in its place."""
+    last_hash: bytes = GENESIS
     records: int = 0
     runs: int = 0
     checkpoints: int = 0
-    sealed_seq: int = 0
+    signed_seq: int = 0
     """Of the last checkpoint with a good signature."""
     last_reason: str = ""
-    """Why the last record was a checkpoint; empty when it was none."""
+    """Reason of the checkpoint that was the last record; empty when the last record was none."""
     segment: int = 0
     torn: tuple[int, int, str] | None = None
-    """Segment, size and sha256 of an end that a write left behind."""
-    ends: dict[int, bytes] = field(default_factory=dict)
-    """Seq to link, of the newest records."""
+    """Segment, size and sha256 of the torn end of a segment."""
+    hashes: dict[int, bytes] = field(default_factory=dict)
+    """Seq to hash, of the newest records."""
     watched: dict[int, bytes | None] = field(default_factory=dict)
-    """Seq to link, of records that heads name; None until it is met."""
-    unknown: set[str] = field(default_factory=set)
-    """Keys that something is signed with and that were not given."""
+    """Seq to hash, of records that heads name; None until the record was checked."""
+    unknown_keys: set[str] = field(default_factory=set)
+    """Keys that signed something and were not given."""
     _rotated_in: int = 0
     _missing: dict[int, Finding] = field(default_factory=dict)
-    _also: bytes = GENESIS
-    """Another link the next record may name: that of a record whose own was changed."""
+    _alternative_hash: bytes = GENESIS
+    """Another previous hash that the next record may name: the computed hash of an edited record."""
 
     def copy(self) -> ChainCheck:
-        """The same, to go on from separately."""
+        """Return a copy that goes on independently."""
         return replace(
             self,
             findings=list(self.findings),
             notes=list(self.notes),
-            ends=dict(self.ends),
+            hashes=dict(self.hashes),
             watched=dict(self.watched),
-            unknown=set(self.unknown),
+            unknown_keys=set(self.unknown_keys),
             _missing=dict(self._missing),
         )
 
-    def start_after(self, stub: PruneRecord) -> None:
-        """Go on where retention stopped removing."""
-        self.seq, self.link, self.segment = stub.seq, stub.link, stub.last_segment
-        self._also = stub.link
+    def start_after(self, pruned: PruneRecord) -> None:
+        """Start after the segments that were removed."""
+        self.seq, self.last_hash, self.segment = pruned.seq, pruned.record_hash, pruned.last_segment
+        self._alternative_hash = pruned.record_hash
 
     # Segments
 
@@ -112,11 +112,11 @@ class ChainCheck:
             if not MAGIC.startswith(data):
                 self._find(GARBAGE, "the segment does not begin like one", offset=0)
             return
-        for index, piece in enumerate(frames.pieces(data)):
+        for index, piece in enumerate(split_segment(data)):
             self.check_piece(piece, is_first=index == 0)
 
-    def check_piece(self, piece: frames.Piece, is_first: bool = False) -> None:
-        """Check the next thing in a segment."""
+    def check_piece(self, piece: Piece, is_first: bool = False) -> None:
+        """Check the next piece of a segment."""
         match piece:
             case Frame():
                 self._check_torn(piece)
@@ -129,14 +129,14 @@ class ChainCheck:
                 self.last_reason = ""
 
     def _check_torn(self, piece: Frame) -> None:
-        """A torn end is what a killed writer leaves when the next writer says that it found it."""
+        """Accept a torn end only if the next writer recorded that it found it: then a killed writer left it."""
         if self.torn is None or self.torn[0] == self.segment:
             return
         record = _parse(piece.body)
         if record is not None and record.kind == records.SEGMENT:
             return
-        said = record.fields["torn"] if record is not None and record.kind == records.OPENED else None
-        if said != list(self.torn):
+        recorded = record.fields["torn"] if record is not None and record.kind == records.OPENED else None
+        if recorded != list(self.torn):
             message = f"segment {self.torn[0]} ends in the middle of a record, and what follows does not know of it"
             self._find(CUT_OFF, message, segment=self.torn[0])
         self.torn = None
@@ -168,19 +168,19 @@ class ChainCheck:
         about = f", a {record.kind}" if record is not None else ""
         self._find(EDITED, f"record {seq}{about}, is not what was written", piece, seq)
         self._advance(seq, piece)
-        self._also = frames.link(piece.before, piece.body)
+        self._alternative_hash = hash_record(piece.previous_hash, piece.body)
         self.last_reason = ""
 
     def _check_place(self, record: Record, piece: Frame) -> None:
         expected = self.seq + 1
-        follows = piece.before in (self.link, self._also)
+        follows = piece.previous_hash in (self.last_hash, self._alternative_hash)
         if record.seq == expected and follows:
             self._advance(record.seq, piece)
         elif record.seq in self._missing:
             del self._missing[record.seq]
             self._find(REORDERED, f"record {record.seq} comes after record {self.seq}", piece, record.seq)
         elif record.seq <= self.seq:
-            is_same = self.ends.get(record.seq) == piece.link
+            is_same = self.hashes.get(record.seq) == piece.record_hash
             word = "is there a second time" if is_same else f"comes after record {self.seq}"
             self._find(DUPLICATED if is_same else REORDERED, f"record {record.seq} {word}", piece, record.seq)
         elif record.seq == expected:
@@ -201,39 +201,39 @@ class ChainCheck:
         if is_first != (record.kind == records.SEGMENT):
             self._find(WRONG_SEGMENT, "a segment does not begin with its own record", piece, record.seq)
         elif is_first:
-            said = record.fields
-            if (said["log"], said["chain"], said["number"]) != (self.log, self.chain, self.segment):
-                where = f"segment {said['number']} of chain {said['chain']} in log {said['log']}"
+            fields = record.fields
+            if (fields["log"], fields["chain"], fields["number"]) != (self.log, self.chain, self.segment):
+                where = f"segment {fields['number']} of chain {fields['chain']} in log {fields['log']}"
                 self._find(WRONG_SEGMENT, f"this was written as {where}", piece, record.seq)
 
     def _check_signature(self, record: Record, piece: Frame) -> None:
-        said = record.fields
+        reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
         self.checkpoints += 1
-        self.last_reason, self._rotated_in = said["reason"], self.segment
-        verifier = self.verifiers.get(said["key"])
+        self.last_reason, self._rotated_in = reason, self.segment
+        verifier = self.verifiers.get(key)
         if verifier is None:
-            self.miss_key(f"checkpoint {record.seq}", said["key"], said["signature"], record.seq, piece.offset)
+            self.report_missing_key(f"checkpoint {record.seq}", key, signature, record.seq, piece.offset)
             return
-        statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.before, said["reason"])
-        if verifier.is_valid(statement, said["signature"]):
-            self.sealed_seq = record.seq
+        statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.previous_hash, reason)
+        if verifier.is_valid(statement, signature):
+            self.signed_seq = record.seq
         else:
-            message = f"something in records {self.sealed_seq + 1} to {record.seq} is not what was signed"
+            message = f"something in records {self.signed_seq + 1} to {record.seq} is not what was signed"
             self._find(BAD_SIGNATURE, message, piece, record.seq)
 
-    def miss_key(self, what: str, key: str, signature: object, seq: int, offset: int | None = None) -> None:
-        """Something is signed with a key that was not given; said once for each key."""
-        if key not in self.unknown:
-            self.unknown.add(key)
-            self._find(UNKNOWN_KEY, f"{what} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
+    def report_missing_key(self, signed: str, key: str, signature: object, seq: int, offset: int | None = None) -> None:
+        """Add a finding for a signature whose key was not given; one for each key."""
+        if key not in self.unknown_keys:
+            self.unknown_keys.add(key)
+            self._find(UNKNOWN_KEY, f"{signed} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
 
     def _advance(self, seq: int, piece: Frame) -> None:
-        self.seq, self.link, self._also = seq, piece.link, piece.link
-        self.ends[seq] = piece.link
-        if len(self.ends) > REMEMBERED:
-            del self.ends[next(iter(self.ends))]
+        self.seq, self.last_hash, self._alternative_hash = seq, piece.record_hash, piece.record_hash
+        self.hashes[seq] = piece.record_hash
+        if len(self.hashes) > REMEMBERED:
+            del self.hashes[next(iter(self.hashes))]
         if seq in self.watched:
-            self.watched[seq] = piece.link
+            self.watched[seq] = piece.record_hash
 
     def _find(
         self,
@@ -245,17 +245,17 @@ class ChainCheck:
         offset: int | None = None,
         segment: int | None = None,
     ) -> Finding:
-        place = piece.offset if piece is not None else offset
-        finding = Finding(kind, self.chain, segment or self.segment, seq, place, message)
+        at = piece.offset if piece is not None else offset
+        finding = Finding(kind, self.chain, segment or self.segment, seq, at, message)
         self.findings.append(finding)
         return finding
 
     # The end
 
     def finish(self) -> None:
-        """All segments were there: settle what only the end can tell."""
+        """Decide what only the end of the chain can tell. Call it after the last segment."""
         moved = {finding for finding in self.findings if finding.kind == MISSING} - set(self._missing.values())
-        # Records that turned up later are reported where they were found.
+        # A record that came later is not missing; it is reported where it was found.
         self.findings = [finding for finding in self.findings if finding not in moved]
         if not self.records:
             self.notes.append("there are no records")
