@@ -1,4 +1,4 @@
-"""Frames: what is written is read, what is cut is seen to be cut, and nothing else passes for a record."""
+"""Frames: every record is read back, a cut record is recognized as cut, and nothing else is taken for a record."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
 
 
 def segment(contents: list[bytes]) -> bytes:
-    data, link = MAGIC, GENESIS
+    data, last_hash = MAGIC, GENESIS
     for body in contents:
-        framed, link = encode_frame(link, body)
+        framed, last_hash = encode_frame(last_hash, body)
         data += framed
     return data
 
 
 @given(contents=bodies)
-def test_what_was_framed_is_read_back_linked(contents: list[bytes]) -> None:
+def test_framed_records_are_read_back_with_their_hashes(contents: list[bytes]) -> None:
     found = list(split_segment(segment(contents)))
 
     assert [piece.body for piece in found if isinstance(piece, Frame)] == contents
     assert all(isinstance(piece, Frame) and piece.is_intact for piece in found)
-    before = GENESIS
+    previous_hash = GENESIS
     for piece in found:
         assert isinstance(piece, Frame)
-        assert piece.before == before
-        before = piece.link
+        assert piece.previous_hash == previous_hash
+        previous_hash = piece.record_hash
 
 
 @given(contents=bodies, data=st.data())
@@ -62,7 +62,7 @@ def test_a_segment_cut_anywhere_gives_whole_records_and_at_most_one_torn(
 
 
 @given(contents=bodies, noise=st.binary(min_size=8, max_size=60), data=st.data())
-def test_reading_goes_on_behind_garbage(contents: list[bytes], noise: bytes, data: st.DataObject) -> None:
+def test_reading_continues_after_garbage(contents: list[bytes], noise: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(contents) - 1))
     head, tail = segment(contents[:at]), segment(contents)[len(segment(contents[:at])) :]
     found = list(split_segment(head + noise + tail))
@@ -87,11 +87,11 @@ def test_a_header_that_announces_too_much_is_garbage() -> None:
     assert isinstance(next(split_segment(MAGIC + header)), Garbage)
 
 
-@pytest.mark.parametrize("position", ["before", "body", "link"])
+@pytest.mark.parametrize("position", ["previous_hash", "body", "record_hash"])
 def test_a_frame_is_intact_only_as_a_whole(position: str) -> None:
     piece = next(split_segment(segment([b"something"])))
     assert isinstance(piece, Frame)
-    changed = {"before": piece.before, "body": piece.body, "link": piece.link}
+    changed = {"previous_hash": piece.previous_hash, "body": piece.body, "record_hash": piece.record_hash}
     changed[position] = bytes([changed[position][0] ^ 1]) + changed[position][1:]
 
     assert not Frame(piece.offset, **changed).is_intact

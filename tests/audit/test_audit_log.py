@@ -101,7 +101,7 @@ def test_every_origin_is_recorded(ledger: Ledger, origin: Origin) -> None:
         anyio.run(work, recorder)
     run = ledger.the_run()
 
-    assert run.sort == "calls"
+    assert run.kind == "calls"
     assert run.calls[0].origin == str(origin)
     assert run.who == {"run": run.id, "user": "ada", "thread": "t1"}
 
@@ -204,7 +204,7 @@ def test_the_fsync_policy_says_when_the_disk_is_waited_for(
     with ledger.opened(config=AuditConfig(fsync=policy)) as recorder:
         ledger.run(recorder)
         if policy == "always":
-            assert len(synced) >= 6  # tools, terms, and the run's four
+            assert len(synced) >= 6  # tools, settings, and the run's four
 
     assert len(synced) >= least
     assert bool(synced) is (policy != "never")
@@ -235,7 +235,7 @@ def test_records_are_signed_soon_without_being_asked_also_after_a_quiet_time(led
             before = len(signed())
             ledger.run(recorder)
             anyio.run(until, lambda before=before: len(signed()) > before)
-            anyio.run(until, lambda: not recorder.log._is_sealer_awake)
+            anyio.run(until, lambda: recorder.log.is_idle)
 
     assert set(signed()[:3]) == {"time"}
 
@@ -342,7 +342,7 @@ def test_what_could_not_be_signed_at_once_is_signed_later(
         assert failed.wait(5)
         monkeypatch.setattr(ledger.key, "sign", sign)
         ledger.run(recorder)
-        anyio.run(until, lambda: not recorder.log._is_sealer_awake)  # the thread that signs is still there
+        anyio.run(until, lambda: recorder.log.is_idle)  # the thread that signs is still there
 
     assert "could not be signed" in caplog.text
     assert ledger.verify().ok
@@ -358,17 +358,17 @@ def test_a_segment_that_is_full_while_its_key_is_away_goes_on_until_it_is_back(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ledger.opened(settings={"segment_bytes": 16384, "checkpoint_s": 3600}) as recorder:
-        before = recorder.log._writable().number
+        before = len(ledger.segments())
         with monkeypatch.context() as patch:
             patch.setattr(ledger.key, "sign", away)
             for _ in range(50):
                 ledger.run(recorder)
-        assert recorder.log._writable().number == before
+        assert len(ledger.segments()) == before
         assert "not ended when it was full" in caplog.text
         assert caplog.text.count("the key service is away") < 25  # it is not asked at every record
         for _ in range(20):
             ledger.run(recorder)
-        assert recorder.log._writable().number > before
+        assert len(ledger.segments()) > before
 
     assert ledger.verify().ok
     assert ledger.verify().chains[0].unsigned == 0
@@ -403,19 +403,21 @@ def test_a_signature_after_which_something_failed_is_followed_by_another(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is on the disk, but nobody was told: neither flushed, nor is its head kept."""
-    failed, kept = threading.Event(), list[int]()
+    failed, kept, duplicate = threading.Event(), list[int](), os.dup
 
-    def refuse(chain: writer.ChainWriter) -> None:
+    def refuse(descriptor: int) -> int:
+        if threading.current_thread().name != "toolcell-audit":
+            return duplicate(descriptor)
         failed.set()
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("toolcell.audit.log.save_head", lambda where, head: kept.append(head.seq))
     with ledger.opened(settings={"checkpoint_s": 0.01}) as recorder, monkeypatch.context() as patch:
-        anyio.run(until, lambda: not recorder.log._is_sealer_awake)
-        patch.setattr(recorder.log, "_head", refuse)
+        anyio.run(until, lambda: recorder.log.is_idle)
+        patch.setattr(os, "dup", refuse)
         ledger.run(recorder)
         assert failed.wait(5)
-        before = recorder.log._writable().seq
+        before = ledger.found()[-1].record.seq
         patch.undo()
         anyio.run(until, lambda: kept[-1] >= before)
 
@@ -442,7 +444,7 @@ def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: 
         anyio.run(until_refused)
     assert failed.is_set()
     monkeypatch.undo()
-    anyio.run(until, lambda: not log._is_sealer_awake)  # what was taken until then is signed all the same
+    anyio.run(until, lambda: log.is_idle)  # what was taken until then is signed all the same
     log.close()
 
 
@@ -578,9 +580,9 @@ def test_retention_goes_on_from_its_own_stub(ledger: Ledger) -> None:
 def test_the_record_of_a_removal_is_signed_soon_too(ledger: Ledger) -> None:
     ledger.fill(12, settings=SMALL)
     with ledger.log(settings={**SMALL, "keep_bytes": 0, "checkpoint_s": 0.01}) as log:
-        anyio.run(until, lambda: not log._is_sealer_awake)
+        anyio.run(until, lambda: log.is_idle)
         assert log.prune() > 0
-        anyio.run(until, lambda: log._chain is not None and log._chain.unsigned == 0)
+        anyio.run(until, lambda: log.is_idle)
 
 
 def test_segments_that_retention_left_behind_when_it_was_killed_are_removed_next_time(ledger: Ledger) -> None:

@@ -156,7 +156,7 @@ PIECES = [*(rule.anchor for rule in PATTERNS), "passw", "secret", "token", "api"
 def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]) -> None:
     redactor = Redactor(names=["token", "zebra", "kr"])
     text = "".join(pieces).encode()
-    words = {rule.anchor for rule in PATTERNS} | set(redactor._words)
+    words = {rule.anchor for rule in PATTERNS} | set(redactor.words)
 
     assert (redactor.scan(text) is not None) == any(word.encode() in text for word in words)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from audit.ledger import Ledger
-from toolcell import Limits, PoolConfig, SyncRuntime, UsageError
+from toolcell import Limits, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.audit import records
 from toolcell.audit.config import ToolContent
 from toolcell.audit.query import Filter, Index
@@ -113,24 +116,38 @@ def runs_of(ledger: Ledger) -> list[RecordedRun]:
         return [index.load(line) for line in index.runs(Filter(limit=None))]
 
 
+@dataclass(frozen=True)
+class ReplayRuntime:
+    """A runtime for replays, and the event loop that it is open in."""
+
+    runtime: Runtime
+    portal: BlockingPortal
+
+
+@contextmanager
+def opened(run: RecordedRun, registry: ToolRegistry | None = None) -> Iterator[ReplayRuntime]:
+    """Open a runtime as a run needs it."""
+    runtime = Runtime(registry, pool=POOL, **runtime_options(run))
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(runtime):
+        yield ReplayRuntime(runtime, portal)
+
+
 @pytest.fixture(scope="module")
-def runtime(recorded: Ledger) -> Iterator[SyncRuntime]:
+def runtime(recorded: Ledger) -> Iterator[ReplayRuntime]:
     """A runtime that knows none of the tools: a call that got past the replay would fail."""
-    with SyncRuntime(pool=POOL, **runtime_options(runs_of(recorded)[0])) as runtime:
+    with opened(runs_of(recorded)[0]) as runtime:
         yield runtime
 
 
-def again(runtime: SyncRuntime, run: RecordedRun, **options: Any) -> Replay:
-    assert runtime._portal is not None
-    done: Replay = runtime._portal.call(partial(replay, runtime.runtime, run, **options))
-    return done
+def again(runtime: ReplayRuntime, run: RecordedRun, **options: Any) -> Replay:
+    return runtime.portal.call(partial(replay, runtime.runtime, run, **options))
 
 
 def pinned(recorded: Ledger) -> RecordedRun:
     return runs_of(recorded)[0]
 
 
-def test_recorded_runs_replay_with_equal_results(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_recorded_runs_replay_with_equal_results(recorded: Ledger, runtime: ReplayRuntime) -> None:
     runs = runs_of(recorded)
     assert len(runs) == REPLAYS + 1
     for run in runs:
@@ -148,7 +165,7 @@ def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
         runtime.execute_code("set_result(call_tool('slow', delay_s=0, tag=1))")
     called.clear()
     run = ledger.the_run()
-    with SyncRuntime(ledger.registry, pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run, ledger.registry) as runtime:
         assert again(runtime, run).ok
 
     assert called == []
@@ -171,7 +188,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(("old", "new", "kind", "index", "line"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_changed_script_is_pinned_to_the_call_that_first_differs(
-    recorded: Ledger, runtime: SyncRuntime, old: str, new: str, kind: str, index: int | None, line: int | None
+    recorded: Ledger, runtime: ReplayRuntime, old: str, new: str, kind: str, index: int | None, line: int | None
 ) -> None:
     assert PINNED.count(old) == 1
     changed = PINNED.replace(old, new)
@@ -185,7 +202,7 @@ def test_a_changed_script_is_pinned_to_the_call_that_first_differs(
     assert "this is not the script that was recorded" in done.notes
 
 
-def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, runtime: ReplayRuntime) -> None:
     found = again(runtime, pinned(recorded), source=PINNED.replace("+ '!'", "+ '?'")).divergence
 
     assert found is not None
@@ -203,7 +220,7 @@ def test_a_changed_argument_is_shown_with_what_was_expected(recorded: Ledger, ru
     ],
 )
 def test_a_changed_tool_result_is_pinned_to_the_call_it_changes(
-    recorded: Ledger, runtime: SyncRuntime, index: int, answer: ToolResult, kind: str, at: int
+    recorded: Ledger, runtime: ReplayRuntime, index: int, answer: ToolResult, kind: str, at: int
 ) -> None:
     done = again(runtime, pinned(recorded), answers={index: answer})
 
@@ -212,7 +229,7 @@ def test_a_changed_tool_result_is_pinned_to_the_call_it_changes(
     assert f"the answer of call {index} was replaced" in done.notes
 
 
-def test_a_tool_result_changed_in_the_log_is_not_used(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_tool_result_changed_in_the_log_is_not_used(recorded: Ledger, runtime: ReplayRuntime) -> None:
     """Its record is damaged then, and so passed over; the replay says which call's end is missing."""
     run = pinned(recorded)
     calls = tuple(
@@ -225,7 +242,7 @@ def test_a_tool_result_changed_in_the_log_is_not_used(recorded: Ledger, runtime:
     assert "the log was damaged" in found.message
 
 
-def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, runtime: ReplayRuntime) -> None:
     found = again(runtime, pinned(recorded), inputs={"q": "dogs"}).divergence
 
     assert found is not None
@@ -233,7 +250,7 @@ def test_other_inputs_are_pinned_to_the_call_that_gets_them(recorded: Ledger, ru
 
 
 @pytest.mark.parametrize("until", [1, 2, 4])
-def test_a_replay_stops_where_it_is_told(recorded: Ledger, runtime: SyncRuntime, until: int) -> None:
+def test_a_replay_stops_where_it_is_told(recorded: Ledger, runtime: ReplayRuntime, until: int) -> None:
     seen: list[int] = []
     done = again(runtime, pinned(recorded), until=until, on_call=lambda index, call: seen.append(index))
 
@@ -251,7 +268,7 @@ def test_answers_come_in_the_order_they_came(ledger: Ledger) -> None:
         result = runtime.execute_code(f"seen = []\n{script}")
     assert result.value == [[2]], result.error
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
@@ -266,7 +283,7 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
         assert runtime.execute_code(script).ok
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
@@ -282,7 +299,7 @@ def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=limits) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
@@ -290,7 +307,7 @@ def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -
     assert done.result.outcome is outcome
 
 
-def test_a_run_whose_host_was_killed_replays_as_far_as_it_got(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_run_whose_host_was_killed_replays_as_far_as_it_got(recorded: Ledger, runtime: ReplayRuntime) -> None:
     run = pinned(recorded)
     calls = (*run.calls[:2], with_fields(run.calls[2], status="unfinished"))
     done = again(runtime, with_fields(run, calls=calls, end={}, ended_ns=None))
@@ -300,7 +317,7 @@ def test_a_run_whose_host_was_killed_replays_as_far_as_it_got(recorded: Ledger, 
     assert "the record ends here: call 3 was under way" in done.stopped
 
 
-def test_a_run_without_an_end_says_that_there_is_none_to_compare(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_run_without_an_end_says_that_there_is_none_to_compare(recorded: Ledger, runtime: ReplayRuntime) -> None:
     run = with_fields(pinned(recorded), end={}, ended_ns=None)
     done = again(runtime, run)
 
@@ -311,7 +328,7 @@ def test_a_run_without_an_end_says_that_there_is_none_to_compare(recorded: Ledge
 
 
 def test_a_call_after_the_last_one_recorded_of_a_killed_run_ends_the_replay(
-    recorded: Ledger, runtime: SyncRuntime
+    recorded: Ledger, runtime: ReplayRuntime
 ) -> None:
     run = pinned(recorded)
     done = again(runtime, with_fields(run, calls=run.calls[:2], end={}, ended_ns=None))
@@ -321,7 +338,7 @@ def test_a_call_after_the_last_one_recorded_of_a_killed_run_ends_the_replay(
     assert "the record ends here: call 3 was not made" in done.stopped
 
 
-def test_a_killed_run_whose_recorded_calls_are_not_made_differs(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_killed_run_whose_recorded_calls_are_not_made_differs(recorded: Ledger, runtime: ReplayRuntime) -> None:
     run = with_fields(pinned(recorded), end={}, ended_ns=None)
     found = again(runtime, run, source="x = 1").divergence
 
@@ -337,7 +354,7 @@ def test_a_killed_run_whose_recorded_calls_are_not_made_differs(recorded: Ledger
     ],
 )
 def test_a_script_that_fails_before_a_call_is_reported_with_its_own_error(
-    recorded: Ledger, runtime: SyncRuntime, source: str, got: dict[str, Any]
+    recorded: Ledger, runtime: ReplayRuntime, source: str, got: dict[str, Any]
 ) -> None:
     found = again(runtime, pinned(recorded), source=source + PINNED).divergence
 
@@ -347,7 +364,7 @@ def test_a_script_that_fails_before_a_call_is_reported_with_its_own_error(
     assert found.source_line == PINNED.split("\n")[1]
 
 
-def test_what_a_script_failed_with_fits_into_the_line_that_says_so(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_what_a_script_failed_with_fits_into_the_line_that_says_so(recorded: Ledger, runtime: ReplayRuntime) -> None:
     found = again(runtime, pinned(recorded), source="raise ValueError('two\\nlines ' * 1000)\n" + PINNED).divergence
 
     assert found is not None
@@ -362,7 +379,7 @@ def test_an_answer_that_was_not_recorded_cannot_be_given(ledger: Ledger, keep: A
     with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('search', query='x'))")
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         found = again(runtime, run).divergence
         given = again(runtime, run, answers={1: ToolResult.of([{"title": "x", "rank": 10}])})
 
@@ -377,7 +394,7 @@ def test_arguments_known_by_digest_are_still_compared(ledger: Ledger) -> None:
     with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
         runtime.execute_code("set_result(call_tool('search', query='x'))")
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         assert again(runtime, run).ok
         found = again(runtime, run, source="set_result(call_tool('search', query='y'))").divergence
 
@@ -391,7 +408,7 @@ def test_a_run_with_redacted_secrets_replays_on_what_is_recorded(ledger: Ledger)
     with SyncRuntime(ledger.registry, audit=ledger.log(secrets=[secret]), pool=POOL) as runtime:
         runtime.execute_code(script)
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
@@ -409,7 +426,7 @@ def test_what_was_too_large_to_record_has_to_be_given(ledger: Ledger) -> None:
     with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings), pool=POOL) as runtime:
         assert runtime.execute_code(script, inputs=given["inputs"], files=given["files"]).ok
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         for missing, flag in (("source", "--source"), ("inputs", "--input"), ("files", "--file")):
             with pytest.raises(UsageError, match=flag):
                 again(runtime, run, **{name: value for name, value in given.items() if name != missing})
@@ -428,7 +445,7 @@ def test_what_is_no_script_cannot_be_replayed(ledger: Ledger) -> None:
         anyio.run(partial(replay, Nothing(), ledger.the_run()))
 
 
-def test_a_replay_does_not_write_to_the_log(recorded: Ledger, runtime: SyncRuntime) -> None:
+def test_a_replay_does_not_write_to_the_log(recorded: Ledger, runtime: ReplayRuntime) -> None:
     before = len(recorded.found())
     again(runtime, pinned(recorded))
 
@@ -446,7 +463,7 @@ set_result([str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(8), os.urand
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
         assert runtime.execute_code(script).ok
     run = ledger.the_run()
-    with SyncRuntime(pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence

@@ -332,7 +332,7 @@ def test_a_plan_is_recorded_like_a_script(ledger: Ledger) -> None:
     anyio.run(work)
     run = ledger.the_run()
 
-    assert (run.sort, run.outcome) == ("plan", "ok")
+    assert (run.kind, run.outcome) == ("plan", "ok")
     assert [(call.tool, call.origin, call.args) for call in run.calls] == [
         ("search", "plan[0]", {"query": "a"}),
         ("search", "plan[1]", {"query": "b"}),
@@ -422,7 +422,7 @@ def test_a_run_whose_start_cannot_be_recorded_asks_for_nothing(tmp_path: Path, m
 
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
         with monkeypatch.context() as patch:
-            patch.setattr("toolcell.audit.chain.os.write", full)
+            patch.setattr("toolcell.audit.writer.os.write", full)
             with pytest.raises(AuditError, match="No space left"):
                 runtime.execute_code("call_tool('act', name='unseen')")
         assert runtime.execute_code("call_tool('act', name='seen')").ok

@@ -133,7 +133,7 @@ def test_calls_without_a_script_are_spans_too(ledger: Ledger) -> None:
     spans = Spans()
 
     async def work(recorder: Any) -> None:
-        with recorder.observe(RunContext(), sort="plan") as context:
+        with recorder.observe(RunContext(), kind="plan") as context:
             await ledger.registry.dispatch("search", {"query": "x"}, call_id="c1", origin=Origin.PLAN, context=context)
 
     with ledger.opened(sinks=[spans.sink]) as recorder:

@@ -100,7 +100,7 @@ def head_of(written: Written) -> Head:
     last = written.pieces[-1]
     record = records.parse(last.body)
     name = written.ledger.chain().name
-    return Head.sign(read_log_id(written.ledger.directory), name, record.seq, last.link, 5, written.ledger.key)
+    return Head.sign(read_log_id(written.ledger.directory), name, record.seq, last.record_hash, 5, written.ledger.key)
 
 
 def test_every_byte_of_a_log_of_fifty_runs_matters(written: Written) -> None:
@@ -205,7 +205,7 @@ def test_a_record_from_elsewhere_is_found(written: Written, tmp_path: Path) -> N
     other.fill(2)
     foreign = [piece for piece in split_segment(other.segments()[0].read_bytes()) if isinstance(piece, Frame)]
     piece = foreign[6]
-    data = encode_frame(piece.before, piece.body)[0] + written.data[written.end_of(6) :]
+    data = encode_frame(piece.previous_hash, piece.body)[0] + written.data[written.end_of(6) :]
     found = findings_from(written.before(6), data, is_first=False)
 
     assert found[0].kind == chain_check.BROKEN_LINK
@@ -213,11 +213,11 @@ def test_a_record_from_elsewhere_is_found(written: Written, tmp_path: Path) -> N
 
 
 def rewritten(written: Written, index: int, change: Callable[[bytes], bytes]) -> bytes:
-    """A record changed, and every link after it made to fit again: all that can be done without the key."""
-    data, link = written.data[: written.pieces[index].offset], written.pieces[index].before
+    """Change a record and compute every later hash again: an attacker without the key can do no more."""
+    data, last_hash = written.data[: written.pieces[index].offset], written.pieces[index].previous_hash
     for number, piece in enumerate(written.pieces[index:], start=index):
         body = change(piece.body) if number == index else piece.body
-        framed, link = encode_frame(link, body)
+        framed, last_hash = encode_frame(last_hash, body)
         data += framed
     return data
 
@@ -277,7 +277,7 @@ def signed_again(written: Written, data: bytes) -> bytes:
             statement = checkpoint_statement(log, chain, record.seq, record.at_ns, link, reason)
             content = records.pack_fields((reason, key.key_id, key.sign(statement)))
             body = records.encode_body(record.seq, record.at_ns, record.run, record.kind, content)
-        framed, link = encode_frame(link, body)
+        framed, last_hash = encode_frame(last_hash, body)
         made += framed
     return made
 
@@ -300,7 +300,7 @@ def test_a_key_of_the_same_name_with_another_secret_verifies_nothing(written: Wr
 
 def test_a_head_that_was_changed_is_found(written: Written) -> None:
     head = head_of(written)
-    forged = Head(head.log, head.chain, head.seq - 5, head.link, head.at_ns, head.key, head.signature)
+    forged = Head(head.log, head.chain, head.seq - 5, head.record_hash, head.at_ns, head.key, head.signature)
     report = verify.verify(written.ledger.directory, [written.ledger.key], heads=[forged])
 
     assert [finding.kind for finding in report.findings] == [verify.BAD_HEAD]
@@ -309,7 +309,7 @@ def test_a_head_that_was_changed_is_found(written: Written) -> None:
 def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written: Written) -> None:
     writer, other = written.ledger.key, HmacKey.generate()
     head = head_of(written)
-    foreign = Head.sign(head.log, head.chain, head.seq, head.link, head.at_ns, other)
+    foreign = Head.sign(head.log, head.chain, head.seq, head.record_hash, head.at_ns, other)
     report = verify.verify(written.ledger.directory, [writer], heads=[foreign])
 
     assert [finding.kind for finding in report.findings] == [chain_check.UNKNOWN_KEY]

@@ -143,8 +143,9 @@ class Redactor:
         rules = (*PATTERNS, *(_pattern("", pattern) for pattern in patterns))
         self._rules = tuple((rule.anchor, rule) for rule in rules)
         own = {name for name in self._names if not any(word in name for word in _WORDS)}
-        self._words = (*_WORDS, *own)
-        anchors = {rule.anchor for rule in rules} | set(self._words)
+        self.words = (*_WORDS, *own)
+        """Without one of these in its encoded data, a value has no key with a sensitive name."""
+        anchors = {rule.anchor for rule in rules} | set(self.words)
         self._find_anchor = re.compile(_any_of(anchors).encode()).search
         self._is_numeric = any(secret.isdecimal() for secret in self._secrets)
         self.is_sensitive = functools.lru_cache(maxsize=4096)(self._names_a_secret)
