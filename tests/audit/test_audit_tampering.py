@@ -268,13 +268,13 @@ def signed_again(written: Written, data: bytes) -> bytes:
     from toolcell.audit.signatures import checkpoint_statement
 
     log, chain, key = read_log_id(written.ledger.directory), written.ledger.chain().name, written.ledger.key
-    made, link = data[: len(MAGIC)], GENESIS
+    made, last_hash = data[: len(MAGIC)], GENESIS
     for piece in split_segment(data):
         assert isinstance(piece, Frame)
         body, record = piece.body, records.parse(piece.body)
         if record.kind == records.CHECKPOINT:
             reason = record.fields["reason"]
-            statement = checkpoint_statement(log, chain, record.seq, record.at_ns, link, reason)
+            statement = checkpoint_statement(log, chain, record.seq, record.at_ns, last_hash, reason)
             content = records.pack_fields((reason, key.key_id, key.sign(statement)))
             body = records.encode_body(record.seq, record.at_ns, record.run, record.kind, content)
         framed, last_hash = encode_frame(last_hash, body)

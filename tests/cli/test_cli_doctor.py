@@ -99,7 +99,7 @@ def test_who_may_not_use_the_socket_is_not_told_to_install_an_engine(
 
     (tmp_path / "theirs.sock").touch()
     monkeypatch.setattr(doctor_docker, "examine", EXAMINE)
-    monkeypatch.setattr("toolcell.sandbox.docker.client._knock", knock)
+    monkeypatch.setattr("toolcell.sandbox.docker.client.check_socket", knock)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/theirs.sock")
     _, text, _ = invoke()
     assert text.count("join the group of its socket") == 1
