@@ -1,7 +1,7 @@
-"""Runs once inside an image that is being built: takes away what a sandbox has no use for, and compiles the rest.
+"""Remove what a sandbox does not need from an image, and compile the rest. Runs once, inside the image's build.
 
-A script may not execute programs, so every program but the interpreter goes; libraries stay, for compiled packages.
-Standard library only, any CPython from 3.11, any base that has one.
+A script may not execute programs, so every program except the interpreter is removed. Libraries stay, for compiled
+packages. Uses the standard library only, and works with CPython 3.11 or newer on any base image.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 PROGRAM_DIRECTORIES = ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "usr/games")
 INTERPRETERS = ("python3", "python3.[0-9]*[0-9]", "python")
 
-USELESS = (
+UNUSED = (
     "boot", "home", "media", "mnt", "opt/*", "root/.[!.]*", "root/*", "srv", "usr/include", "usr/libexec", "usr/src",
-    # Package managers: what they run, know and cache.
+    # Package managers: programs, data and caches.
     "etc/apt", "etc/apk", "etc/dpkg", "etc/yum*", "etc/debconf.conf", "lib/apk", "usr/lib/apt", "usr/lib/dpkg",
     "usr/lib/*/libapt-*", "usr/lib/rpm", "var/cache/*", "var/lib/*", "var/log/*", "var/backups",
     "var/mail", "var/spool",
@@ -33,7 +33,7 @@ USELESS = (
     "etc/init.d", "etc/rc*.d", "etc/systemd", "etc/default", "etc/skel", "etc/profile*", "etc/bash*", "etc/login.defs",
     "etc/alternatives", "etc/update-motd.d", "etc/logrotate.d", "etc/kernel", "usr/lib/systemd", "usr/lib/udev",
     "usr/lib/init", "usr/lib/tmpfiles.d", "usr/lib/sysusers.d",
-    # Papers; licences stay.
+    # Documentation; licences stay.
     "usr/share/doc/*/[!c]*", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/i18n",
     "usr/local/share/man",
     "usr/share/bash-completion", "usr/share/lintian", "usr/share/bug", "usr/share/debconf", "usr/share/menu",
@@ -41,9 +41,9 @@ USELESS = (
     "usr/share/gcc", "usr/share/gdb", "usr/share/apport", "usr/share/python3/runtime.d", "usr/share/python3/debpython",
     "usr/lib/*/gconv", "usr/lib/*/audit", "usr/lib/*/e2fsprogs", "usr/lib/gcc",
 )  # fmt: skip
-"""Globs below the root. /var/lib/dpkg goes too: what there is to know is in the base image's label and in doc/."""
+"""Globs below the root. /var/lib/dpkg is removed too: the label of the base image and doc/ list the packages."""
 
-USELESS_IN_STDLIB = (
+UNUSED_IN_STDLIB = (
     "test", "tests", "*/tests", "*/test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data",
     "config-*",
     "lib-dynload/_tkinter*", "lib-dynload/_test*", "lib-dynload/_ctypes_test*", "lib-dynload/xx*",
@@ -51,17 +51,17 @@ USELESS_IN_STDLIB = (
     "site-packages/distutils-precedence.pth", "site-packages/pkg_resources",
 )  # fmt: skip
 
-PLACES = ("guest", "packages")
-"""Below /usr/lib/toolcell, in the order the interpreter looks: no package can stand in for the guest's own."""
+MODULE_FOLDERS = ("guest", "packages")
+"""Folders below /usr/lib/toolcell, in the order of the search path: no package can replace a module of the guest."""
 
 SCRATCH = "sandbox"
-"""Where the one writable file system of a container is mounted."""
+"""Mount point of a container's one writable file system."""
 
 LINKS = {"work": "/sandbox/work", "tmp": "/sandbox/tmp", "var/tmp": "/sandbox/tmp"} | {
     f"sandbox/{name}": f"/proc/self/fd/4/{name}" for name in ("work", "tmp", "shm")
 }
-"""The second half is for a container of many sandboxes, where no file system is mounted over it: behind each link a
-process finds its own directory, which it keeps open as descriptor 4."""
+"""The links below /sandbox are for a shared container, where no file system is mounted there. Each link leads a process
+to its own directory, which it keeps open as descriptor 4."""
 
 PASSWD = "root:x:0:0:root:/:/nologin\nnobody:x:65534:65534:nobody:/work:/nologin\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\n"
@@ -71,48 +71,48 @@ KERNELS = ("proc", "sys", "dev")
 
 
 def make_bare(root: Path) -> None:
-    """Turn any file system with a Python into a sandbox's: interpreter, libraries, links, nothing to elevate with."""
-    find_modules_in(root, Path(site.getsitepackages()[0]))
+    """Reduce a file system with a Python to a sandbox's: interpreter, libraries and links, without set-uid files."""
+    add_search_path(root, Path(site.getsitepackages()[0]))
     stdlib = Path(sysconfig.get_path("stdlib"))
-    for path in matching(stdlib, USELESS_IN_STDLIB):
+    for path in matching(stdlib, UNUSED_IN_STDLIB):
         remove(path)
     compile_tree(stdlib)
     keep_interpreter(root)
-    for path in matching(root, USELESS):
+    for path in matching(root, UNUSED):
         remove(path)
-    lay_links(root)
+    make_links(root)
     write_identities(root)
     close_permissions(root)
 
 
-def find_modules_in(root: Path, packages: Path) -> None:
-    """Put the places on the interpreter's path, whether there is something in them yet or not."""
+def add_search_path(root: Path, packages: Path) -> None:
+    """Put `MODULE_FOLDERS` on the interpreter's search path, also those that are still empty."""
     packages.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f"/usr/lib/toolcell/{place}\n" for place in PLACES)
+    lines = "".join(f"/usr/lib/toolcell/{folder}\n" for folder in MODULE_FOLDERS)
     (packages / "toolcell.pth").write_text(lines, encoding="ascii")
     (root / "usr/lib/toolcell").mkdir(parents=True, exist_ok=True)
 
 
 def keep_interpreter(root: Path) -> None:
-    """Remove every program but the interpreter, which is `python3` on the path whatever the base called it."""
+    """Remove every program except the interpreter, and make it available as `python3`."""
     own = Path(os.path.realpath(sys.executable))
     for directory in PROGRAM_DIRECTORIES:
         for path in matching(root / directory, ("*",)):
             if not any(fnmatch.fnmatchcase(path.name, name) for name in INTERPRETERS):
                 remove(path)
-    if not any((root / place / "python3").exists() for place in ("usr/local/bin", "usr/bin")):
+    if not any((root / folder / "python3").exists() for folder in ("usr/local/bin", "usr/bin")):
         (root / "usr/bin").mkdir(parents=True, exist_ok=True)
         (root / "usr/bin/python3").symlink_to(own)
 
 
-def lay_links(root: Path) -> None:
-    """Where scripts write, beside the mount that makes it writable."""
+def make_links(root: Path) -> None:
+    """Make the mount point and the links that lead to writable directories."""
     (root / SCRATCH).mkdir(exist_ok=True)
     for name, target in LINKS.items():
-        place = root / name
-        remove(place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(target)
+        link = root / name
+        remove(link)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
 
 def write_identities(root: Path) -> None:
@@ -122,7 +122,7 @@ def write_identities(root: Path) -> None:
 
 
 def close_permissions(root: Path) -> None:
-    """Take set-uid, set-gid and everybody's right to write from every file and directory."""
+    """Remove set-uid, set-gid and the write permission of group and others from every file and directory."""
     for path in walk(root):
         mode = stat.S_IMODE(path.lstat().st_mode)
         if not path.is_symlink() and mode & 0o7022:
@@ -130,7 +130,7 @@ def close_permissions(root: Path) -> None:
 
 
 def compile_tree(tree: Path) -> None:
-    """Write bytecode that stays valid whatever the files' times become; what does not compile is its own matter."""
+    """Write bytecode that does not depend on file times. Files that do not compile are skipped."""
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for cache in list(tree.rglob("__pycache__")):
         remove(cache)

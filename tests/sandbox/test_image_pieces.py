@@ -267,7 +267,7 @@ def test_nothing_in_a_bare_tree_elevates_or_is_everybodys_to_write(prepare: Modu
 def test_where_scripts_write_leads_to_the_one_writable_mount(prepare: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "left").touch()
-    prepare.lay_links(tmp_path)
+    prepare.make_links(tmp_path)
     assert os.readlink(tmp_path / "tmp") == "/sandbox/tmp"
     assert os.readlink(tmp_path / "var" / "tmp") == "/sandbox/tmp"
     assert (tmp_path / "sandbox").is_dir()

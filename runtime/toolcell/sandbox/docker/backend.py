@@ -202,7 +202,7 @@ class DockerBackend:
             return {}
         return {
             "limits.inodes": "gVisor does not count the files of a tmpfs",
-            "limits.processes": "gVisor refuses a fork and tells nobody; the script's own error is all there is",
+            "limits.processes": "gVisor reports a refused fork to the script only",
             "limits.lowered_for_one_run": "gVisor's own memory for each process meets the memory limit first",
         }
 

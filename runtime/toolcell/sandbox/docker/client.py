@@ -40,7 +40,7 @@ ADDRESSES = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
-    """What a daemon says about itself, as far as sandboxes depend on it."""
+    """Properties of a daemon that sandboxes depend on."""
 
     version: str
     api_version: str

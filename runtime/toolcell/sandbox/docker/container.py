@@ -1,6 +1,7 @@
-"""Containers as their host sees them: one stream of events tells how they end, and one object controls each of them.
+"""Follow and control containers: one stream of events reports how they end, and a `Container` controls each of them.
 
-A container removes itself when it ends, so asking the daemon afterwards would be too late. This module knows no guest.
+A container removes itself when it ends, so a question to the daemon afterwards would come too late. This module knows
+no guest.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ END_S = 5.0
 """How long a killed container may take to be reported dead, and then removed."""
 
 MEMORY_EVENT_S = 0.5
-"""How long after a container's SIGKILL the event may take which says that the kernel sent it, for memory."""
+"""How long the "oom" event may take to arrive after a container died of SIGKILL."""
 
 SIGNALLED = 128
 SIGKILL = 9
 
 
 class ContainerState:
-    """What the events have told about one container so far."""
+    """What the events have reported about one container so far."""
 
     def __init__(self) -> None:
         self.is_dead = False
@@ -227,6 +228,6 @@ class Container:
             self.stream.close()
             if not self.state.is_removed:
                 await self._owner.remove(self.name)
-                # When the container is removing itself already, the daemon answers at once and goes on removing.
+                # When the container is removing itself already, the daemon answers at once and continues.
                 await self.state.wait_for(lambda state: state.is_removed, END_S)
             self._owner.forget(self)

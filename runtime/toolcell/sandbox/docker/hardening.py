@@ -1,4 +1,4 @@
-"""Describe a sandbox's container: how it is created, what its guest is told, and which layers isolate it in the end.
+"""Describe a sandbox's container: how it is created, which settings its guest gets, and which layers are live.
 
 `container_config` turns limits into the body of POST /containers/create. `daemon_layers` reads back what the daemon
 made of it, and `live_layers` adds the layers that the guest applied itself. All functions are pure.

@@ -1,4 +1,4 @@
-"""Tool calls: one, many, failing, abandoned by the script."""
+"""Tool calls: one, many, failing, cancelled by the script."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def aborting(harness: BackendHarness) -> None:
 
 
 @calls_cases
-async def abandoned(harness: BackendHarness) -> None:
+async def cancelled_by_the_script(harness: BackendHarness) -> None:
     """A script may cancel its wait for a call and go on."""
     source = """
 import asyncio

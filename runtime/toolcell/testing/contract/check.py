@@ -50,7 +50,7 @@ PROBLEM_CHARS = 600
 """Most characters kept of one problem."""
 
 NO_REASON = "skipped by the caller"
-NOT_ISOLATING = "the backend says that it isolates nothing"
+NOT_ISOLATING = "the backend declares that it isolates nothing"
 
 
 @dataclass(frozen=True, slots=True)

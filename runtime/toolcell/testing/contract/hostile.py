@@ -170,7 +170,7 @@ async def a_result_too_large(harness: BackendHarness) -> None:
 
 @hostile_cases
 async def a_bridge_closed(harness: BackendHarness) -> None:
-    """When a guest closes its bridge and goes on, the run ends."""
+    """When a guest closes its bridge and continues, the run ends."""
     result = await _attack(harness, "sys.stdout._channel._sock.close()\nos.closerange(3, 200)\nstay()", wall_s=3.0)
     expect_outcome(result, Outcome.KILLED, Outcome.TIMEOUT)
     await _expect_unaffected(harness)

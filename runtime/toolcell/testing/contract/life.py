@@ -93,7 +93,7 @@ async def closed_during_a_run(harness: BackendHarness) -> None:
                 finally:
                     await backend.close()
     except TimeoutError:
-        raise ContractViolation("a run goes on after its backend was closed") from None
+        raise ContractViolation("a run continues after its backend was closed") from None
     expect(outcomes[0] in (Outcome.KILLED, Outcome.PROTOCOL_ERROR), f"the run ended as {outcomes[0]}")
     expect(not connection.sandbox.is_alive(), "a sandbox outlives its backend")
     await connection.sandbox.destroy()

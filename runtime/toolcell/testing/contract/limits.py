@@ -189,8 +189,8 @@ async def frame(harness: BackendHarness) -> None:
 async def result(harness: BackendHarness) -> None:
     """`result_bytes` is checked in set_result(), and the script can catch the error."""
     source = "try: set_result('x' * 10_000)\nexcept Exception as e: set_result(str(e))"
-    said = await harness.value(source, limits=LIMITS.model_copy(update={"result_bytes": 1000}))
-    expect("1000" in said, f"the refusal does not name the limit: {said!r}")
+    message = await harness.value(source, limits=LIMITS.model_copy(update={"result_bytes": 1000}))
+    expect("1000" in message, f"the refusal does not name the limit: {message!r}")
 
 
 @limits_cases
@@ -285,7 +285,7 @@ async def layers_are_known_first(harness: BackendHarness) -> None:
         expect(connection.sandbox.is_alive(), "a sandbox that said Hello is not alive")
     texts = all(type(each) is str and each for pair in layers.items() for each in pair)
     expect(texts, f"layers are not texts: {layers}")
-    expect(layers or not harness.backend.isolates, "the backend says that it isolates, and names no layer")
+    expect(layers or not harness.backend.isolates, "the backend declares that it isolates, and names no layer")
     result = await harness.run("1")
     expect_equal(sorted(result.isolation.layers), sorted(layers), "the layers of a result")
     expect_equal(result.isolation.backend, harness.backend.name, "the backend of a result")

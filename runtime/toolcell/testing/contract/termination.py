@@ -225,7 +225,7 @@ async def frozen(harness: BackendHarness) -> None:
             expect_equal((result.outcome, result.value), (Outcome.OK, "done"), f"outcome and value, {kind}")
             if not sandbox.freeze():
                 continue
-            await _until_silent(sandbox, f"a frozen sandbox goes on, {kind}")
+            await _until_silent(sandbox, f"a frozen sandbox continues, {kind}")
             await sandbox.destroy()
             expect(not sandbox.is_alive(), f"a frozen sandbox outlives its end, {kind}")
 

@@ -83,7 +83,7 @@ def download(
     with tempfile.TemporaryDirectory(prefix="toolcell-debian-") as directory:
         folder = Path(directory)
         options = _apt_options(folder, suite, mirror)
-        report(f"asking {mirror} for the packages of {suite}")
+        report(f"reading the package lists of {suite} from {mirror}")
         _apt([*options, "update"])
         report(f"downloading {suite}'s Python")
         _apt([*options, "--yes", "--no-install-recommends", "--download-only", "install", *WANTED])

@@ -1,6 +1,6 @@
 """One sandbox of a shared container as its host sees it: what the container reported, and the bridge to its guest.
 
-It holds received bytes that nobody has taken yet; the multiplexer bounds them.
+It holds received bytes that have not been taken yet; the multiplexer bounds them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ class SandboxUsage:
 
 @dataclass(slots=True)
 class SandboxChannel:
-    """Received bytes of one channel that nobody has taken yet. The multiplexer bounds them."""
+    """Received bytes of one channel that have not been taken yet. The multiplexer bounds them."""
 
     data: bytearray = field(default_factory=bytearray)
     is_over: bool = False
+
+    def take(self) -> bytes:
+        """Take all bytes that have arrived."""
+        taken = bytes(self.data)
+        self.data.clear()
+        return taken
 
 
 class SandboxCarrier(Protocol):
@@ -102,11 +108,10 @@ class RemoteSandbox:
 
     async def receive(self) -> bytes:
         """Return the bridge's next bytes, or b"" when the sandbox is gone."""
-        line = self.channels[0]
-        if not line.data:
-            await self._container.wait_for(lambda: bool(line.data) or line.is_over)
-        data = bytes(line.data)
-        line.data.clear()
+        channel = self.channels[0]
+        if not channel.data:
+            await self._container.wait_for(lambda: bool(channel.data) or channel.is_over)
+        data = channel.take()
         self.received_bytes += len(data)
         if data and (credit := self._container.mux.took(self.number * CHANNEL_STRIDE, len(data))):
             await self._container.send(credit)
@@ -137,9 +142,7 @@ class RemoteSandbox:
 
     def take_raw(self, descriptor: int) -> bytes:
         """Take the raw output on descriptor 1 or 2 so far, without waiting."""
-        line = self.channels[descriptor]
-        data = bytes(line.data)
-        line.data.clear()
+        data = self.channels[descriptor].take()
         if data:
             self._container.post(self._container.mux.took(self.number * CHANNEL_STRIDE + descriptor, len(data)))
         return data
