@@ -1,4 +1,4 @@
-"""The adapters for OpenAI's and Anthropic's SDKs, against a server that speaks their APIs."""
+"""The adapters for OpenAI's and Anthropic's SDKs, tested with a local server that implements their APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("anthropic")
 
 pytestmark = [
     pytest.mark.anyio,
-    # Both SDKs leave generators of theirs unfinished after the last event of a stream, which trio remarks on.
+    # Both SDKs leave generators unfinished after the last event of a stream. trio warns about that.
     pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -55,7 +55,7 @@ def provider(kind: str, server: ApiServer) -> Any:
 
 
 async def sleep(seconds: float) -> None:
-    """Retry at once."""
+    """Do not wait between attempts."""
 
 
 async def run(kind: str, *replies: Reply, **config: Any) -> tuple[Any, ApiServer]:
@@ -68,7 +68,7 @@ async def run(kind: str, *replies: Reply, **config: Any) -> tuple[Any, ApiServer
 
 
 @pytest.mark.conforms("O6", "O8", "O9", "O16")
-async def test_openai_gets_the_whole_conversation_in_its_own_shape() -> None:
+async def test_openai_gets_the_whole_conversation_in_its_own_format() -> None:
     asks = completion(
         "I'll look.", ("c1", "read_file", '{"path": "/tmp/foo"}'), ("c2", "read_file", '{"path": "/missing"}')
     )
@@ -90,7 +90,7 @@ async def test_openai_gets_the_whole_conversation_in_its_own_shape() -> None:
 
 
 @pytest.mark.conforms("O10", "E7", "O16")
-async def test_anthropic_gets_the_whole_conversation_in_its_own_shape() -> None:
+async def test_anthropic_gets_the_whole_conversation_in_its_own_format() -> None:
     asks = message(
         text("I'll look."),
         tool_use("t1", "read_file", path="/tmp/foo"),
@@ -115,9 +115,9 @@ async def test_anthropic_gets_the_whole_conversation_in_its_own_shape() -> None:
 
 @pytest.mark.conforms("O16")
 async def test_openai_streams_text_and_calls_in_pieces() -> None:
-    heard: list[str] = []
+    shown: list[str] = []
     usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
-    asking = [
+    tool_turn = [
         chunk({"role": "assistant", "content": "I'll "}),
         chunk({"content": "look."}),
         chunk(call_piece(0, "", "c1", "read_file")),
@@ -130,18 +130,18 @@ async def test_openai_streams_text_and_calls_in_pieces() -> None:
     ]
     done = [chunk({"content": "Done."}), chunk({}, finish="stop"), "[DONE]"]
 
-    result, server = await run("openai", ok(asking), ok(done), on_text=heard.append)
+    result, server = await run("openai", ok(tool_turn), ok(done), on_text=shown.append)
 
     assert server.requests[0]["stream"] is True
-    assert heard == ["I'll ", "look.", "Done."]
+    assert shown == ["I'll ", "look.", "Done."]
     assert [each["content"] for each in result.messages if each["role"] == "tool"] == ["Hello from /a", "Hello from /b"]
     assert result.usage.total == 11
 
 
 @pytest.mark.conforms("O10", "O16")
 async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
-    heard: list[str] = []
-    asking = streamed_message(
+    shown: list[str] = []
+    tool_turn = streamed_message(
         (
             {"type": "thinking", "thinking": "", "signature": ""},
             [{"type": "thinking_delta", "thinking": "hm"}, {"type": "signature_delta", "signature": "s1"}],
@@ -155,10 +155,10 @@ async def test_anthropic_streams_text_thoughts_and_calls_in_pieces() -> None:
     )
     done = streamed_message((text(""), [{"type": "text_delta", "text": "Done."}]), stop="end_turn")
 
-    result, server = await run("anthropic", ok(asking), ok(done), on_text=heard.append)
+    result, server = await run("anthropic", ok(tool_turn), ok(done), on_text=shown.append)
 
     assert server.requests[0]["stream"] is True
-    assert heard == ["I'll ", "look.", "Done."]
+    assert shown == ["I'll ", "look.", "Done."]
     assert server.requests[1]["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "s1"},
         {"type": "text", "text": "I'll look."},
@@ -189,7 +189,9 @@ async def test_a_call_that_was_cut_off_by_the_token_limit_is_not_run(kind: str) 
 @pytest.mark.conforms("O-b4")
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(kind: str, streaming: bool) -> None:
+async def test_a_request_is_sent_again_to_a_busy_server_and_not_to_one_that_refuses_it(
+    kind: str, streaming: bool
+) -> None:
     busy: Reply = (
         429,
         {"retry-after": "0"},
@@ -214,20 +216,20 @@ async def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(kind: st
 
 @pytest.mark.conforms("O-b4")
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-async def test_a_stream_that_breaks_off_is_not_asked_for_again_once_it_was_heard(kind: str) -> None:
-    heard: list[str] = []
+async def test_a_broken_stream_is_not_requested_again_once_its_text_was_shown(kind: str) -> None:
+    shown: list[str] = []
     broken: Any = [chunk({"content": "half"})]
     if kind == "anthropic":
         broken = streamed_message((text(""), [{"type": "text_delta", "text": "half"}]), stop=None)
 
-    result, server = await run(kind, ok(broken), on_text=heard.append)
+    result, server = await run(kind, ok(broken), on_text=shown.append)
 
-    assert (result.stop_reason, len(server.requests), heard) == ("provider_error", 1, ["half"])
+    assert (result.stop_reason, len(server.requests), shown) == ("provider_error", 1, ["half"])
 
 
 @pytest.mark.conforms("B5")
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-async def test_pictures_of_tools_reach_a_model_that_can_see(kind: str) -> None:
+async def test_images_from_tools_reach_a_model_that_supports_images(kind: str) -> None:
     if kind == "openai":
         replies = [ok(completion(None, ("c1", "draw", "{}"), ("c2", "draw", "{}"))), ok(completion("nice"))]
     else:
@@ -247,7 +249,7 @@ async def test_pictures_of_tools_reach_a_model_that_can_see(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-async def test_options_an_sdk_has_no_parameter_for_are_sent_all_the_same(kind: str) -> None:
+async def test_options_that_an_sdk_does_not_know_are_sent_in_the_body(kind: str) -> None:
     reply = completion("hi") if kind == "openai" else message(text("hi"))
 
     _, server = await run(kind, ok(reply), llm_options={"max_tokens": 5, "new_knob": 1})
@@ -255,7 +257,7 @@ async def test_options_an_sdk_has_no_parameter_for_are_sent_all_the_same(kind: s
     assert (server.requests[0]["max_tokens"], server.requests[0]["new_knob"]) == (5, 1)
 
 
-def test_what_only_we_know_is_not_sent() -> None:
+def test_keys_that_the_apis_do_not_know_are_not_sent() -> None:
     messages = [
         user("go"),
         {"role": "assistant", "content": "", "tool_calls": [], "extra": {"blocks": []}, "finish_reason": "stop"},

@@ -1,4 +1,4 @@
-"""Group N: agents as tools of agents."""
+"""Agents as tools of other agents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_one_agent_serves_several_calls_at_once_without_remembering_any() 
 
 @pytest.mark.conforms("N5")
 @pytest.mark.parametrize("why", ["provider", "cap", "budget"])
-async def test_an_agent_that_comes_to_no_answer_is_an_error_result(why: str) -> None:
+async def test_an_agent_without_an_answer_is_an_error_result(why: str) -> None:
     async def look() -> str:
         """Look at something again."""
         return "seen"
@@ -89,9 +89,9 @@ async def test_an_agent_that_comes_to_no_answer_is_an_error_result(why: str) -> 
 
 
 @pytest.mark.conforms("N6")
-async def test_members_of_a_network_are_named_sorted_and_heard_of() -> None:
+async def test_a_networks_members_are_sorted_tools_whose_results_and_events_reach_the_caller() -> None:
     async def whose(ctx: ToolContext) -> ToolResult:
-        """Tell whose run this is."""
+        """Return the user of this run."""
         return ToolResult.ok(f"{ctx.user_id} {len(ctx.run.attachments)}", files=(File("a.txt", b""),))
 
     usage = {"input_tokens": 10, "output_tokens": 1}
@@ -125,7 +125,7 @@ def calls_dict(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.conforms("N7")
-async def test_when_the_router_has_nothing_to_say_the_last_members_word_counts() -> None:
+async def test_an_empty_final_answer_is_replaced_by_the_last_members() -> None:
     model = ScriptedModel([calls(("agent_a", {"task": "x"})), calls(("agent_b", {"task": "y"})), ""])
     network = Network(model, {name: ("One of the members.", answering(f"{name} says so")) for name in ("a", "b")})
 
@@ -166,13 +166,13 @@ async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() ->
         """Look at something again."""
         return "seen"
 
-    def spending(*lines: Any) -> ScriptedModel:
+    def with_usage(*lines: Any) -> ScriptedModel:
         return ScriptedModel(
             [{**line, "usage": {"input_tokens": 40, "output_tokens": 10}} if isinstance(line, dict) else line
              for line in lines]
         )  # fmt: skip
 
-    inner = Agent(spending(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look])
+    inner = Agent(with_usage(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look])
     outer_model = ScriptedModel([calls(("aide", {"task": "go"})), lambda request: request.messages[-1]["content"]])
     outer = Agent(outer_model)
     outer.add_subagent("aide", "Helps with everything there is.", inner)
@@ -184,7 +184,7 @@ async def test_agents_share_one_budget_of_calls_and_tokens_and_one_deadline() ->
     again.add_subagent(
         "aide",
         "Helps with everything there is.",
-        Agent(spending(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look]),
+        Agent(with_usage(calls_dict("look"), calls_dict("look"), {"content": "inner"}), tools=[look]),
     )
     run = await again.run("go", context=RunContext(state=RunState(budget=few_tokens)))
 
@@ -199,7 +199,7 @@ async def test_cancelling_the_outer_run_ends_the_inner_one() -> None:
     meeting, left = Meeting(2), list[str]()
 
     async def hang() -> str:
-        """Never come to an end."""
+        """Wait for ever and never return."""
         try:
             await meeting.join()
             await anyio.sleep_forever()

@@ -1,4 +1,4 @@
-"""Group O: asking a model and running its tools until there is nothing more to ask."""
+"""The tool loop: ask a model, run the tools that it calls, and repeat until it answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tools.toolkit import PATIENCE_S, Meeting, recorded
 pytestmark = pytest.mark.anyio
 
 
-def looking() -> ToolRegistry:
+def look_registry() -> ToolRegistry:
     async def look(at: str = "nothing") -> str:
         """Look at something for the model."""
         return f"saw {at}"
@@ -39,12 +39,12 @@ def looking() -> ToolRegistry:
 
 
 async def loop(model: Any, *, context: RunContext | None = None, **config: Any) -> Any:
-    config.setdefault("tools", looking())
+    config.setdefault("tools", look_registry())
     return await run_tool_loop(ToolLoopConfig(provider=model, **config), [user("go")], context=context)
 
 
 @pytest.mark.conforms("O1", "O4")
-async def test_the_result_says_what_was_answered_how_and_after_how_many_rounds() -> None:
+async def test_the_result_has_the_answer_the_stop_reason_and_the_number_of_iterations() -> None:
     result = await loop(ScriptedModel([calls(("look", {})), calls(("look", {})), "done"]))
 
     assert (result.content, result.iterations, result.stop_reason, result.error) == ("done", 3, "final", None)
@@ -53,7 +53,7 @@ async def test_the_result_says_what_was_answered_how_and_after_how_many_rounds()
 @pytest.mark.conforms("O2", "K2")
 async def test_tools_run_for_the_chat_the_loop_was_given() -> None:
     async def where(ctx: ToolContext) -> str:
-        """Tell which chat this is."""
+        """Return the channel and the id of this chat."""
         return f"{ctx.channel}:{ctx.chat_id}"
 
     model = ScriptedModel([calls(("where", {})), "done"])
@@ -90,7 +90,7 @@ def test_a_response_is_read_from_the_wire_and_a_call_is_kept_as_a_mapping_inside
 
 
 @pytest.mark.conforms("O7")
-async def test_no_calls_mean_the_end_whatever_the_finish_reason_says() -> None:
+async def test_a_response_without_calls_ends_the_run_whatever_its_finish_reason() -> None:
     model = ScriptedModel([{"content": "done", "tool_calls": [], "finish_reason": "tool_calls"}])
 
     assert (await loop(model)).content == "done"
@@ -146,7 +146,7 @@ async def test_a_tool_that_ends_the_run_ends_it_without_another_question() -> No
     assert result.messages[-1]["content"] == "that is all"
 
 
-def asking(*ids: str, **extra: Any) -> dict[str, Any]:
+def calling(*ids: str, **extra: Any) -> dict[str, Any]:
     made = tuple(ToolCall(call_id, "look", "{}") for call_id in ids)
     return assistant(ModelResponse("", made)) | extra
 
@@ -156,17 +156,17 @@ def answer(call_id: str, text: str = "saw") -> dict[str, Any]:
 
 
 @pytest.mark.conforms("O14")
-def test_a_transcript_with_gaps_is_made_whole_before_it_is_sent() -> None:
+def test_a_transcript_with_gaps_is_repaired_before_it_is_sent() -> None:
     messages = [
         user("go"),
-        asking("a", "b"),
+        calling("a", "b"),
         answer("b"),
         answer("stray"),
         user("hello?"),
-        asking("c", finish_reason="error"),
+        calling("c", finish_reason="error"),
         answer("c"),
-        asking("d", finish_reason="aborted"),
-        asking("e"),
+        calling("d", finish_reason="aborted"),
+        calling("e"),
     ]
 
     whole = repaired(messages)
@@ -174,21 +174,21 @@ def test_a_transcript_with_gaps_is_made_whole_before_it_is_sent() -> None:
     synthetic = {"role": "tool", "content": "No result provided", "is_error": True}
     assert whole == [
         user("go"),
-        asking("a", "b"),
+        calling("a", "b"),
         synthetic | {"tool_call_id": "a"},
         answer("b"),
         user("hello?"),
-        asking("e"),
+        calling("e"),
         synthetic | {"tool_call_id": "e"},
     ]
     assert repaired(whole) == whole
 
 
 @pytest.mark.conforms("O14")
-async def test_the_loop_repairs_what_it_was_given() -> None:
+async def test_the_loop_repairs_the_messages_it_was_given() -> None:
     model = ScriptedModel(["done"])
 
-    await run_tool_loop(ToolLoopConfig(provider=model), [user("go"), asking("a"), user("well?")])
+    await run_tool_loop(ToolLoopConfig(provider=model), [user("go"), calling("a"), user("well?")])
 
     assert [message["role"] for message in model.requests[0].messages] == ["user", "assistant", "tool", "user"]
 
@@ -218,7 +218,7 @@ async def test_an_agent_runs_one_prompt_at_a_time() -> None:
 
 
 @pytest.mark.conforms("O16", "O17")
-async def test_any_object_that_can_chat_will_do() -> None:
+async def test_any_object_with_a_chat_method_can_be_the_model() -> None:
     class Parrot:
         async def chat(self, messages: Any, tools: Any, model: str, options: Any, /) -> Any:
             return {"content": messages[-1]["content"]}
@@ -242,7 +242,7 @@ async def test_calls_of_one_response_overlap() -> None:
 
 
 @pytest.mark.conforms("O-b2")
-async def test_a_run_can_be_gone_on_with_from_its_messages() -> None:
+async def test_a_run_can_be_continued_from_its_messages() -> None:
     capped = await loop(ScriptedModel([calls(("look", {}))], repeat=True), max_iterations=1)
     model = ScriptedModel(["now I know"])
 
@@ -283,7 +283,7 @@ async def test_cancelling_while_the_model_thinks_ends_the_run_too() -> None:
             thinking.set()
             await anyio.sleep_forever()
 
-    agent = Agent(Thinker(), tools=looking())
+    agent = Agent(Thinker(), tools=look_registry())
     results: list[Any] = []
 
     async def run() -> None:
@@ -302,7 +302,7 @@ async def test_an_agent_cancelled_from_outside_keeps_a_whole_conversation() -> N
     meeting = Meeting(2)
 
     async def hang() -> str:
-        """Never come to an end."""
+        """Wait for ever and never return."""
         await meeting.join()
         await anyio.sleep_forever()
         return ""
@@ -321,7 +321,7 @@ async def test_an_agent_cancelled_from_outside_keeps_a_whole_conversation() -> N
 
 
 class Refusing:
-    """Fails as told, then answers."""
+    """Raises the given errors, and then answers."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -342,7 +342,7 @@ class HttpError(Exception):
 
 
 @pytest.mark.conforms("O-b4")
-async def test_a_busy_provider_is_asked_again_after_the_time_it_wants_or_ever_longer() -> None:
+async def test_a_busy_provider_is_asked_again_after_its_retry_after_or_with_growing_waits() -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -359,7 +359,7 @@ async def test_a_busy_provider_is_asked_again_after_the_time_it_wants_or_ever_lo
 
 @pytest.mark.conforms("O-b4")
 @pytest.mark.parametrize("error", [HttpError(401), HttpError(403), HttpError(400), ValueError("bad code")])
-async def test_a_provider_that_said_no_is_not_asked_again(error: Exception) -> None:
+async def test_a_permanent_provider_error_is_not_retried(error: Exception) -> None:
     model = Refusing(error)
 
     result = await loop(model)
@@ -369,7 +369,7 @@ async def test_a_provider_that_said_no_is_not_asked_again(error: Exception) -> N
 
 
 @pytest.mark.conforms("O-b4")
-async def test_retrying_has_an_end_and_odd_headers_do_no_harm() -> None:
+async def test_retries_are_limited_and_a_date_as_retry_after_is_ignored() -> None:
     async def sleep(seconds: float) -> None:
         assert seconds <= 30
 
@@ -406,7 +406,7 @@ async def test_budgets_of_tokens_time_and_calls_end_or_bound_a_run() -> None:
 @pytest.mark.conforms("O-b5")
 async def test_a_tool_never_outlasts_the_run() -> None:
     async def hang() -> str:
-        """Never come to an end."""
+        """Wait for ever and never return."""
         await anyio.sleep_forever()
         return ""
 
@@ -421,11 +421,11 @@ def test_old_answers_are_shortened_once_a_transcript_is_too_long() -> None:
     long = "x" * 1000
     messages = [
         user("go"),
-        asking("a"),
+        calling("a"),
         answer("a", long),
-        asking("b"),
+        calling("b"),
         answer("b", long),
-        asking("c"),
+        calling("c"),
         answer("c", long),
     ]
 
@@ -448,7 +448,7 @@ async def test_shortening_changes_the_request_and_not_the_transcript() -> None:
 
 
 @pytest.mark.conforms("O-b6")
-async def test_what_is_for_the_user_is_delivered_in_order_by_async_callbacks_too() -> None:
+async def test_text_for_the_user_is_delivered_in_order_also_by_async_callbacks() -> None:
     shown: list[str] = []
 
     async def say(text: str) -> ToolResult:
@@ -465,22 +465,22 @@ async def test_what_is_for_the_user_is_delivered_in_order_by_async_callbacks_too
     assert shown == ["one", "two"]
 
 
-async def test_text_is_told_as_it_comes_when_the_provider_streams() -> None:
-    heard: list[str] = []
+async def test_text_is_passed_on_as_it_arrives_when_the_provider_streams() -> None:
+    shown: list[str] = []
 
-    result = await loop(ScriptedModel(["one two three"]), on_text=heard.append)
+    result = await loop(ScriptedModel(["one two three"]), on_text=shown.append)
 
-    assert "".join(heard) == result.content == "one two three"
-    assert len(heard) == 3
+    assert "".join(shown) == result.content == "one two three"
+    assert len(shown) == 3
 
 
-async def test_a_script_that_runs_out_says_so() -> None:
+async def test_a_scripted_model_without_replies_left_raises_an_error_that_says_so() -> None:
     result = await loop(ScriptedModel([]), retry=RetryPolicy(attempts=1))
 
     assert "the scripted model has 0 replies" in (result.error or "")
 
 
-async def test_an_agents_conversation_goes_on_and_can_be_forgotten() -> None:
+async def test_an_agent_keeps_its_conversation_until_it_is_reset() -> None:
     model = ScriptedModel(["one", "two", "three"])
     agent = Agent(model, system_prompt="Be brief.")
     log = recorded(agent.events)
@@ -496,15 +496,15 @@ async def test_an_agents_conversation_goes_on_and_can_be_forgotten() -> None:
     assert len([event for event in log if event.type == "agent_end"]) == 3
 
 
-async def test_an_agents_listeners_hear_a_run_that_brought_its_own_events() -> None:
-    agent = Agent(ScriptedModel([calls(("look", {})), "done", "again"]), tools=looking())
+async def test_an_agents_listeners_get_the_events_of_a_run_with_its_own_bus() -> None:
+    agent = Agent(ScriptedModel([calls(("look", {})), "done", "again"]), tools=look_registry())
     mine, log = RunContext(), recorded(agent.events)
     theirs = recorded(mine.events)
 
     await agent.run("go", context=mine)
-    heard = len(log)
+    own_events = len(log)
     first, second = await agent.run("more"), log[-1].run_id
 
-    assert log[:heard] == theirs
+    assert log[:own_events] == theirs
     assert first.content == "again"
     assert second not in ("", mine.run_id)
