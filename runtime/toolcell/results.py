@@ -1,4 +1,4 @@
-"""What a run leaves behind: its outcome, value, logs, files, calls and usage, as frozen data.
+"""`ExecutionResult`: what a run leaves behind, as frozen data.
 
 Knows no sandbox, no registry and no wire; everything else may import it.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 
 class Outcome(enum.StrEnum):
-    """How a run ended. Each value means exactly one thing, and all but the first two are what the host saw."""
+    """How a run ended. Each value means exactly one thing, and all but the first two are what the host observed."""
 
     OK = "ok"
     """The script reached its end."""
@@ -54,7 +54,7 @@ class ErrorInfo:
     """1-based line of the script, its own numbering."""
     column: int | None = None
     traceback: str = ""
-    """The script's own frames with their source lines; no harness, no library internals."""
+    """The script's own frames with their source lines; none of the guest's or of libraries."""
     limit: str | None = None
     """Field of `Limits` that was hit."""
     limit_value: float | None = None
@@ -68,7 +68,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A run of text the script wrote to one stream."""
+    """Text that the script wrote to one stream without a break."""
 
     stream: Literal["stdout", "stderr"]
     text: str
@@ -86,7 +86,7 @@ class Logs:
 
     @property
     def text(self) -> str:
-        """Both streams, in order."""
+        """Text of both streams, in order."""
         return "".join(entry.text for entry in self.entries)
 
     @property
@@ -155,7 +155,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The walls that were up while the script ran."""
+    """The isolation that was live while the script ran."""
 
     backend: str
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class ExecutionResult:
     value: Any = None
     """What `set_result` was given last, or the value of a trailing expression."""
     has_value: bool = False
-    """Tells `set_result(None)` from no result at all."""
+    """True after `set_result(None)`, False without a result."""
     logs: Logs = field(default_factory=Logs)
     files: tuple[OutputFile, ...] = ()
     error: ErrorInfo | None = None

@@ -256,7 +256,7 @@ class Runtime:
         return (seed, clock) if self._recorder is None else self._recorder.replay_seed(seed, clock)
 
     def _observer(self, request: RunRequest, registry: ToolRegistry, context: RunContext) -> RunObserver:
-        """Make who is told about a run: the audit log, if there is one."""
+        """Return the observer that writes to the audit log, or the null one."""
         recorder = self._recorder
         if recorder is None:
             return NULL_OBSERVER

@@ -41,7 +41,7 @@ def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
     assert result.error is not None
     assert "timed out after 1.2 s" in result.error.message
     assert result.logs.text == "started\n"
-    assert 1.2 <= result.usage.wall_s < 20
+    assert 1.2 <= result.usage.wall_s < 4
 
 
 @pytest.mark.conforms("Q-b10")
@@ -121,7 +121,7 @@ def test_processes_and_threads_are_bounded(run: Run, script: str) -> None:
     assert result.usage.peak_processes <= 20
     if "cgroup" in result.isolation.layers or result.outcome is not Outcome.ERROR:
         assert_limited(result, Outcome.PROCESS_LIMIT, "processes", 20)
-    else:  # a storm that is over before the watch looks has left nothing to count but the script's own word
+    else:  # a storm that is over before the monitor measures leaves nothing but the script's own claim
         assert result.error is not None
         assert result.error.type in ("BlockingIOError", "RuntimeError")
 
@@ -233,7 +233,7 @@ def test_limits_may_be_larger_than_the_runtimes_own(sync_runtime: SyncRuntime) -
 
 
 @pytest.mark.conforms("T3")
-def test_the_next_run_works_after_every_kind_of_breach(run: Run) -> None:
+def test_the_next_run_works_after_every_kind_of_exceeded_limit(run: Run) -> None:
     for script in ("import os\nwhile True: os.fork()", "x = []\nwhile True: x.append(bytes(1 << 20))"):
         run(script, limits=Limits(memory_bytes=64 * MIB, processes=20, wall_s=3))
         assert run("set_result(1)").value == 1

@@ -66,12 +66,12 @@ def worst(end: RunEnd, changes: list[tuple[Change, Outcome]]) -> Outcome:
 
 
 @pytest.mark.parametrize("first", range(len(DEAD)))
-def test_of_a_dead_guest_the_first_thing_the_host_saw_counts(first: int) -> None:
+def test_for_a_dead_guest_the_first_thing_the_host_observed_counts(first: int) -> None:
     assert worst(QUIET, DEAD[first:]) is DEAD[first][1]
 
 
 @pytest.mark.parametrize("first", range(len(FAILED)))
-def test_what_a_failed_script_says_counts_after_all_that_was_seen(first: int) -> None:
+def test_what_a_failed_script_says_counts_after_everything_observed(first: int) -> None:
     end = replace(QUIET, lint="off", stopped=BROKEN)
 
     assert worst(end, FAILED[first:]) is FAILED[first][1]
@@ -130,7 +130,7 @@ def test_a_refused_allocation_is_called_one() -> None:
     assert "an allocation was refused" in error.message
 
 
-def test_what_grew_after_its_limit_was_seen_to_be_passed_is_told_as_large_as_it_got() -> None:
+def test_memory_that_grew_after_the_measurement_is_reported_as_large_as_it_got() -> None:
     exceeded = exceeded_limit(LIMITS, Sample(peak_memory_bytes=LIMITS.memory_bytes + 1))
     most = LIMITS.memory_bytes + 1000
     _, error = outcome_of(replace(QUIET, stopped=exceeded, usage=Usage(peak_memory_bytes=most)))

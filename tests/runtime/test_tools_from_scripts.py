@@ -409,7 +409,7 @@ except ToolError as error: print(error.code)
     assert [(len(call.name), call.error_code) for call in result.calls] == [(256, "unknown_tool")]
 
 
-def test_a_call_that_is_taken_back_while_it_waits_for_its_turn_is_not_made(run: Run) -> None:
+def test_a_call_that_is_cancelled_while_it_waits_for_its_turn_is_not_made(run: Run) -> None:
     script = """
 import asyncio
 first = asyncio.create_task(call_tool_async("wait", seconds=1.5))

@@ -1,4 +1,4 @@
-"""The host's end of a bridge: what arrives reaches whoever reads."""
+"""The host's end of a bridge: everything that arrives is received."""
 
 from __future__ import annotations
 

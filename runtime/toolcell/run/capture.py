@@ -1,6 +1,6 @@
-"""What a script printed, kept within bounds: the beginning and the end of each stream, in order.
+"""`Capture`: keeps the beginning and the end of what a script prints, in order.
 
-Fed with pieces as they arrive; holds at most `output_bytes` per stream however much comes.
+Takes pieces as they arrive, and holds at most `output_bytes` for each stream however much arrives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Capture:
-    """Head and tail of two streams."""
+    """The beginning and the end of stdout and stderr."""
 
     def __init__(self, output_bytes: int) -> None:
         self._head_bytes = output_bytes - output_bytes // 2
@@ -28,7 +28,7 @@ class Capture:
 
     @property
     def total_bytes(self) -> int:
-        """Written to both streams, kept or not."""
+        """Bytes printed to both streams, kept or not."""
         return self._total["stdout"] + self._total["stderr"]
 
     def feed(self, stream: Stream, text: str) -> None:
@@ -58,12 +58,12 @@ class Capture:
         self._tail_used[stream] = used
 
     def feed_raw(self, stream: Stream, data: bytes) -> None:
-        """Take bytes a script wrote around Python; what is not UTF-8 is replaced."""
+        """Take bytes that a script wrote to a descriptor; what is not UTF-8 is replaced."""
         if data:
             self.feed(stream, data.decode("utf-8", "replace"))
 
     def logs(self) -> Logs:
-        """What was kept, in order, with a marker where something is missing."""
+        """Return what was kept, in order, with a marker where something is missing."""
         if not self._order:
             return Logs()
         entries = list(self._heads)
@@ -89,12 +89,12 @@ class Capture:
 
 
 def _cut(text: str, size: int) -> str:
-    """The longest beginning of `text` within `size` bytes."""
+    """Return the longest beginning of `text` within `size` bytes."""
     return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
 
 
 def _last(text: str, size: int) -> str:
-    """The longest end of `text` within `size` bytes."""
+    """Return the longest end of `text` within `size` bytes."""
     if size <= 0:
         return ""
     return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""`RunObserver`: who is told about the steps of a run, such as the audit log; and the one that nobody listens to."""
+"""`RunObserver`: what the audit log, or nobody, is told about the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolcell_bridge.wire.messages import CallTool
 
 
 class RunObserver(Protocol):
-    """Is told about one run, in the order of the methods below.
+    """Follows one run. The methods are called in the order in which they are written here.
 
     `on_script_sent` and `on_answers_sent` come when the guest is busy with what it was sent, so their time costs the
     script nothing. No tool is called before `on_script_sent` has returned.

@@ -1,6 +1,6 @@
-"""Files a guest returns, put together from its messages within the run's limits.
+"""`ReturnedFiles`: puts together the files that a guest returns, within the run's limits.
 
-Nothing here touches a disk; names and sizes are the guest's claims and are checked before they are kept.
+Nothing here touches a disk. Names and sizes are the guest's claims, and are checked before they are kept.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class ReturnedFiles:
         self._bytes = 0
 
     def forget(self) -> None:
-        """A new result voids every file of the one before, finished or not."""
+        """Drop every file, finished or not: a new result was set."""
         self._kept.clear()
         self._open, self._bytes = None, 0
 
     def finished(self) -> tuple[OutputFile, ...]:
-        """Every file that arrived whole, and every one that could not."""
+        """Return the files that arrived whole, and those that could not be sent."""
         return tuple(self._kept.values())
 
     def take_part(self, part: FilePart) -> None:
         """Take the next piece of a file.
 
         Raises:
-            RemoteProtocolError: past a limit, or a bad name. Our own harness checks both and says so nicely; one that
-                does not is not our harness.
+            RemoteProtocolError: past a limit, or a bad name. Our own guest checks both first and reports them to the
+                script.
         """
         file = self._open
         if file is None:
@@ -69,7 +69,7 @@ class ReturnedFiles:
             self._kept[file.name] = OutputFile(file.name, file.media_type, len(data), data, digest)
 
     def take_problem(self, problem: FileProblem) -> None:
-        """Take the report of a file that cannot be returned.
+        """Take note of a file that cannot be returned.
 
         Raises:
             RemoteProtocolError: too many, or absurdly long.
@@ -85,10 +85,10 @@ class ReturnedFiles:
 
 
 def check_name(name: str, kind: str) -> None:
-    """A returned file's name must be one that cannot lead anywhere when somebody saves it.
+    """Check that a returned file's name stays inside the folder in which somebody saves it.
 
     Raises:
-        RemoteProtocolError: it is absolute, climbs, or is absurdly long; our harness sends no such name.
+        RemoteProtocolError: it is absolute, contains `..`, or is absurdly long; our own guest sends no such name.
     """
     parts = name.split("/")
     if not name.isprintable():

@@ -133,7 +133,7 @@ class Run:
                     await connection.flush()
                     self._observer.on_answers_sent()
                     if time.perf_counter() > self._yield_at:
-                        # A guest that always has more to say must not keep the event loop from deadlines and others.
+                        # A guest that always sends more must not keep the event loop from deadlines and from others.
                         await anyio.lowlevel.checkpoint()
                         self._yield_at = time.perf_counter() + SLICE_S
                     if not await connection.receive():
@@ -218,7 +218,7 @@ class Run:
             self._stop_for(exc)
 
     def _write_large_answers(self, tasks: TaskGroup) -> None:
-        """Write what is much in a task of its own: the guest may not read before we have read what it writes."""
+        """Write a large answer in a task of its own: the guest may not read it before the host reads what it writes."""
         if self._connection.unsent_bytes > GATHERED_BYTES:
             self._start(tasks, self._connection.write, self._connection.take_unsent())
 

@@ -1,6 +1,6 @@
-"""What a backend is: two Protocols and the data that crosses them.
+"""`Backend` and `Sandbox`: the two Protocols that a backend implements, and the data that crosses them.
 
-A third party implements these two and gets pool, session, runtime, limits reporting and audit for free.
+A third party implements these two and gets pool, runs, runtime, limits reporting and audit with them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from toolcell.config import MIB, Limits
 from toolcell.results import Outcome
 
 FROZEN_BYTES = 32 * MIB
-"""Most that a sandbox may have used and still be frozen: what runs next may need what it holds."""
+"""Most memory that a sandbox may have used and still be frozen: the next run may need that memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """A limit the host saw being passed."""
+    """A limit that the host saw exceeded."""
 
     outcome: Outcome
     limit: str
@@ -62,16 +62,16 @@ class ByteStream(Protocol):
         ...
 
     async def send(self, data: bytes) -> None:
-        """Write all of `data`; returns silently when the other end is gone, `receive` will tell."""
+        """Write all of `data`; returns silently when the other end is gone: `receive` reports that."""
         ...
 
 
 class Sandbox(Protocol):
-    """One guest and the walls around it. Used for one run or one session, then destroyed."""
+    """One guest and the isolation around it. Used for one run, then destroyed."""
 
     @property
     def id(self) -> str:
-        """Names it in logs and in the audit record."""
+        """Its name in logs and in the audit record."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Sandbox(Protocol):
         ...
 
     def accept(self, layers: Mapping[str, str]) -> None:
-        """Take the layers that the guest's Hello names; said before any foreign code runs.
+        """Take the layers that the guest's Hello names. The guest sends it before it runs any foreign code.
 
         Raises:
             SandboxUnavailable: a required layer is not among them.
@@ -115,7 +115,7 @@ class Sandbox(Protocol):
         ...
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
-        """Measure it now. `brief`: CPU and memory will do, the run ended well; `last`: spare nothing, it did not."""
+        """Measure it now. `brief`: CPU and memory are enough; `last`: the run failed, so measure everything."""
         ...
 
     def kill(self) -> None:
@@ -123,15 +123,15 @@ class Sandbox(Protocol):
         ...
 
     def freeze(self) -> bool:
-        """Stop every process inside where it is, at once and cheaply, until `destroy`; False when that cannot be said.
+        """Stop every process inside, at once and cheaply, until `destroy`; False when that is not certain.
 
-        Asked after a run, so that a burst of runs need not share the processors with the ends of those before. False
-        is always right: it is destroyed at once then.
+        Called after a run, so that a burst of runs need not share the processors with the destruction of the sandboxes
+        before. False is always safe: the sandbox is destroyed at once then.
         """
         ...
 
     async def ended(self) -> Exit:
-        """Wait until its main process has ended, at most a few seconds, and say how."""
+        """Wait until its main process has ended, at most a few seconds, and return how it ended."""
         ...
 
     async def destroy(self) -> None:
@@ -148,7 +148,7 @@ class Backend(Protocol):
     name: ClassVar[str]
 
     isolates: ClassVar[bool]
-    """False only for a test double, which a Runtime refuses unless told otherwise."""
+    """False only for a test double. A Runtime refuses it without `allow_unisolated`."""
 
     async def open(self) -> None:
         """Get ready to start sandboxes.
@@ -159,7 +159,7 @@ class Backend(Protocol):
         ...
 
     async def start(self, limits: Limits) -> Sandbox:
-        """Start one sandbox, ready to say Hello.
+        """Start one sandbox, ready to send its Hello.
 
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.

@@ -1,4 +1,4 @@
-"""What the interpreter of a guest is given whoever starts it. Values only: how they get there is each backend's."""
+"""Settings that every backend gives to a guest's interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from toolcell.config import GIB
 
 ADDRESS_SLACK_BYTES = 2 * GIB
 """RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use. The
-cgroup, or the watch, is what holds memory to its limit; this stops a single absurd allocation at once."""
+cgroup, or the monitor, holds memory to its limit; this one stops a single absurd allocation at once."""
 
 ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -18,5 +18,5 @@ ONE_THREAD = {
 
 
 def hashing(seed: int | None) -> dict[str, str]:
-    """The environment that makes `hash()` repeatable, or none."""
+    """Return the environment that makes `hash()` repeatable, or an empty one."""
     return {} if seed is None else {"PYTHONHASHSEED": str(seed)}

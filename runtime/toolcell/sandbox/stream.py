@@ -167,7 +167,7 @@ class SocketStream:
             self._writing = None
 
     def rest(self) -> None:
-        """Take note that the guest will say nothing more."""
+        """Take note that the guest sends nothing more."""
         _awake.discard(self)
 
     def close(self) -> None:
