@@ -61,21 +61,21 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return played
 
 
-def test_images_are_listed_with_sizes_and_with_whose_guest_they_hold(engine: Engine) -> None:
+def test_images_are_listed_with_sizes_and_versions_of_their_guests(engine: Engine) -> None:
     status, text, _ = invoke("list")
     assert status == exits.OK
     assert reference.DEFAULT_IMAGE in text and "56.7 MB" in text
     assert "0.0.1 (another one)" in text and "numpy 2.4" in text
 
 
-def test_the_list_as_data_says_the_same(engine: Engine) -> None:
+def test_the_list_as_json_has_the_same_images(engine: Engine) -> None:
     told = {each["tag"]: each for each in json.loads(invoke("list", "--json")[1])["images"]}
     assert told[reference.DEFAULT_IMAGE]["current"] is True
     assert told["toolcell/python:0.0.1"]["current"] is False
     assert told["toolcell/python:0.0.1"]["packages"] == {"numpy": "2.4"}
 
 
-def test_an_empty_engine_is_answered_with_the_command_to_fill_it(engine: Engine) -> None:
+def test_without_images_the_list_names_the_command_to_build_one(engine: Engine) -> None:
     engine.known.clear()
     assert "toolcell images build" in invoke("list")[1]
     status, _, err = invoke("check")
@@ -97,7 +97,7 @@ def test_a_check_fails_if_one_image_is_bad(engine: Engine, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("command", ["list", "check", "build"])
-def test_without_an_engine_every_command_says_what_to_do(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_engine_every_command_names_the_remedy(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     status, _, err = invoke(command)
     assert status == exits.UNAVAILABLE
@@ -122,7 +122,7 @@ IMAGE = ImageRef(
 )
 
 
-def test_a_doctor_finds_nothing_missing_where_all_is_there() -> None:
+def test_doctor_reports_nothing_missing_on_a_complete_engine() -> None:
     found = doctor_docker.describe("unix:///x", INFO, {"SwapLimit": True}, [IMAGE])
     assert found["missing"] == []
     assert dict(doctor_docker.lines(found)) == {
@@ -134,7 +134,7 @@ def test_a_doctor_finds_nothing_missing_where_all_is_there() -> None:
     }
 
 
-def test_a_doctor_names_each_thing_missing_with_its_remedy() -> None:
+def test_doctor_names_each_missing_thing_with_its_remedy() -> None:
     info = DaemonInfo(**{**{name: getattr(INFO, name) for name in INFO.__slots__}, "runtimes": ("runc",), "security": (), "has_init": False})  # fmt: skip
     lacks = doctor_docker.missing(info, {"MemoryLimit": False, "SwapLimit": False, "PidsLimit": False}, [])
     assert len(lacks) == 7
@@ -143,7 +143,7 @@ def test_a_doctor_names_each_thing_missing_with_its_remedy() -> None:
     assert any("another installation's guest" in what for what, _ in doctor_docker.missing(INFO, {}, [stale]))
 
 
-def test_a_doctor_without_an_engine_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_an_engine_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     found = doctor_docker.examine()
     assert found["daemon"] is None

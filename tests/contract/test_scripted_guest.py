@@ -54,7 +54,7 @@ async def test_a_list_of_messages_is_played_for_every_run() -> None:
     assert [(file.name, file.data) for file in result.files] == [("f", b"data")]
 
 
-async def test_a_generator_is_told_the_answers_of_its_calls() -> None:
+async def test_a_generator_receives_the_answers_of_its_calls() -> None:
     def guest(run: RunScript) -> Generator[Any, ToolReturn | ToolFail | None, None]:
         first = yield ScriptedCall("double", {"n": run.inputs["n"]}, line=3)
         second = yield ScriptedCall("nothing_like_it")
@@ -99,7 +99,7 @@ async def test_raw_output_is_captured() -> None:
     assert (result.logs.stdout, result.logs.stderr) == ("out", "err")
 
 
-async def test_what_was_asked_of_the_guest_can_be_looked_at() -> None:
+async def test_the_runs_and_files_of_the_guest_are_recorded() -> None:
     backend = FakeBackend([], layers={"moat": "full"})
     async with Runtime(registry(), backend=backend, allow_unisolated=True) as runtime:
         result = await runtime.execute_code("print(1)", inputs={"x": 1}, files=[("a/b", b"data")])
@@ -110,7 +110,7 @@ async def test_what_was_asked_of_the_guest_can_be_looked_at() -> None:
 
 
 @pytest.mark.parametrize("guest", [None, []])
-async def test_a_runtime_refuses_what_does_not_isolate_unless_told_otherwise(guest: Any) -> None:
+async def test_a_runtime_refuses_an_unisolated_backend_unless_allowed(guest: Any) -> None:
     with pytest.raises(UsageError, match="allow_unisolated=True"):
         async with Runtime(backend=FakeBackend(guest)):
             raise AssertionError("it was opened")
@@ -121,12 +121,12 @@ async def test_a_fake_that_is_not_open_starts_nothing() -> None:
         await FakeBackend([]).start(Limits())
 
 
-async def test_it_serves_a_blocking_runtime_too() -> None:
+async def test_a_fake_works_with_a_sync_runtime() -> None:
     with SyncRuntime(backend=FakeBackend([Result(1, [])]), allow_unisolated=True) as runtime:
         assert runtime.execute_code("1").value == 1
 
 
-async def test_the_scripted_model_is_at_hand_for_tests_of_agents() -> None:
+async def test_the_scripted_model_is_exported_for_tests_of_agents() -> None:
     model = ScriptedModel([calls(("double", {"n": 2})), "four"])
 
     assert (await model.chat([], [], "m", {})).tool_calls[0].name == "double"

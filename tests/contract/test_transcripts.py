@@ -85,7 +85,7 @@ async def test_what_the_fake_recorded_replays_against_the_process_backend() -> N
         await assert_replays(await recorded(FakeBackend(), SCRIPTS[kind]), ProcessBackend())
 
 
-async def test_a_guest_that_says_something_else_is_told_where() -> None:
+async def test_the_first_different_message_of_a_guest_is_described() -> None:
     transcript = await recorded(FakeBackend([Log(1, "a\n"), ScriptedCall("echo", {"q": 1}), Result(1, [])]), "")
     other = FakeBackend([Log(1, "a\n"), ScriptedCall("echo", {"q": 2}), Result(1, [])])
     await other.open()
@@ -97,7 +97,7 @@ async def test_a_guest_that_says_something_else_is_told_where() -> None:
     assert "{'q': 2}" in replayed.difference
 
 
-async def test_a_guest_that_says_less_or_more_is_told() -> None:
+async def test_missing_or_extra_messages_of_a_guest_are_described() -> None:
     transcript = await recorded(FakeBackend([Log(1, "a\n"), Result(1, [])]), "")
     cases: list[tuple[list[Step], str]] = [
         ([Log(1, "a\n"), Die()], "3 messages after Hello expected, got 1"),
@@ -111,7 +111,7 @@ async def test_a_guest_that_says_less_or_more_is_told() -> None:
         assert problem in replayed.difference
 
 
-async def test_a_guest_that_falls_silent_does_not_hold_the_replay() -> None:
+async def test_a_silent_guest_does_not_block_the_replay() -> None:
     transcript = await recorded(FakeBackend([Log(1, "a\n"), Result(1, [])]), "")
     other = FakeBackend([Log(1, "a\n"), Hang()])
     await other.open()
@@ -121,7 +121,7 @@ async def test_a_guest_that_falls_silent_does_not_hold_the_replay() -> None:
     assert replayed.difference == "3 messages after Hello expected, got 1"
 
 
-async def test_a_transcript_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+async def test_a_transcript_is_the_same_after_save_and_load(tmp_path: Path) -> None:
     transcript = await recorded(FakeBackend([Log(1, "é\n"), Result(b"\xff", [])]), "print()")
     transcript.save(tmp_path / "transcript.json")
 

@@ -42,7 +42,7 @@ def refusal(address: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_listener_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"unix://{tmp_path}/none.sock"
     monkeypatch.setenv("DOCKER_HOST", address)
 
@@ -60,7 +60,7 @@ def test_a_socket_of_others_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "may not talk to the Docker daemon at unix:///theirs.sock: join the group" in refusal("unix:///theirs.sock")
 
 
-def test_what_answers_but_is_no_daemon_is_not_to_be_started(web_server: str) -> None:
+def test_a_server_that_is_no_daemon_is_named_as_such(web_server: str) -> None:
     said = refusal(web_server)
 
     assert said.startswith(f"what answers at {web_server} is no Docker daemon (HTTP 404): set DOCKER_HOST to a daemon")
@@ -68,7 +68,7 @@ def test_what_answers_but_is_no_daemon_is_not_to_be_started(web_server: str) -> 
 
 
 @pytest.mark.parametrize("address", ["garbage", "moon://here", "tcp://", "tcp://here:port", "fd://"])
-def test_what_is_no_address_is_answered_with_those_there_are(address: str) -> None:
+def test_a_malformed_address_is_answered_with_the_legal_forms(address: str) -> None:
     said = refusal(address)
 
     assert f"'{address}' is no address of a Docker daemon" in said

@@ -47,7 +47,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.binary(max_size=40)), max_size=12),
     st.lists(st.integers(0, 600), max_size=20),
 )
-def test_streams_are_told_apart_whatever_the_split(writes: list[tuple[int, bytes]], places: list[int]) -> None:
+def test_streams_are_separated_whatever_the_split(writes: list[tuple[int, bytes]], places: list[int]) -> None:
     parts = Demultiplexer()
     found: dict[int, bytes] = {1: b"", 2: b"", 3: b""}
 
@@ -59,13 +59,13 @@ def test_streams_are_told_apart_whatever_the_split(writes: list[tuple[int, bytes
 
 
 @pytest.mark.parametrize("header", [b"\x00\0\0\0\0\0\0\1", b"\x04\0\0\0\0\0\0\1", b"\1\1\0\0\0\0\0\1", b"HTTP/1.1"])
-def test_what_is_no_header_breaks_the_stream(header: bytes) -> None:
+def test_an_invalid_header_breaks_the_stream(header: bytes) -> None:
     with pytest.raises(BrokenStream):
         Demultiplexer().feed(header)
 
 
 @given(st.lists(st.booleans(), max_size=12), st.lists(st.integers(0, 400), max_size=20))
-def test_last_words_are_counted_whatever_the_split(are_done: list[bool], places: list[int]) -> None:
+def test_done_frames_are_counted_whatever_the_split(are_done: list[bool], places: list[int]) -> None:
     guest = Connection.guest(max_frame_bytes=1 << 20)
     guest.send(Hello(PROTOCOL_VERSION, "t", "3", {}))
     other = frame(msgpack.packb([19, 1, "a line with \x93\x18 in it"]))
@@ -77,7 +77,7 @@ def test_last_words_are_counted_whatever_the_split(are_done: list[bool], places:
     assert counter.done == sum(are_done)
 
 
-def test_the_protocols_own_last_word_is_recognised() -> None:
+def test_a_done_frame_of_the_protocol_is_recognised() -> None:
     guest, host = Connection.guest(max_frame_bytes=1 << 20), Connection.host(max_frame_bytes=1 << 20)
     host.receive_data(guest.send(Hello(PROTOCOL_VERSION, "t", "3", {})))
     assert host.next_message() is not None
@@ -92,7 +92,7 @@ def test_the_protocols_own_last_word_is_recognised() -> None:
 
 
 @given(st.lists(st.one_of(st.just(END_MARKER), st.binary(max_size=20)), max_size=10), st.lists(st.integers(0, 300)))
-def test_fences_are_taken_out_whatever_the_split_and_nothing_else_is(writes: list[bytes], places: list[int]) -> None:
+def test_only_end_markers_are_removed_whatever_the_split(writes: list[bytes], places: list[int]) -> None:
     output = MarkedOutput(END_MARKER)
     taken = b""
 
@@ -112,7 +112,7 @@ def a_pair(end_marker: bytes = END_MARKER) -> tuple[AttachedStream, socket.socke
 
 
 @pytest.mark.anyio
-async def test_the_bridge_and_the_raw_output_arrive_apart() -> None:
+async def test_the_bridge_and_the_raw_output_arrive_separately() -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.sendall(said(2, b"raw") + said(1, b"bridge") + said(3, b" daemon"))
@@ -127,7 +127,7 @@ async def test_the_bridge_and_the_raw_output_arrive_apart() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_last_word_waits_for_what_was_written_before_it() -> None:
+async def test_the_done_frame_waits_for_raw_output_written_before_it() -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.sendall(said(1, done_frame()))
@@ -145,7 +145,7 @@ async def test_the_last_word_waits_for_what_was_written_before_it() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_script_that_broke_its_own_output_does_not_hold_its_last_word() -> None:
+async def test_a_script_that_broke_its_own_output_delays_done_only_briefly() -> None:
     stream, daemon = a_pair()
     with daemon:
         for _ in range(2):
@@ -156,7 +156,7 @@ async def test_a_script_that_broke_its_own_output_does_not_hold_its_last_word() 
 
 
 @pytest.mark.anyio
-async def test_a_fence_forged_by_a_script_costs_it_only_its_own_output() -> None:
+async def test_an_end_marker_forged_by_a_script_costs_it_only_its_own_output() -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.sendall(said(2, END_MARKER + b"mine") + said(1, done_frame()))
@@ -182,7 +182,7 @@ async def test_a_daemon_that_goes_away_ends_the_stream(last: bytes) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_came_before_the_end_is_still_delivered() -> None:
+async def test_bytes_from_before_the_end_are_still_delivered() -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.sendall(said(1, b"first") + said(2, b"noise") + said(1, b" last"))
@@ -207,7 +207,7 @@ async def test_a_half_closed_stream_still_takes_what_is_sent() -> None:
 
 
 @pytest.mark.anyio
-async def test_closing_wakes_whoever_waits() -> None:
+async def test_closing_wakes_a_waiting_receive() -> None:
     stream, daemon = a_pair()
     with daemon:
         async with anyio.create_task_group() as tasks:
@@ -222,7 +222,7 @@ async def test_closing_wakes_whoever_waits() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_flood_of_raw_output_is_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_raw_output_is_held_only_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attach_module, "OUTPUT_BYTES", 64 * 1024)
     stream, daemon = a_pair()
     total = 4 << 20

@@ -100,7 +100,7 @@ def test_files_go_in_and_come_out(run: Run) -> None:
     assert [(file.name, file.data) for file in result.files] == [("out.bin", data[::-1])]
 
 
-def test_what_is_written_raw_arrives_even_at_the_very_end(run: Run) -> None:
+def test_raw_output_at_the_very_end_arrives(run: Run) -> None:
     for number in range(6):
         result = run(f"import os\nprint('line')\nos.write(1, b'one ')\nos.write(2, b'two {number}')")
 
@@ -108,7 +108,7 @@ def test_what_is_written_raw_arrives_even_at_the_very_end(run: Run) -> None:
         assert result.logs.stderr == f"one two {number}"
 
 
-def test_a_script_that_closed_its_output_ends_all_the_same(run: Run) -> None:
+def test_a_script_that_closed_its_output_still_ends(run: Run) -> None:
     result = run("import os\nos.closerange(0, 3)\nos.close(5)\nset_result('still here')")
 
     assert (result.outcome, result.value) == (Outcome.OK, "still here")
@@ -218,7 +218,7 @@ def test_a_flood_of_output_ends_the_run_and_is_not_kept(run: Run, script: str) -
         ("import os; os.kill(os.getpid(), 9)", "signal 9"),
     ],
 )
-def test_a_script_that_dies_is_told_how(run: Run, script: str, words: str) -> None:
+def test_the_error_of_a_script_that_dies_names_the_cause(run: Run, script: str, words: str) -> None:
     result = run(script)
 
     assert result.outcome is Outcome.KILLED
@@ -242,7 +242,7 @@ def test_frames_that_break_the_protocol_end_the_run(run: Run, script: str) -> No
     assert result.outcome is Outcome.PROTOCOL_ERROR, result.error
 
 
-def test_walls_inside_refuse_what_the_container_would_allow(run: Run) -> None:
+def test_the_guests_own_layers_refuse_what_the_container_would_allow(run: Run) -> None:
     script = """
 import os
 def refused(action):
@@ -256,7 +256,7 @@ set_result([refused(lambda: open("/proc/1/environ", "rb").read()), refused(lambd
 
 
 @pytest.mark.anyio
-async def test_preloading_what_is_not_there_says_so(docker_image: ImageRef) -> None:
+async def test_a_missing_preloaded_module_is_named(docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id, preload=["no_such_module"])
     with pytest.raises(SandboxUnavailable, match="no_such_module"):
         async with Runtime(tools(), backend=backend, pool=PoolConfig(warm=0)) as runtime:

@@ -50,7 +50,7 @@ def test_a_script_runs_under_a_kernel_of_its_own(gvisor: SyncRuntime) -> None:
         ("import os\nos.write(4, b'\\xff' * 8)\nimport time; time.sleep(9)", Outcome.PROTOCOL_ERROR),
     ],
 )
-def test_ends_are_told_apart(gvisor: SyncRuntime, script: str, outcome: Outcome) -> None:
+def test_each_kind_of_end_has_its_outcome(gvisor: SyncRuntime, script: str, outcome: Outcome) -> None:
     assert_outcome(gvisor.execute_code(script), outcome)
 
 

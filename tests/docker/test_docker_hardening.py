@@ -86,7 +86,7 @@ CONFIGURED: list[tuple[str, Callable[[dict[str, Any]], object], object]] = [
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_the_daemon_says_of_a_live_sandbox_what_it_was_asked_for(
+async def test_the_daemon_reports_the_options_that_a_live_sandbox_was_created_with(
     backend: DockerBackend, docker_image: ImageRef
 ) -> None:
     async with greeted(backend) as (_, sandbox):
@@ -132,7 +132,7 @@ ATTACKS: list[tuple[str, str, object]] = [
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_attacks_from_inside_meet_the_containers_own_walls(backend: DockerBackend) -> None:
+async def test_the_containers_own_isolation_stops_attacks_from_inside(backend: DockerBackend) -> None:
     table = ", ".join(f"{name!r}: {expression}" for name, expression, _ in ATTACKS)
 
     found = await bare(backend.engine, f"print(json.dumps({{{table}}}))")
@@ -176,7 +176,7 @@ print(json.dumps(os.waitpid(child, 0)[1]))
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_memory_processes_disk_and_inodes_end_where_the_container_says(backend: DockerBackend) -> None:
+async def test_memory_processes_disk_and_inodes_end_at_the_containers_limits(backend: DockerBackend) -> None:
     source = f"""
 def disk(path):
     with open(path, 'wb', 0) as file:
@@ -197,7 +197,7 @@ print(json.dumps(found), flush=True)
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_more_than_its_memory_is_the_end_of_a_process_inside(backend: DockerBackend) -> None:
+async def test_a_process_that_exceeds_the_memory_limit_is_killed(backend: DockerBackend) -> None:
     source = f"""
 child = os.fork()
 if child == 0:
@@ -212,7 +212,7 @@ print(json.dumps(os.waitpid(child, 0)[1]))
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_the_guest_raises_its_own_walls_inside(backend: DockerBackend) -> None:
+async def test_the_guest_applies_its_own_layers_inside(backend: DockerBackend) -> None:
     async with greeted(backend) as (_, sandbox):
         layers = sandbox.layers
 
@@ -242,7 +242,7 @@ def inspection(**changes: object) -> dict[str, Any]:
     return {"HostConfig": config["HostConfig"] | changes, "Config": config}
 
 
-def test_walls_are_what_the_daemon_made_and_not_what_was_asked() -> None:
+def test_layers_are_read_from_what_the_daemon_made_not_from_what_was_asked() -> None:
     whole = daemon_layers(inspection())
 
     assert whole.keys() | GUEST_LAYERS >= CONTAINER_LAYERS
@@ -263,12 +263,12 @@ def test_walls_are_what_the_daemon_made_and_not_what_was_asked() -> None:
     assert daemon_layers(inspection(CapAdd=["SYS_ADMIN"])) == {}
 
 
-def test_a_guest_cannot_vouch_for_walls_that_are_the_daemons() -> None:
+def test_a_guest_cannot_claim_layers_of_the_daemon() -> None:
     with pytest.raises(SandboxUnavailable, match="net"):
         live_layers(frozenset({"net"}), {}, {"net": "trust me"})
 
 
-def test_a_guest_without_a_wall_that_is_required_is_refused() -> None:
+def test_a_guest_without_a_required_layer_is_refused() -> None:
     said = dict.fromkeys(GUEST_LAYERS - {"landlock"}, "up")
 
     with pytest.raises(SandboxUnavailable, match="landlock"):
@@ -276,5 +276,5 @@ def test_a_guest_without_a_wall_that_is_required_is_refused() -> None:
     assert live_layers(required_layers(Policy(), "runsc"), daemon_layers(inspection()), said)
 
 
-def test_the_callers_own_requirement_counts_where_he_made_one() -> None:
+def test_the_policys_own_requirement_replaces_the_default() -> None:
     assert required_layers(Policy(require=frozenset({"user", "net"})), None) == {"user", "net"}

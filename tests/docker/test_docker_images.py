@@ -45,7 +45,7 @@ def scraps(docker_client: Client) -> Iterator[list[str]]:
         docker_client.api.remove_image(tag, force=True)
 
 
-def test_the_image_holds_this_guest_and_nothing_to_misuse(docker_client: Client, docker_image: ImageRef) -> None:
+def test_the_image_contains_this_guest_and_nothing_to_misuse(docker_client: Client, docker_image: ImageRef) -> None:
     assert docker_image.is_current
     assert check.problems(docker_client, docker_image) == []
 
@@ -91,13 +91,13 @@ def test_another_versions_guest_is_refused(docker_client: Client, docker_image: 
         packages.ensure_image(docker_client, other)
 
 
-def test_an_image_of_somebody_else_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_an_image_without_a_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
     other = relabelled(docker_client, docker_image, scraps, "foreign", {reference.GUEST: ""})
     with pytest.raises(SandboxUnavailable, match=r"not a sandbox image .* images build --base"):
         packages.ensure_image(docker_client, other)
 
 
-def test_labels_that_lie_are_noticed(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_wrong_labels_are_found(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
     other = relabelled(docker_client, docker_image, scraps, "liar", {reference.PYTHON: "3.99.0"})
     found = reference.require_image(docker_client, other)
     assert any("labels say otherwise" in problem for problem in check.problems(docker_client, found))
@@ -130,7 +130,7 @@ def test_packages_are_built_into_an_image_once(
     assert packages.ensure_image(docker_client, derived.id, ["answer-box>=1"]).id == derived.id
 
 
-def test_no_package_stands_in_for_the_guests_own(
+def test_no_package_replaces_a_module_of_the_guest(
     docker_client: Client, docker_image: ImageRef, tmp_path: Path, scraps: list[str]
 ) -> None:
     wheel = tmp_path / "usurper-1.0-py3-none-any.whl"
@@ -148,7 +148,7 @@ def test_no_package_stands_in_for_the_guests_own(
     assert told.startswith("/usr/lib/toolcell/guest/")
 
 
-def test_what_cannot_be_installed_leaves_no_image(
+def test_a_package_that_cannot_be_installed_leaves_no_image(
     docker_client: Client, docker_image: ImageRef, tmp_path: Path
 ) -> None:
     before = {each.tag for each in reference.list_images(docker_client)}
@@ -171,7 +171,7 @@ def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_regist
         build.find_base(docker_client, "localhost:1/nothing:0", lambda text: None)
 
 
-def test_a_question_to_an_image_leaves_no_container(docker_client: Client, docker_image: ImageRef) -> None:
+def test_a_probe_of_an_image_leaves_no_container(docker_client: Client, docker_image: ImageRef) -> None:
     with pytest.raises(SandboxUnavailable, match=r"(?s)exit status 1.*ZeroDivisionError"):
         check.run_python(docker_client, docker_image.id, "1/0")
     assert (

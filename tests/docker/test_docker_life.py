@@ -85,7 +85,7 @@ async def test_a_run_that_is_cancelled_ends_its_container(client: Client, docker
 
 
 @pytest.mark.anyio
-async def test_a_run_told_to_stop_keeps_what_it_had_said(docker_image: ImageRef) -> None:
+async def test_a_cancelled_run_keeps_its_output(docker_image: ImageRef) -> None:
     stop = anyio.Event()
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=0)) as runtime:
@@ -97,7 +97,7 @@ async def test_a_run_told_to_stop_keeps_what_it_had_said(docker_image: ImageRef)
 
 
 @pytest.mark.anyio
-async def test_a_container_killed_by_somebody_else_is_reported_killed(client: Client, docker_image: ImageRef) -> None:
+async def test_a_container_killed_from_outside_is_reported_killed(client: Client, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=0)) as runtime:
         started = anyio.Event()
@@ -140,7 +140,7 @@ async def test_a_container_that_dies_in_the_pool_is_never_handed_out(client: Cli
 
 
 @pytest.mark.anyio
-async def test_destroying_twice_and_killing_what_is_dead_are_well(client: Client, docker_image: ImageRef) -> None:
+async def test_destroying_twice_and_killing_the_dead_do_nothing(client: Client, docker_image: ImageRef) -> None:
     async with opened(docker_image.id) as backend, greeted(backend) as (_, sandbox):
         assert sandbox.is_alive()
         sandbox.kill()

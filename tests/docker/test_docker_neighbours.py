@@ -64,7 +64,7 @@ set_result([found, room.f_bfree, room.f_ffree])
         ({}, "import os; os.kill(os.getpid(), 9)", Outcome.KILLED),
     ],
 )  # fmt: skip
-def test_limits_end_one_run_and_the_container_goes_on(
+def test_limits_end_one_run_and_the_container_serves_on(
     runtime: SyncRuntime, changes: dict[str, float], script: str, outcome: Outcome
 ) -> None:
     result = runtime.execute_code(script, limits=LIMITS.model_copy(update=changes))
@@ -75,7 +75,7 @@ def test_limits_end_one_run_and_the_container_goes_on(
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_one_that_fills_its_disk_leaves_the_others_theirs(docker_image: ImageRef) -> None:
+async def test_a_sandbox_that_fills_its_disk_leaves_the_disks_of_others(docker_image: ImageRef) -> None:
     fill = (
         TRY
         + """
@@ -108,7 +108,7 @@ set_result([refused(fill), os.unlink('big'), refused(litter), call_tool('echo', 
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_no_process_of_the_container_can_be_signalled_or_looked_into(docker_image: ImageRef) -> None:
+async def test_no_other_process_of_the_container_can_be_signalled_or_traced(docker_image: ImageRef) -> None:
     attack = (
         TRY
         + """

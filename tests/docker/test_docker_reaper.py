@@ -56,7 +56,7 @@ def test_only_a_host_that_is_certainly_gone_counts_as_dead(other: HostIdentity, 
     assert is_dead(other, ME, is_local=is_local, started=RUNNING.get) is dead
 
 
-def test_nobody_is_judged_where_this_process_cannot_be_told_apart() -> None:
+def test_no_host_counts_as_dead_when_this_process_cannot_identify_itself() -> None:
     blind = HostIdentity("", "", 0, 100, 0)
 
     assert not is_dead(host(pid=300), blind, is_local=True, started=RUNNING.get)
@@ -209,7 +209,7 @@ async def test_guests_end_with_their_host_even_without_a_watcher(client: Client,
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_who_opens_next_removes_what_a_dead_host_never_started(client: Client, docker_image: ImageRef) -> None:
+async def test_the_next_host_removes_what_a_dead_host_never_started(client: Client, docker_image: ImageRef) -> None:
     dead = own_identity()
     dead = HostIdentity(dead.machine, dead.boot, dead.pid_namespace, dead.pid, dead.started + 1)
     living = await anyio.to_thread.run_sync(a_process)

@@ -59,7 +59,7 @@ def test_the_profile_in_the_tree_is_the_one_generated() -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_call_gets_the_answer_of_the_guests_policy_or_is_known_to_be_needed_before(machine: str) -> None:
+def test_every_call_gets_the_guests_answer_or_is_in_the_group_for_starting(machine: str) -> None:
     for call, number in SYSCALL_NUMBERS[machine].items():
         for arguments in interesting(call):
             guest, container = GUEST_POLICY.decide(machine, number, arguments), decide(call, arguments)
@@ -70,7 +70,7 @@ def test_every_call_gets_the_answer_of_the_guests_policy_or_is_known_to_be_neede
             assert container is (SeccompAction.ALLOW if early else guest), (call, arguments)
 
 
-def test_what_is_refused_by_default_is_refused_with_eperm() -> None:
+def test_the_default_refusal_is_eperm() -> None:
     assert (PROFILE["defaultAction"], PROFILE["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", EPERM)
 
 
@@ -87,7 +87,7 @@ def test_no_call_is_both_allowed_whatever_its_arguments_and_restricted() -> None
         assert not free or len(rows) == 1, call
 
 
-def test_what_comes_before_the_guest_reaches_nothing_outside_the_container() -> None:
+def test_the_calls_for_starting_reach_nothing_outside_the_container() -> None:
     never = {"ptrace", "mount", "unshare", "setns", "bpf", "keyctl", "io_uring_setup", "open_by_handle_at", "socket"}
 
     assert not never & EARLY

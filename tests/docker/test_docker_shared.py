@@ -41,7 +41,7 @@ def runtime(docker_image: ImageRef, way: str) -> Iterator[SyncRuntime]:
 
 
 @pytest.mark.docker
-def test_a_script_finds_what_it_finds_in_every_sandbox(runtime: SyncRuntime) -> None:
+def test_a_script_finds_the_same_environment_as_in_every_sandbox(runtime: SyncRuntime) -> None:
     script = """
 import os, tempfile, threading, multiprocessing as mp
 open('/work/a', 'w').write('1'); open('/dev/shm/b', 'w').close()
@@ -104,7 +104,7 @@ async def test_a_kill_is_acknowledged_when_all_is_gone(docker_image: ImageRef) -
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_with_its_container_every_sandbox_ends_and_the_next_gets_a_new_one(docker_image: ImageRef) -> None:
+async def test_every_sandbox_ends_with_its_container_and_the_next_gets_a_new_one(docker_image: ImageRef) -> None:
     async with running(docker_image) as (runtime, backend):
         started = anyio.Event()
         results = []
@@ -185,7 +185,7 @@ async def test_nothing_is_left_of_a_host_that_was_killed(docker_image: ImageRef)
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_what_the_container_is_made_with_is_what_it_has(docker_image: ImageRef) -> None:
+async def test_the_daemon_reports_the_options_of_a_shared_container(docker_image: ImageRef) -> None:
     async with opened(docker_image.id, mode="forked") as backend:
         _, sandbox = await greeted(backend)
         inspected = await backend.engine.client.inspect(sandbox.container_id)
@@ -206,7 +206,7 @@ async def test_what_the_container_is_made_with_is_what_it_has(docker_image: Imag
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_what_cannot_be_preloaded_is_named(docker_image: ImageRef) -> None:
+async def test_a_module_that_cannot_be_preloaded_is_named(docker_image: ImageRef) -> None:
     async with opened(docker_image.id, mode="forked", preload=["no_such_module"]) as backend:
         with pytest.raises(SandboxUnavailable, match="no_such_module"):
             await backend.start(LIMITS)
@@ -220,7 +220,7 @@ async def test_what_cannot_be_preloaded_is_named(docker_image: ImageRef) -> None
     [{"ended": 1}, {"started": 99}, {"measured": [1]}, {"measured": {1: [1]}}, {"measured": {1: [1, 1e999, 1]}},
      {"unheard": 1}, ["started"], {"ready": 3, "is_scoped": True}],
 )  # fmt: skip
-async def test_a_container_that_lies_is_given_up(docker_image: ImageRef, said: object) -> None:
+async def test_a_container_that_breaks_the_protocol_is_killed(docker_image: ImageRef, said: object) -> None:
     async with opened(docker_image.id, mode="forked") as backend:
         _, sandbox = await greeted(backend)
         container = sandbox.container
@@ -272,7 +272,7 @@ def test_a_sandbox_goes_only_where_its_limits_fit(changes: dict[str, Any], fits:
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_a_policy_that_asks_for_what_is_not_there_starts_nothing(docker_image: ImageRef) -> None:
+async def test_a_policy_with_a_missing_layer_starts_nothing(docker_image: ImageRef) -> None:
     policy = Policy(require=frozenset({"user"}))
     async with opened(docker_image.id, mode="forked", policy=policy) as backend:
         with pytest.raises(SandboxUnavailable, match="user"):

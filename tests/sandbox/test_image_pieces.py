@@ -57,7 +57,7 @@ def test_a_debian_packages_file_goes_where_the_merged_layout_has_it(name: str, k
     assert debian_base.target_path(name) == kept
 
 
-def test_packages_are_merged_without_anything_to_elevate_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_merged_without_set_uid_files(monkeypatch: pytest.MonkeyPatch) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as package:
         for name, mode in (("./usr/lib/tool", 0o4755), ("./usr/lib/shared", 0o666), ("./bin/su", 0o4755)):
@@ -81,7 +81,7 @@ def test_packages_are_merged_without_anything_to_elevate_with(monkeypatch: pytes
         assert listing is not None and listing.read() == b"libx=1:2.0-1\ntwice=1\n"
 
 
-def test_without_apt_the_other_way_to_get_a_base_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_apt_the_error_names_the_other_way_to_get_a_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SandboxUnavailable, match=r"apt-get and dpkg-deb.*--base"), debian_base.download():
         pass
@@ -101,14 +101,14 @@ def test_the_same_context_is_the_same_archive(tmp_path: Path) -> None:
     assert archives[0].getvalue() == archives[1].getvalue()
 
 
-def test_the_stages_of_a_build_are_read_out_of_what_the_engine_says() -> None:
+def test_the_stages_of_a_build_are_read_from_the_engines_output() -> None:
     said = ["Step 1/4 : FROM a AS x", "---> aaaaaaaaaaaa", "Step 2/4 : RUN y", "---> Running in cccccccccccc",
             "---> bbbbbbbbbbbb", "Step 3/4 : FROM scratch", "--->", "Step 4/4 : COPY . .", "---> dddddddddddd"]  # fmt: skip
     assert build.stages_in(said) == ["bbbbbbbbbbbb"]
     assert build.stages_in(["STEP 1/2: FROM a", "--> aaaaaaaaaaaa"]) == []
 
 
-def test_wheels_are_asked_for_that_the_images_c_library_can_load() -> None:
+def test_wheels_are_requested_for_the_images_c_library() -> None:
     assert PYTHON.short == "3.13"
     assert PYTHON.platforms[0] == "manylinux_2_36_x86_64"
     assert PYTHON.platforms[-1] == "manylinux1_x86_64"
@@ -116,7 +116,7 @@ def test_wheels_are_asked_for_that_the_images_c_library_can_load() -> None:
     assert dataclasses.replace(PYTHON, glibc="").platforms == ["musllinux_1_2_x86_64", "musllinux_1_1_x86_64"]
 
 
-def test_copies_of_this_interpreters_packages_are_not_put_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_not_copied_for_another_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dataclasses.replace(PYTHON, cache_tag="cpython-399").can_use_ours
     monkeypatch.setattr(site.platform, "libc_ver", lambda: ("glibc", "2.40"))
     monkeypatch.setattr(site.sys.implementation, "cache_tag", PYTHON.cache_tag)
@@ -126,7 +126,9 @@ def test_copies_of_this_interpreters_packages_are_not_put_under_another(monkeypa
     assert dataclasses.replace(PYTHON, glibc="2.41").can_use_ours
 
 
-def test_the_installer_is_told_which_interpreter_it_is_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_installer_gets_the_images_interpreter_and_platforms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     name, command = site.installer(tmp_path, PYTHON)
     assert name == "pip"
     assert {"3.13", ":all:", "manylinux_2_36_x86_64"} <= set(command)
@@ -138,7 +140,7 @@ def test_the_installer_is_told_which_interpreter_it_is_for(monkeypatch: pytest.M
         site.installer(tmp_path, PYTHON)
 
 
-def test_what_an_image_has_already_is_not_added_to_it(tmp_path: Path) -> None:
+def test_packages_that_an_image_has_are_not_added_again(tmp_path: Path) -> None:
     for name, version in (("old_one", "1.0"), ("newer", "2.0")):
         info = tmp_path / f"{name}-{version}.dist-info"
         info.mkdir()
@@ -154,7 +156,7 @@ def test_requirements_are_read_without_comments() -> None:
     assert site.read_requirements(["# all", "", "numpy  # arrays", "pandas>=2"]) == ["numpy", "pandas>=2"]
 
 
-def test_a_derived_image_is_addressed_by_what_it_is_made_of() -> None:
+def test_a_derived_image_is_addressed_by_its_content() -> None:
     wanted = parse_wanted(["pandas>=2", "polars"])
     assert packages.content_address(IMAGE, wanted) == packages.content_address(IMAGE, wanted[::-1])
     assert packages.content_address(IMAGE, wanted) != packages.content_address(IMAGE, wanted[:1])
@@ -172,7 +174,7 @@ def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
         packages.derive(client, IMAGE, ["--index-url=http://evil"])
 
 
-def test_labels_are_read_as_a_strangers_data() -> None:
+def test_malformed_labels_are_read_without_an_error() -> None:
     told = {
         "Id": "sha256:9",
         "Config": {"Labels": {reference.GUEST: "9.9", reference.PACKAGES: "[not json"}},
@@ -186,12 +188,12 @@ def test_labels_are_read_as_a_strangers_data() -> None:
     )
 
 
-def test_an_older_guest_of_the_same_version_is_told_apart() -> None:
+def test_an_older_guest_of_the_same_version_is_not_current() -> None:
     assert not IMAGE.is_current
     assert dataclasses.replace(IMAGE, sources=reference.guest_sources()).is_current
 
 
-def test_the_digest_of_sources_knows_names_and_contents_and_no_caches(tmp_path: Path) -> None:
+def test_the_digest_of_sources_covers_names_and_contents_and_no_caches(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1")
     first = reference.digest_of(tmp_path)
     (tmp_path / "__pycache__").mkdir()
@@ -217,13 +219,13 @@ SOUND = {"guest": IMAGE.guest_version, "python": IMAGE.python, "compiled": True,
         ({"writable": [f"/{n}" for n in range(9)]}, "may write in it: /0, /1, /2, /3, /4 and 4 more"),
     ],
 )
-def test_each_thing_wrong_inside_an_image_is_named(change: dict[str, Any], said: str) -> None:
+def test_each_problem_inside_an_image_is_named(change: dict[str, Any], said: str) -> None:
     assert check.problems_inside(SOUND, IMAGE) == []
     [problem] = check.problems_inside({**SOUND, **change}, IMAGE)
     assert said in problem
 
 
-def test_what_an_image_is_checked_for_is_what_its_build_file_says(prepare: ModuleType) -> None:
+def test_the_check_of_an_image_agrees_with_its_dockerfile(prepare: ModuleType) -> None:
     text = (build.sources() / "python" / "Dockerfile").read_text()
     entry = re.search(r"^ENTRYPOINT \[(.*)\]$", text, re.MULTILINE)
     assert entry is not None
@@ -244,7 +246,7 @@ def test_build_files_pin_what_they_build_on() -> None:
     assert f"ARG BASE_IMAGE={reference.DEFAULT_IMAGE}\n" in text
 
 
-def test_programs_go_and_the_interpreter_stays(prepare: ModuleType, tmp_path: Path) -> None:
+def test_programs_are_removed_and_the_interpreter_stays(prepare: ModuleType, tmp_path: Path) -> None:
     for name in ("bin/sh", "usr/bin/gcc", "usr/bin/python3.13", "usr/bin/python3-config", "usr/local/bin/pip"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -253,7 +255,7 @@ def test_programs_go_and_the_interpreter_stays(prepare: ModuleType, tmp_path: Pa
     assert left == {"python3.13", "python3"}
 
 
-def test_nothing_in_a_bare_tree_elevates_or_is_everybodys_to_write(prepare: ModuleType, tmp_path: Path) -> None:
+def test_a_bare_tree_has_no_set_uid_and_no_world_writable_file(prepare: ModuleType, tmp_path: Path) -> None:
     for name, mode in (("tool", 0o6755), ("shared", 0o666), ("plain", 0o644)):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
@@ -264,7 +266,7 @@ def test_nothing_in_a_bare_tree_elevates_or_is_everybodys_to_write(prepare: Modu
     assert modes == {"tool": 0o755, "shared": 0o644, "plain": 0o644, "drop": 0o755}
 
 
-def test_where_scripts_write_leads_to_the_one_writable_mount(prepare: ModuleType, tmp_path: Path) -> None:
+def test_the_links_for_scripts_lead_to_the_one_writable_mount(prepare: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "left").touch()
     prepare.make_links(tmp_path)
@@ -273,13 +275,13 @@ def test_where_scripts_write_leads_to_the_one_writable_mount(prepare: ModuleType
     assert (tmp_path / "sandbox").is_dir()
 
 
-def test_package_managers_and_papers_go(prepare: ModuleType, tmp_path: Path) -> None:
+def test_package_managers_and_documentation_are_removed(prepare: ModuleType, tmp_path: Path) -> None:
     gone = ("var/lib/dpkg/status", "usr/share/man/man1/x.1", "usr/lib/apt/solvers/x", "etc/shadow", "root/.bashrc")
     kept = ("usr/share/doc/libc6/copyright", "usr/lib/x86_64-linux-gnu/libz.so.1", "etc/ld.so.cache")
     for name in (*gone, *kept):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    for path in prepare.matching(tmp_path, prepare.USELESS):
+    for path in prepare.matching(tmp_path, prepare.UNUSED):
         prepare.remove(path)
     assert not [name for name in gone if (tmp_path / name).exists()]
     assert all((tmp_path / name).exists() for name in kept)
