@@ -1,7 +1,7 @@
-"""Runs scripts: takes Run from the bridge, executes the source, and reports with Done.
+"""Run scripts: take RunScript from the bridge, execute the source, and report with Done.
 
 The script is its own compilation unit named `<code>`, so its line numbers, tracebacks and `__future__` imports are
-native. Knows nothing of isolation; by the time it is called the walls are up.
+native. Isolation is already applied when the runner is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueToo
 from toolcell_bridge.wire.messages import Done, Message, Plain, PutFile, Result, RunScript
 
 LAST = "<last>"
-"""Names, in the script's namespace while it runs, the value of the expression it ends with. No source can say it."""
+"""Name in the script's namespace for the value of the expression it ends with. No source can contain this name."""
 
 LAST_RESULT = "<set_result>"
 """What a script calls when its last statement is a call of set_result."""
@@ -44,7 +44,7 @@ class Runner:
         self._result_set = False
         self._held: list[Message] = []
         self._is_last = False
-        self._ours: object = None
+        self._own_set_result: object = None
 
     def serve(self) -> None:
         """Answer requests until the host closes the bridge."""
@@ -59,7 +59,7 @@ class Runner:
             return
 
     def answer(self, run: RunScript) -> Done:
-        """Execute one script and send its last word, which is returned too.
+        """Execute one script, send Done and return it.
 
         Raises:
             ChannelClosed: the host is gone.
@@ -70,7 +70,7 @@ class Runner:
         return done
 
     def _run(self, run: RunScript) -> Done:
-        """Never raises for anything the script does. What is held afterwards belongs before the last word."""
+        """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
         self._result_set = False
         try:
             if self._put_error is not None:
@@ -130,7 +130,7 @@ class Runner:
                 raise ValueError(f"log level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
             print(f"[{level}]", *values, file=sys.stderr if level in ("warning", "error") else sys.stdout)
 
-        self._ours = set_result
+        self._own_set_result = set_result
         return {
             "call_tool": toolbox.call_tool,
             "call_tools_parallel": toolbox.call_tools_parallel,
@@ -155,8 +155,8 @@ class Runner:
         message = Result(packed, wanted)
         self._flush()
         if self._is_last and not wanted:
-            # Nothing of the script can come after it: it leaves with Done, which spares both ends a system call and
-            # the host a wake-up.
+            # No message of the script can follow. It is sent together with Done, which saves both ends a system call
+            # and the host a wake-up.
             self._held[:] = [message]
         else:
             self._channel.send(message)
@@ -165,9 +165,9 @@ class Runner:
             self._channel.send(part)
 
     def _set_last_result(self, *args: Any, **kwargs: Any) -> Any:
-        # Looked up as the script would have: it may have one of its own by now, and that may do more than set it.
+        # Looked up like in the script, which may have defined a set_result of its own.
         found = eval("set_result", self._module.__dict__)
-        self._is_last = found is self._ours
+        self._is_last = found is self._own_set_result
         try:
             return found(*args, **kwargs)
         finally:
@@ -197,29 +197,32 @@ class Denied(Exception):
 
 
 def parse(run: RunScript) -> tuple[types.CodeType, dict[str, Any]]:
-    """Compile a script and return it with the names it needs. The value it ends with will be found under `LAST`.
+    """Compile a script; returns it with the names it needs. The value it ends with will be under `LAST`.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
         Denied: the lint profile found something.
     """
-    guards: dict[str, Any] = {}
     if run.lint == "off":
         tree = compile(run.source, SCRIPT, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
-    else:
-        from toolcell_bridge.guest.lint import check
+        return compile(_keep_last_value(tree), SCRIPT, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), {}
+    from toolcell_bridge.guest.lint import check, compile_tree
 
-        checked = check(run.source, run.lint)  # type: ignore[arg-type]
-        if checked.findings:
-            raise Denied(_denied(checked.findings))
-        tree, guards = checked.tree, checked.guards
+    checked = check(run.source, run.lint)  # type: ignore[arg-type]
+    if checked.tree is None:
+        raise Denied(_denied(checked.findings))
+    return compile_tree(_keep_last_value(checked.tree), "exec", flags=TOP_LEVEL_AWAIT), checked.guards
+
+
+def _keep_last_value(tree: Any) -> Any:
+    """Keep the value of the expression that a script ends with under `LAST`."""
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
         tree.body[-1] = _kept(tree.body[-1])
-    return compile(tree, SCRIPT, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), guards
+    return tree
 
 
 def _kept(last: _ast.Expr) -> _ast.Assign:
-    """The statement `last`, with its value kept under `LAST`."""
+    """Turn the statement `last` into an assignment to `LAST`."""
     called = last.value.func if isinstance(last.value, _ast.Call) else None
     if isinstance(called, _ast.Name) and called.id == "set_result":
         called.id = LAST_RESULT
@@ -261,7 +264,7 @@ def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
 
 
 def make_repeatable(run: RunScript) -> None:
-    """Give randomness and the clock their recorded beginnings."""
+    """Seed randomness and start the clock as recorded."""
     from toolcell_bridge.guest import determinism
 
     if run.seed is not None:
@@ -271,5 +274,5 @@ def make_repeatable(run: RunScript) -> None:
 
 
 def exit_process(code: int = 0) -> None:
-    """Leave at once: no atexit hooks, no threads joined, nothing of the script's run again."""
+    """Exit at once: no atexit hooks, no threads joined, no code of the script run again."""
     os._exit(code)
