@@ -1,4 +1,4 @@
-"""`toolcell images`: what a person and a program are told, with an engine played by a table and with none."""
+"""`toolcell images`: text and JSON output, with a fake engine and without an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image(tag: str, **labels: str) -> dict[str, Any]:
 
 
 class Engine:
-    """Answers the few calls that listing makes."""
+    """Answers the calls that `list` makes."""
 
     def __init__(self, *known: dict[str, Any]) -> None:
         self.known = {tag: each for each in known for tag in each["RepoTags"]}
@@ -50,7 +50,7 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Holds one image of this installation and one of an older one."""
+    """An engine with an image of this installation and an older image."""
     current = image(reference.DEFAULT_IMAGE, **CURRENT, **{reference.SOURCES: reference.guest_sources()})
     older = image(
         "toolcell/python:0.0.1", **{**CURRENT, reference.GUEST: "0.0.1", reference.PACKAGES: '{"numpy": "2.4"}'}

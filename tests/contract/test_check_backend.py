@@ -130,16 +130,16 @@ async def test_a_fault_is_found(backend: type[FakeBackend], name: str, monkeypat
 
 
 async def test_the_report_has_a_line_for_every_case_and_a_reason_for_every_skip() -> None:
-    told: list[CaseResult] = []
+    reported: list[CaseResult] = []
     report = await check_backend(
         FakeBackend,
         only=["values.plain_data", "isolation", "life.named"],
         skip={"life.named": "known"},
-        on_result=told.append,
+        on_result=reported.append,
     )
 
     assert report.ok
-    assert list(report.lines) == told
+    assert list(report.lines) == reported
     assert [line.name for line in report.lines if line.passed] == ["values.plain_data"]
     assert {line.problem for line in report.skipped} == {"it isolates nothing", "known"}
     assert all(line.description for line in report.lines)

@@ -1,4 +1,4 @@
-"""The fake that plays a guest: every end a run can have, without a process, on every loop."""
+"""`FakeBackend` with a scripted guest: every end of a run, without a process, on every event loop."""
 
 from __future__ import annotations
 

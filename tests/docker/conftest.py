@@ -1,4 +1,4 @@
-"""An engine and the image of this tree's guest, or the reason why there is none. Nothing is downloaded here."""
+"""Fixtures: an engine and an image with this tree's guest; tests skip, with the reason, without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
 
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[Client]:
-    """The engine that DOCKER_HOST names, else the local one."""
+    """The engine at DOCKER_HOST, else the local one."""
     try:
         client = Client.connect_now()
     except SandboxUnavailable as exc:
@@ -27,7 +27,7 @@ def docker_client() -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def docker_image(docker_client: Client) -> ImageRef:
-    """The default image. One with an older guest is built anew on its own base, which takes seconds."""
+    """The default image. An image with an older guest is rebuilt on its own base, which takes seconds."""
     found = reference.find_image(docker_client, reference.DEFAULT_IMAGE)
     if found is None:
         pytest.skip(f"the engine has no image {reference.DEFAULT_IMAGE}: {reference.HOW_TO_BUILD}")
@@ -36,7 +36,7 @@ def docker_image(docker_client: Client) -> ImageRef:
 
 @pytest.fixture(params=["direct", "carried"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """For the forked mode: with the lines taken out of the relay, and with the relay carrying them as it does for a remote host."""
+    """How a shared container is used: over direct channels, or through its proxy as by a remote host."""
     if "docker" not in request.keywords:
         return ""
     if request.param == "carried":

@@ -1,4 +1,4 @@
-"""Single containers for tests: one with its guest, one that runs a plain program in the guest's place."""
+"""Single containers for tests: with a guest, or with a plain program instead of a guest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = Limits(memory_bytes=128 * MIB, processes=40, disk_bytes=8 * MIB, inodes
 
 @asynccontextmanager
 async def opened(image: str, **options: Any) -> AsyncIterator[DockerBackend]:
-    """A backend that is open."""
+    """Open a backend."""
     backend = DockerBackend(image, **options)
     await backend.open()
     try:
@@ -38,7 +38,7 @@ async def opened(image: str, **options: Any) -> AsyncIterator[DockerBackend]:
 async def greeted(
     backend: DockerBackend, limits: Limits = LIMITS
 ) -> AsyncIterator[tuple[GuestConnection, DockerSandbox]]:
-    """One sandbox of it that has said Hello."""
+    """Start a sandbox and wait for its Hello."""
     sandbox = await backend.start(limits)
     assert isinstance(sandbox, DockerSandbox)
     connection = GuestConnection(sandbox)
@@ -50,7 +50,7 @@ async def greeted(
 
 
 async def containers_of(client: Client, label: str, value: str | None = None) -> list[str]:
-    """Ids of what the daemon still has under a label."""
+    """Return the ids of the containers with a label."""
     return [each["Id"] for each in await client.list({label: value})]
 
 
@@ -71,7 +71,7 @@ def status(name):
 
 
 async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: str | None = None) -> Any:
-    """Run `source` in the guest's place: only the container's own walls are around it. Returns what it printed."""
+    """Run `source` instead of a guest, so that only the container's own layers isolate it; return its JSON output."""
     blueprint = Blueprint(engine.image.id, runtime=runtime, labels=engine.labels("single"))
     config = container_config(blueprint, limits) | {"Entrypoint": ["python3", "-I", "-B", "-c", PROLOGUE + source]}
     container = await engine.launch(config, blueprint)
@@ -88,7 +88,7 @@ async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: st
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
+    """Make a self-signed certificate for 127.0.0.1; return the paths of certificate and key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""Containers of many sandboxes for tests, and what attacks say first."""
+"""Shared containers for tests, and the common beginning of attack scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An address where no Docker daemon is: it is named, and what to do about it is what can help there. Needs no daemon."""
+"""Errors for an address without a Docker daemon name the address and a remedy that helps. Needs no daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolcell.sandbox.docker.client import START_DAEMON, Client
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """A web server that has nothing of what a daemon has."""
+    """A web server that is no Docker daemon."""
 
     def do_GET(self) -> None:
         self.send_error(404)
@@ -36,7 +36,7 @@ def web_server() -> Iterator[str]:
 
 
 def refusal(address: str | None = None) -> str:
-    """What is said when somebody connects there."""
+    """Return the message of a failed connection."""
     with pytest.raises(SandboxUnavailable) as caught:
         Client.connect_now(address)
     return str(caught.value)
@@ -46,8 +46,8 @@ def test_an_address_without_a_listener_is_named(tmp_path: Path, monkeypatch: pyt
     address = f"unix://{tmp_path}/none.sock"
     monkeypatch.setenv("DOCKER_HOST", address)
 
-    for said in (refusal(), refusal(address), refusal("tcp://127.0.0.1:1")):
-        assert START_DAEMON in said
+    for message in (refusal(), refusal(address), refusal("tcp://127.0.0.1:1")):
+        assert START_DAEMON in message
     assert f"no Docker daemon answers at {address} (" in refusal()
     assert "no Docker daemon answers at tcp://127.0.0.1:1 (" in refusal("tcp://127.0.0.1:1")
 
@@ -61,19 +61,21 @@ def test_a_socket_of_others_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_is_no_daemon_is_named_as_such(web_server: str) -> None:
-    said = refusal(web_server)
+    message = refusal(web_server)
 
-    assert said.startswith(f"what answers at {web_server} is no Docker daemon (HTTP 404): set DOCKER_HOST to a daemon")
-    assert "start it" not in said
+    assert message.startswith(
+        f"what answers at {web_server} is no Docker daemon (HTTP 404): set DOCKER_HOST to a daemon"
+    )
+    assert "start it" not in message
 
 
 @pytest.mark.parametrize("address", ["garbage", "moon://here", "tcp://", "tcp://here:port", "fd://"])
 def test_a_malformed_address_is_answered_with_the_legal_forms(address: str) -> None:
-    said = refusal(address)
+    message = refusal(address)
 
-    assert f"'{address}' is no address of a Docker daemon" in said
-    assert "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST" in said
-    assert "start it" not in said
+    assert f"'{address}' is no address of a Docker daemon" in message
+    assert "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST" in message
+    assert "start it" not in message
 
 
 def test_certificates_that_are_missing_are_no_reason_to_start_a_daemon(
@@ -83,20 +85,20 @@ def test_certificates_that_are_missing_are_no_reason_to_start_a_daemon(
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 
-    said = refusal()
+    message = refusal()
 
-    assert "cannot ask a Docker daemon at tcp://127.0.0.1:1 (" in said
-    assert "see DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH" in said
-    assert "start it" not in said
+    assert "cannot ask a Docker daemon at tcp://127.0.0.1:1 (" in message
+    assert "see DOCKER_HOST, DOCKER_TLS_VERIFY and DOCKER_CERT_PATH" in message
+    assert "start it" not in message
 
 
 def test_ssh_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "paramiko", None)
 
-    said = refusal("ssh://me@there")
+    message = refusal("ssh://me@there")
 
-    assert said.startswith('ssh://me@there needs the "paramiko" package')
-    assert said.endswith("pip install 'docker[ssh]'")
+    assert message.startswith('ssh://me@there needs the "paramiko" package')
+    assert message.endswith("pip install 'docker[ssh]'")
 
 
 def test_a_host_that_ssh_does_not_reach_is_named_with_the_way_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_the_way_to_try_it(monkeypa
     monkeypatch.setitem(sys.modules, "paramiko", paramiko)
     monkeypatch.setattr("docker.APIClient", connect)
 
-    said = refusal("ssh://me@there")
+    message = refusal("ssh://me@there")
 
-    assert said.startswith("no Docker daemon answers at ssh://me@there (Server 'there' not found in known_hosts): ")
-    assert "`ssh ssh://me@there docker version`" in said
+    assert message.startswith("no Docker daemon answers at ssh://me@there (Server 'there' not found in known_hosts): ")
+    assert "`ssh ssh://me@there docker version`" in message

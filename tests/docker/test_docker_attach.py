@@ -1,4 +1,4 @@
-"""The attached stream: two streams told apart in any split, raw output before the last word, ends of every kind."""
+"""The attached stream: two streams separated in any split, raw output before Done, and every kind of end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Log, Ru
 from .docker_sandboxes import certificate
 
 END_MARKER = b"\0marker-of-a-test"
-PATIENCE_S = 10
+TIMEOUT_S = 10
 
 
-def said(stream: int, data: bytes) -> bytes:
+def multiplexed(stream: int, data: bytes) -> bytes:
     """As the daemon sends it."""
     return struct.pack(">BxxxI", stream, len(data)) + data
 
@@ -51,7 +51,7 @@ def test_streams_are_separated_whatever_the_split(writes: list[tuple[int, bytes]
     parts = Demultiplexer()
     found: dict[int, bytes] = {1: b"", 2: b"", 3: b""}
 
-    for piece in cut(b"".join(said(*each) for each in writes), places):
+    for piece in cut(b"".join(multiplexed(*each) for each in writes), places):
         for stream, data in parts.feed(piece):
             found[stream] += data
 
@@ -100,14 +100,14 @@ def test_only_end_markers_are_removed_whatever_the_split(writes: list[bytes], pl
         output.feed(piece)
         taken += output.take()
 
-    fences = sum(each == END_MARKER for each in writes)
-    if fences == output.markers:  # hypothesis may write one by chance
-        assert taken + bytes(output._data) == b"".join(writes).replace(END_MARKER, b"")
+    written = sum(each == END_MARKER for each in writes)
+    if written == output.markers:  # hypothesis may write one by chance
+        assert taken + output.take(is_last=True) == b"".join(writes).replace(END_MARKER, b"")
 
 
 def a_pair(end_marker: bytes = END_MARKER) -> tuple[AttachedStream, socket.socket]:
     ours, theirs = socket.socketpair()
-    theirs.settimeout(PATIENCE_S)
+    theirs.settimeout(TIMEOUT_S)
     return AttachedStream(ours, end_marker=end_marker), theirs
 
 
@@ -115,8 +115,8 @@ def a_pair(end_marker: bytes = END_MARKER) -> tuple[AttachedStream, socket.socke
 async def test_the_bridge_and_the_raw_output_arrive_separately() -> None:
     stream, daemon = a_pair()
     with daemon:
-        daemon.sendall(said(2, b"raw") + said(1, b"bridge") + said(3, b" daemon"))
-        with anyio.fail_after(PATIENCE_S):
+        daemon.sendall(multiplexed(2, b"raw") + multiplexed(1, b"bridge") + multiplexed(3, b" daemon"))
+        with anyio.fail_after(TIMEOUT_S):
             assert await stream.receive() == b"bridge"
         assert stream.take_output() == b"raw daemon"
         assert stream.received_bytes == 6
@@ -130,15 +130,15 @@ async def test_the_bridge_and_the_raw_output_arrive_separately() -> None:
 async def test_the_done_frame_waits_for_raw_output_written_before_it() -> None:
     stream, daemon = a_pair()
     with daemon:
-        daemon.sendall(said(1, done_frame()))
+        daemon.sendall(multiplexed(1, done_frame()))
         async with anyio.create_task_group() as tasks:
 
             async def late() -> None:
                 await anyio.lowlevel.checkpoint()
-                daemon.sendall(said(2, b"written before" + END_MARKER))
+                daemon.sendall(multiplexed(2, b"written before" + END_MARKER))
 
             tasks.start_soon(late)
-            with anyio.fail_after(PATIENCE_S):
+            with anyio.fail_after(TIMEOUT_S):
                 assert await stream.receive() == done_frame()
             assert stream.take_output() == b"written before"
     stream.close()
@@ -149,8 +149,8 @@ async def test_a_script_that_broke_its_own_output_delays_done_only_briefly() -> 
     stream, daemon = a_pair()
     with daemon:
         for _ in range(2):
-            daemon.sendall(said(1, done_frame()))
-            with anyio.fail_after(PATIENCE_S):
+            daemon.sendall(multiplexed(1, done_frame()))
+            with anyio.fail_after(TIMEOUT_S):
                 assert await stream.receive() == done_frame()
     stream.close()
 
@@ -159,20 +159,22 @@ async def test_a_script_that_broke_its_own_output_delays_done_only_briefly() -> 
 async def test_an_end_marker_forged_by_a_script_costs_it_only_its_own_output() -> None:
     stream, daemon = a_pair()
     with daemon:
-        daemon.sendall(said(2, END_MARKER + b"mine") + said(1, done_frame()))
-        with anyio.fail_after(PATIENCE_S):
+        daemon.sendall(multiplexed(2, END_MARKER + b"mine") + multiplexed(1, done_frame()))
+        with anyio.fail_after(TIMEOUT_S):
             assert await stream.receive() == done_frame()
         assert stream.take_output() == b"mine"
     stream.close()
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("last", [b"", said(1, b"torn")[:-2], said(1, b"x")[:5], b"HTTP/1.1 500 gone\r\n"])
+@pytest.mark.parametrize(
+    "last", [b"", multiplexed(1, b"torn")[:-2], multiplexed(1, b"x")[:5], b"HTTP/1.1 500 gone\r\n"]
+)
 async def test_a_daemon_that_goes_away_ends_the_stream(last: bytes) -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.sendall(last)
-    with anyio.fail_after(PATIENCE_S):
+    with anyio.fail_after(TIMEOUT_S):
         while await stream.receive():
             pass
         assert await stream.receive() == b""
@@ -185,9 +187,9 @@ async def test_a_daemon_that_goes_away_ends_the_stream(last: bytes) -> None:
 async def test_bytes_from_before_the_end_are_still_delivered() -> None:
     stream, daemon = a_pair()
     with daemon:
-        daemon.sendall(said(1, b"first") + said(2, b"noise") + said(1, b" last"))
+        daemon.sendall(multiplexed(1, b"first") + multiplexed(2, b"noise") + multiplexed(1, b" last"))
     received = b""
-    with anyio.fail_after(PATIENCE_S):
+    with anyio.fail_after(TIMEOUT_S):
         while data := await stream.receive():
             received += data
     assert (received, stream.take_output()) == (b"first last", b"noise")
@@ -199,7 +201,7 @@ async def test_a_half_closed_stream_still_takes_what_is_sent() -> None:
     stream, daemon = a_pair()
     with daemon:
         daemon.shutdown(socket.SHUT_WR)
-        with anyio.fail_after(PATIENCE_S):
+        with anyio.fail_after(TIMEOUT_S):
             assert await stream.receive() == b""
         await stream.send(b"still there?")
         assert daemon.recv(100) == b"still there?"
@@ -213,7 +215,7 @@ async def test_closing_wakes_a_waiting_receive() -> None:
         async with anyio.create_task_group() as tasks:
 
             async def wait() -> None:
-                with anyio.fail_after(PATIENCE_S):
+                with anyio.fail_after(TIMEOUT_S):
                     assert await stream.receive() == b""
 
             tasks.start_soon(wait)
@@ -226,14 +228,14 @@ async def test_a_flood_of_raw_output_is_held_only_up_to_its_limit(monkeypatch: p
     monkeypatch.setattr(attach_module, "OUTPUT_BYTES", 64 * 1024)
     stream, daemon = a_pair()
     total = 4 << 20
-    flood = threading.Thread(target=lambda: daemon.sendall(said(2, bytes(total)) + said(1, b"end")))
+    flood = threading.Thread(target=lambda: daemon.sendall(multiplexed(2, bytes(total)) + multiplexed(1, b"end")))
     flood.start()
     taken = most = 0
     async with anyio.create_task_group() as tasks:
         done = anyio.Event()
 
         async def read() -> None:
-            with anyio.fail_after(PATIENCE_S):
+            with anyio.fail_after(TIMEOUT_S):
                 assert await stream.receive() == b"end"
             done.set()
 
@@ -242,7 +244,7 @@ async def test_a_flood_of_raw_output_is_held_only_up_to_its_limit(monkeypatch: p
             piece = len(stream.take_output())
             taken, most = taken + piece, max(most, piece)
             await anyio.lowlevel.checkpoint()
-    flood.join(PATIENCE_S)
+    flood.join(TIMEOUT_S)
     daemon.close()
     assert await stream.receive() == b""
     assert taken + len(stream.take_output()) == total
@@ -262,8 +264,8 @@ def encrypted(tmp_path: Path) -> tuple[socket.socket, ssl.SSLSocket]:
     greeting = threading.Thread(target=lambda: served.append(theirs.wrap_socket(b, server_side=True)))
     greeting.start()
     remote = ours.wrap_socket(a, server_hostname="127.0.0.1")
-    greeting.join(PATIENCE_S)
-    served[0].settimeout(PATIENCE_S)
+    greeting.join(TIMEOUT_S)
+    served[0].settimeout(TIMEOUT_S)
     return pump_through_socket(remote), served[0]
 
 
@@ -279,17 +281,17 @@ async def test_a_stream_behind_tls_carries_both_directions_and_its_end(
     def serve() -> None:
         while len(echoed) < len(big):
             echoed.extend(daemon.recv(65536))
-        daemon.sendall(said(1, bytes(echoed)))
+        daemon.sendall(multiplexed(1, bytes(echoed)))
         daemon.close()
 
     serving = threading.Thread(target=serve)
     serving.start()
     received = b""
-    with anyio.fail_after(2 * PATIENCE_S):
+    with anyio.fail_after(2 * TIMEOUT_S):
         await stream.send(big)
         while data := await stream.receive():
             received += data
-    serving.join(PATIENCE_S)
+    serving.join(TIMEOUT_S)
     assert received == big
     stream.close()
 
@@ -300,7 +302,7 @@ async def test_closing_our_end_ends_a_connection_behind_tls(
 ) -> None:
     plain, daemon = encrypted
     AttachedStream(plain).close()
-    with anyio.fail_after(PATIENCE_S):
+    with anyio.fail_after(TIMEOUT_S):
         try:
             assert await anyio.to_thread.run_sync(daemon.recv, 10) == b""
         except (ssl.SSLError, ConnectionError):

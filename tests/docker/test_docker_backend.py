@@ -1,4 +1,4 @@
-"""A Runtime over containers: the same results, limits and errors as over processes."""
+"""A Runtime with the Docker backend: the same results, limits and errors as with the process backend."""
 
 from __future__ import annotations
 
@@ -319,10 +319,10 @@ async def test_the_interpreter_is_the_images() -> None:
             pass
 
 
-# A daemon that is not on this machine, as far as the backend can tell.
+# A daemon that the backend takes for one on another machine.
 
 
-class Relay:
+class TcpProxy:
     """A TCP port in front of the local daemon's socket, with TLS or without."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
@@ -388,11 +388,11 @@ async def outcomes_over(image: str, docker_host: str) -> list[Outcome]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_remote_daemon_over_tcp_gives_the_same_outcomes(docker_image: ImageRef) -> None:
-    relay = Relay()
+    proxy = TcpProxy()
     try:
-        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{relay.port}")
+        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{proxy.port}")
     finally:
-        relay.close()
+        proxy.close()
     assert found == [outcome for _, outcome in SCRIPTS]
 
 
@@ -409,11 +409,11 @@ async def test_a_remote_daemon_behind_tls_gives_the_same_outcomes(
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    relay = Relay(context)
+    proxy = TcpProxy(context)
     try:
-        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{relay.port}")
+        found = await outcomes_over(docker_image.id, f"tcp://127.0.0.1:{proxy.port}")
     finally:
-        relay.close()
+        proxy.close()
     assert found == [outcome for _, outcome in SCRIPTS]
 
 

@@ -1,6 +1,6 @@
-"""The same sandbox on gVisor, where the daemon offers it: another kernel, the same results.
+"""The same sandbox on gVisor, where the daemon has it: another kernel, the same results.
 
-Not held to what its kernel has not: no Landlock, no inodes counted on a tmpfs, no news of a refused fork.
+gVisor has no Landlock, does not count inodes of a tmpfs, and does not report a refused fork, so none of these is tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolcell.sandbox.docker.images.reference import ImageRef
 from .docker_sandboxes import LIMITS, MIB
 
 SMALL = LIMITS.model_copy(update={"memory_bytes": 256 * MIB, "processes": 8, "wall_s": 15})
-"""Few processes: each takes several megabytes of gVisor's own, which count."""
+"""Few processes: each one costs gVisor several megabytes, which count towards the memory limit."""
 
 
 @pytest.fixture(scope="module")

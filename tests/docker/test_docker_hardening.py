@@ -1,6 +1,6 @@
-"""Each wall of a container twice: what it was made with, read back from the daemon, and an attack on it from inside.
+"""Test each layer of a container twice: by the options that the daemon reports, and by an attack from inside.
 
-The attacks here run in the guest's place, so that it is the container's walls that hold and not the guest's own.
+The attacks run instead of a guest, so the container's own layers stop them and not the guest's.
 """
 
 from __future__ import annotations
@@ -269,11 +269,11 @@ def test_a_guest_cannot_claim_layers_of_the_daemon() -> None:
 
 
 def test_a_guest_without_a_required_layer_is_refused() -> None:
-    said = dict.fromkeys(GUEST_LAYERS - {"landlock"}, "up")
+    from_guest = dict.fromkeys(GUEST_LAYERS - {"landlock"}, "up")
 
     with pytest.raises(SandboxUnavailable, match="landlock"):
-        live_layers(required_layers(Policy(), None), daemon_layers(inspection()), said)
-    assert live_layers(required_layers(Policy(), "runsc"), daemon_layers(inspection()), said)
+        live_layers(required_layers(Policy(), None), daemon_layers(inspection()), from_guest)
+    assert live_layers(required_layers(Policy(), "runsc"), daemon_layers(inspection()), from_guest)
 
 
 def test_the_policys_own_requirement_replaces_the_default() -> None:

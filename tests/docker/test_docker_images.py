@@ -1,4 +1,4 @@
-"""Images on a real engine: what is in one, what is refused, and that packages are added once."""
+"""Images on a real engine: their contents, images that are refused, and packages that are added once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    """A package that nobody has ever published."""
+    """A package that is not published anywhere."""
     path = tmp_path / "answer_box-1.0-py3-none-any.whl"
     files = {
         "answer_box.py": "ANSWER = 42\n",
@@ -38,7 +38,7 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scraps(docker_client: Client) -> Iterator[list[str]]:
-    """Tags that a test made and that go with it."""
+    """Tags that a test makes; removed after the test."""
     tags: list[str] = []
     yield tags
     for tag in tags:
@@ -59,7 +59,7 @@ def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker
 
 
 def test_modules_are_compiled_in_the_image(docker_client: Client, docker_image: ImageRef) -> None:
-    """Its root is read-only, so whatever is not compiled would be compiled anew in every sandbox."""
+    """The root is read-only, so a module without bytecode would be compiled again in every sandbox."""
     code = "import asyncio, json, toolcell_bridge.wire.messages as m; from os.path import exists; print(exists(m.__cached__), exists(asyncio.__cached__))"
     assert check.run_python(docker_client, docker_image.id, code).split() == ["True", "True"]
 
@@ -74,7 +74,7 @@ def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker
 
 
 def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) -> None:
-    """Our command builds our own images only; another name is to be pulled or built, or left out."""
+    """Our command builds our own images only. The message for another name says to pull it, build it or leave it out."""
     with pytest.raises(SandboxUnavailable, match=r"no image nope:1; docker pull or docker build it") as caught:
         packages.ensure_image(docker_client, "nope:1")
     assert "toolcell images check nope:1" in str(caught.value)
@@ -104,7 +104,7 @@ def test_wrong_labels_are_found(docker_client: Client, docker_image: ImageRef, s
 
 
 def relabelled(client: Client, image: ImageRef, scraps: list[str], name: str, labels: dict[str, str]) -> str:
-    """The same image under other labels."""
+    """Tag the same image with other labels."""
     made = client.api.create_container_from_config({"Image": image.id, "Labels": {reference.ROLE: "test"}})["Id"]
     try:
         changes = [f"LABEL {key}={value}" for key, value in {**labels, reference.ROLE: "test"}.items()]
@@ -160,7 +160,7 @@ def test_a_package_that_cannot_be_installed_leaves_no_image(
 
 
 def test_building_again_changes_nothing(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
-    """Same guest, same base: every step is the engine's cached one, whoever builds and in which directory."""
+    """With the same guest and base, every step comes from the engine's cache."""
     scraps.append("toolcell/test:again")
     one = build.build_python(docker_client, docker_image.base, tag="toolcell/test:again")
     assert build.build_python(docker_client, docker_image.base, tag="toolcell/test:again").id == one.id

@@ -1,4 +1,4 @@
-"""A container's life and its ends: cancelled at any moment, dead in the pool, killed from outside, its daemon gone."""
+"""Life and ends of a container: cancelled at any moment, dead in the pool, killed from outside, daemon gone."""
 
 from __future__ import annotations
 
@@ -208,11 +208,11 @@ async def test_many_runs_at_once_leave_nothing(client: Client, docker_image: Ima
     assert await nothing_left(client, key)
 
 
-# A daemon of our own, to take away.
+# A daemon of our own, which a test can kill.
 
 
 class Daemon:
-    """A second dockerd, with everything of its own."""
+    """A second dockerd with its own data and containerd."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -233,7 +233,7 @@ class Daemon:
         assert self._process is not None
         self._process.kill()
         self._process.wait(20)
-        # Its containerd dies with it, and what that leaves behind would keep the next one from starting.
+        # Its containerd dies too, and the files that containerd leaves would stop the next one from starting.
         for name in ("d.pid", "exec/containerd/containerd.pid", "exec/containerd/containerd.sock"):
             (self._folder / name).unlink(missing_ok=True)
 
@@ -256,14 +256,14 @@ async def reached(address: str) -> Client:
 def own_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         pytest.skip("starting a daemon of our own needs root and dockerd")
-    # Short: a socket's path has a hundred characters at most.
+    # Short: the path of a socket has at most about a hundred characters.
     folder = Path(f"/tmp/toolcell-daemon-{os.getpid()}")
     folder.mkdir(mode=0o700)
     daemon = Daemon(folder)
     daemon.start()
     yield daemon
     daemon.stop()
-    # A daemon mounts its own data onto itself, and one that was killed leaves that.
+    # A daemon bind-mounts its data directory onto itself, and a killed daemon leaves the mount.
     for mounted in ("data", "data"):
         subprocess.run(["umount", "-l", folder / mounted], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)

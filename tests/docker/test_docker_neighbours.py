@@ -1,4 +1,4 @@
-"""What a script can do to others in its container, to those after it, and to the container: nothing."""
+"""A script in a shared container cannot affect other sandboxes, later runs or the container."""
 
 from __future__ import annotations
 

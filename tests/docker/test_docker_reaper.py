@@ -1,4 +1,4 @@
-"""What a host leaves behind is removed: when it is killed, at whatever moment, and when its watcher was killed too."""
+"""Containers of a killed host are removed, whenever it was killed, and also when its watcher was killed too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def host(**changes: Any) -> HostIdentity:
         (host(boot="earlier"), False, False),  # a remote daemon's other hosts may be clones of this machine
         (host(boot="earlier", machine="other"), True, False),
         (host(boot="earlier", machine=""), True, False),
-        (host(pid_namespace=12, pid=300), True, False),  # another container's processes: not to be seen from here
+        (host(pid_namespace=12, pid=300), True, False),  # processes of another container are not visible here
         (host(boot=""), True, False),
     ],
 )
@@ -135,7 +135,7 @@ class Host:
 
 
 def a_process() -> subprocess.Popen[bytes]:
-    """One that waits until its stdin is closed."""
+    """Start a host that waits until its stdin is closed."""
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
@@ -202,7 +202,7 @@ async def test_guests_end_with_their_host_even_without_a_watcher(client: Client,
     with anyio.fail_after(20):
         while any(each["State"] == "running" for each in await client.list({LABEL_BACKEND: host.key})):
             await anyio.sleep(0.1)
-    # One that was only being made has no guest to end it: that is for whoever opens next.
+    # A container that was just being created has no guest that ends it: the next host removes it.
     for left in await containers_of(client, LABEL_BACKEND, host.key):
         await client.remove(left)
 

@@ -1,4 +1,4 @@
-"""The profile that containers start under says the same as the guest's own policy, but for one known group."""
+"""The seccomp profile of containers equals the guest's own policy, except for one known group of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for row in PROFILE["syscalls"]:
 
 
 def decide(call: str, arguments: tuple[int, ...]) -> SeccompAction:
-    """What libseccomp makes of the profile: any row of the call whose tests all hold, else the default."""
+    """Decide as libseccomp does: by any row of the call whose tests all hold, else by the default."""
     for row in GROUPS.get(call, []):
         tests = row.get("args", [])
         assert all(test["op"] == "SCMP_CMP_MASKED_EQ" for test in tests)
@@ -38,7 +38,7 @@ def decide(call: str, arguments: tuple[int, ...]) -> SeccompAction:
 
 
 def interesting(call: str) -> list[tuple[int, ...]]:
-    """Arguments at and around every value that a rule of this call names, in both halves of the word."""
+    """Return arguments at and around every value in a rule of this call, in both halves of the word."""
     rules = [rule for rule in (*GUEST_POLICY.rules, *UNTIL_GUEST_RULES) if rule.call == call]
     values: list[set[int]] = [{0, 1, 1 << 32} for _ in range(6)]
     for rule in rules:

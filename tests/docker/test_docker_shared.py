@@ -1,4 +1,4 @@
-"""Many sandboxes in one container: they work as any other, and end with their run, their container and their host."""
+"""Sandboxes of a shared container work as any other, and end with their run, their container and their host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with mp.get_context('fork').Lock(): pass
 with tempfile.NamedTemporaryFile() as file: place = file.name.rpartition('/')[0]
 found = []
 thread = threading.Thread(target=lambda: found.append(sorted(os.listdir('/work')) == sorted(os.listdir('.')))); thread.start(); thread.join()
-print('said'); call_tool('echo', q=0)  # so that it has arrived: what comes another way may come first
+print('said'); call_tool('echo', q=0)  # waits until it has arrived: raw output takes another way
 os.write(1, b'raw one '); os.write(2, b'raw two')
 set_result([sorted(os.listdir('.')), place, OUTPUT_DIR, found, call_tool('echo', q=[1, 'é'])], files=['.'])
 """
@@ -216,11 +216,11 @@ async def test_a_module_that_cannot_be_preloaded_is_named(docker_image: ImageRef
 @pytest.mark.docker
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [{"ended": 1}, {"started": 99}, {"measured": [1]}, {"measured": {1: [1]}}, {"measured": {1: [1, 1e999, 1]}},
      {"unheard": 1}, ["started"], {"ready": 3, "is_scoped": True}],
 )  # fmt: skip
-async def test_a_container_that_breaks_the_protocol_is_killed(docker_image: ImageRef, said: object) -> None:
+async def test_a_container_that_breaks_the_protocol_is_killed(docker_image: ImageRef, message: object) -> None:
     async with opened(docker_image.id, mode="forked") as backend:
         _, sandbox = await greeted(backend)
         container = sandbox.container
@@ -228,7 +228,7 @@ async def test_a_container_that_breaks_the_protocol_is_killed(docker_image: Imag
 
         async def lie() -> bytes:
             stream.receive = receive  # type: ignore[method-assign]
-            return Mux().control(msgpack.packb(said))
+            return Mux().control(msgpack.packb(message))
 
         stream.receive = lie  # type: ignore[method-assign]
         sandbox.sample()

@@ -1,4 +1,4 @@
-"""What goes into an image and what is said of one: the parts that are decided without an engine."""
+"""The parts of building and checking images that need no engine."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_derived_image_is_addressed_by_its_content() -> None:
 
 
 def test_an_image_that_has_the_packages_is_used_as_it_is() -> None:
-    client: Any = None  # never asked
+    client: Any = None  # never used
     assert packages.derive(client, IMAGE, ["NumPy>=2"]) is IMAGE
     assert not packages.provides(IMAGE, parse_wanted(["numpy>=3"])[0])
     assert not packages.provides(IMAGE, parse_wanted(["numpy[extra]"])[0])
@@ -233,7 +233,7 @@ def test_the_check_of_an_image_agrees_with_its_dockerfile(prepare: ModuleType) -
     assert f"USER {config['User']}" in text
     assert check.problems_of_config(config) == []
     assert len(check.problems_of_config({"User": "", "Entrypoint": ["sh"], "Volumes": {"/data": {}}})) == 3
-    # More are made below /sandbox, which a container's own file system covers: only the forked mode sees them.
+    # There are more links below /sandbox. A single container mounts its tmpfs there, so only a shared one sees them.
     made = {f"/{name}": target for name, target in prepare.LINKS.items()}
     assert {name: target for name, target in made.items() if not name.startswith("/sandbox/")} == check.LINKS
 
