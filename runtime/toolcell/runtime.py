@@ -29,6 +29,7 @@ from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.pool import Pool
 from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools.call import CallableTools
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
@@ -182,7 +183,7 @@ class Runtime:
         *,
         inputs: Mapping[str, Any] | None = None,
         files: Iterable[FileInput] = (),
-        tools: ToolRegistry | None = None,
+        tools: CallableTools | None = None,
         limits: Limits | None = None,
         lint: LintProfile | None = None,
         context: RunContext | None = None,
@@ -209,7 +210,7 @@ class Runtime:
         if self.pool is None or self._stack is None:
             raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
         wanted = self.limits if limits is None else settings_of(Limits, limits, "limits")
-        registry = (tools if tools is not None else self.registry).snapshot()
+        registry: CallableTools = (tools if tools is not None else self.registry).snapshot()
         seed, clock = self._seed_and_clock(seed, clock)
         names, profile = registry.names(Origin.CODE), lint or self.policy.lint
         message = run_message(next(self._numbers), source, inputs, names, wanted, profile, seed, clock)
@@ -255,7 +256,7 @@ class Runtime:
             clock = self.policy.clock
         return (seed, clock) if self._recorder is None else self._recorder.replay_seed(seed, clock)
 
-    def _observer(self, request: RunRequest, registry: ToolRegistry, context: RunContext) -> RunObserver:
+    def _observer(self, request: RunRequest, registry: CallableTools, context: RunContext) -> RunObserver:
         """Return the observer that writes to the audit log, or the null one."""
         recorder = self._recorder
         if recorder is None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -169,6 +170,22 @@ def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
         assert again(runtime, run).ok
 
     assert called == []
+
+
+def test_a_replay_in_a_runtime_with_a_log_is_recorded_and_replays_in_turn(recorded: Ledger, tmp_path: Path) -> None:
+    run, ledger = pinned(recorded), Ledger(tmp_path / "log")
+    with SyncRuntime(audit=ledger.log(), pool=POOL, **runtime_options(run)) as runtime:
+        done = again(runtime, run)
+        copy = ledger.the_run()
+
+    assert done.ok, done.divergence
+    assert (copy.outcome, copy.source, copy.definitions) == (run.outcome, run.source, run.definitions)
+    assert copy.end["value"] == run.end["value"]
+    calls = [(call.tool, call.args, call.value, call.code, call.message) for call in run.calls]
+    assert [(call.tool, call.args, call.value, call.code, call.message) for call in copy.calls] == calls
+    assert all("the tool did not run" in call.start_more["warnings"][0] for call in copy.calls)
+    with SyncRuntime(pool=POOL, **runtime_options(copy)) as runtime:
+        assert again(runtime, copy).ok
 
 
 CHANGES = {

@@ -21,13 +21,13 @@ from toolcell.audit.records import bytes_digest, text_digest, value_digest
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
+from toolcell.tools.options import Origin
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
     from toolcell.sandbox.backend import GuestFile, Sandbox
-    from toolcell.tools.call import RunContext
-    from toolcell.tools.registry import ToolRegistry
+    from toolcell.tools.call import CallableTools, RunContext
     from toolcell_bridge.wire.messages import CallTool, RunScript
 
 CODE, CALLS = "code", "calls"
@@ -75,7 +75,7 @@ class Recorder:
         *,
         limits: Limits,
         policy: Policy,
-        registry: ToolRegistry,
+        registry: CallableTools,
         context: RunContext,
         files: Iterable[GuestFile] = (),
         sandbox: Sandbox | None = None,
@@ -169,13 +169,13 @@ class Recorder:
             known = self._remember(key, records.SETTINGS, content, (limits, policy))
         return known
 
-    def _tools(self, registry: ToolRegistry, names: list[str]) -> _Shared:
+    def _tools(self, registry: CallableTools, names: list[str]) -> _Shared:
         """Return the record of the tools that a script may call."""
-        entries = tuple(registry.state.tools[name] for name in names)
-        key = tuple(map(id, entries))
+        offered = [each for each in registry.definitions(Origin.CODE) if each.name in names]
+        key = tuple(map(id, offered))
         if (known := self._shared.get(key)) is None:
-            defined = [[entry.name, entry.definition.description, entry.definition.parameters] for entry in entries]
-            known = self._remember(key, records.TOOLS, (defined,), entries)
+            defined = [[each.name, each.description, each.parameters] for each in offered]
+            known = self._remember(key, records.TOOLS, (defined,), offered)
         return known
 
     def _remember(self, key: Any, kind: str, content: tuple[Any, ...], alive: object) -> _Shared:

@@ -21,7 +21,10 @@ from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult
 from toolcell.text import one_line
+from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.options import Origin
+from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 
 STALL_S: Final = 2.0
@@ -146,7 +149,10 @@ async def replay(
 
 
 class AnsweringTools:
-    """Stands where a registry stands, and answers a script's calls from the record of another run of it."""
+    """What a run needs of a registry (`CallableTools`), answered from the record of another run of the same script.
+
+    No tool is called. A log sees the calls all the same, each with a note that its answer comes from a record.
+    """
 
     def __init__(
         self, run: RecordedRun, answers: Mapping[int, ToolResult], until: int | None, on_call: OnCall | None
@@ -158,6 +164,7 @@ class AnsweringTools:
         self.answered = 0
         self.made: set[int] = set()
         self._has_end = bool(run.end)
+        self._note = f"answered from the record of run {run.id}; the tool did not run"
         self._definitions = [ToolDefinition(*each) for each in run.definitions]
         self._answers = answers
         self._until = until
@@ -167,26 +174,40 @@ class AnsweringTools:
         self._turn = anyio.Event()
         self._last: RecordedCall | None = None
 
-    # What a Runtime asks of a registry
+    # What a run needs of a registry
 
     def snapshot(self) -> AnsweringTools:
-        """It does not change."""
+        """Return itself: a record does not change."""
         return self
 
-    def names(self, origin: Any) -> list[str]:
-        """The tools the script was told of."""
+    def names(self, origin: Origin = Origin.CODE) -> list[str]:
+        """Return the names of the tools that the script was told of."""
         return [each.name for each in self._definitions]
 
-    def definitions(self, origin: Any) -> list[ToolDefinition]:
-        """What it was told of them."""
+    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
+        """Return what the script was told of them."""
         return self._definitions
 
-    async def dispatch(self, name: str, args: Any, *, call_id: str, **_: Any) -> ToolResult:
-        """The recorded answer of the recorded call.
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Return the recorded answer of the recorded call.
 
         Raises:
             ToolAbort: the call is not the recorded one, or there is nothing more to answer.
         """
+        answer = self._recorded_answer(name, args, call_id)
+        return await _NO_TOOLS.answer(
+            name, args, answer, note=self._note, call_id=call_id, origin=origin, context=context
+        )
+
+    async def _recorded_answer(self, name: str, args: Any, call_id: str) -> ToolResult:
         ident = int(call_id.removeprefix("call_"))
         index = self.index.get(ident, len(self.index) + 1)
         self.made.add(ident)
@@ -262,6 +283,9 @@ class AnsweringTools:
         if self.divergence is None:
             self.stopped = self.stopped or why
         raise ToolAbort("the replay was stopped")
+
+
+_NO_TOOLS = ToolRegistry().freeze()
 
 
 def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:

@@ -7,7 +7,8 @@ from typing import Any
 from toolcell.errors import AuditError, ToolAbort
 from toolcell.run.calls import Answer, unsendable
 from toolcell.run.observer import RunObserver
-from toolcell.tools import Origin, RunContext, ToolDefinition, ToolRegistry
+from toolcell.tools import Origin, RunContext, ToolDefinition
+from toolcell.tools.call import CallableTools
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -20,7 +21,7 @@ class ToolBridge:
 
     __slots__ = ("_context", "_observer", "_registry")
 
-    def __init__(self, registry: ToolRegistry, context: RunContext, observer: RunObserver) -> None:
+    def __init__(self, registry: CallableTools, context: RunContext, observer: RunObserver) -> None:
         self._registry = registry
         self._context = context
         self._observer = observer

@@ -29,15 +29,17 @@ logger = logging.getLogger("toolcell.tools")
 class ToolContext:
     """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
 
-    __slots__ = ("_completion", "_progress", "call", "scope")
+    __slots__ = ("call", "completion", "progress", "scope")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         """The record of the call."""
         self.scope: anyio.CancelScope | None = None
         """Cancelled when the call times out or the run is cancelled."""
-        self._progress: ProgressReporter | None = None
-        self._completion: Completion | None = None
+        self.progress: ProgressReporter | None = None
+        """Made by `update`."""
+        self.completion: Completion | None = None
+        """Made by `callback`."""
 
     # Who asks
 
@@ -137,9 +139,9 @@ class ToolContext:
     @property
     def update(self) -> ProgressReporter:
         """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
-        if self._progress is None:
-            self._progress = ProgressReporter(self._emit_update)
-        return self._progress
+        if self.progress is None:
+            self.progress = ProgressReporter(self._emit_update)
+        return self.progress
 
     def _emit_update(self, update: dict[str, Any]) -> None:
         secrets = self.call.run.secrets
@@ -161,9 +163,9 @@ class ToolContext:
         """To be called once with the final result of work that goes on after the call; None when nobody listens."""
         call = self.call
         jobs = call.run.state.jobs
-        if self._completion is None and (jobs is not None or call.run.on_complete is not None):
-            self._completion = Completion(call, jobs.open_watched(call) if jobs is not None else None)
-        return self._completion
+        if self.completion is None and (jobs is not None or call.run.on_complete is not None):
+            self.completion = Completion(call, jobs.open_watched(call) if jobs is not None else None)
+        return self.completion
 
     def start_job(self, work: Work, *, ack: str = "started", timeout_s: float | None = None) -> ToolResult:
         """Hand work to the run's job table and return the pending result to give back.
@@ -180,18 +182,6 @@ class ToolContext:
         """Call another tool on the same path, with the caller's rights."""
         call = self.call
         return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
-
-    # The end of the call
-
-    @property
-    def job_id(self) -> str | None:
-        """Of the job the run keeps for work announced by `callback`."""
-        return self._completion.job_id if self._completion is not None else None
-
-    def close(self) -> None:
-        """End progress reports: the tool is done."""
-        if self._progress is not None:
-            self._progress.close()
 
 
 class _NothingToAwait:

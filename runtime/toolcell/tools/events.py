@@ -154,12 +154,9 @@ class EventBus:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._seq = 0
-        self.listener_errors = 0
-
-    @property
-    def active(self) -> bool:
+        self.active = False
         """True when anybody listens; without a listener no event is made."""
-        return bool(self._listeners)
+        self.listener_errors = 0
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event as it happens, in the emitting task; returns what unsubscribes it.
@@ -167,9 +164,11 @@ class EventBus:
         For quick functions. One that may take its time belongs on `stream()` or `subscribe_thread()`.
         """
         self._listeners = (*self._listeners, listener)
+        self.active = True
 
         def unsubscribe() -> None:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
+            self.active = bool(self._listeners)
 
         return unsubscribe
 

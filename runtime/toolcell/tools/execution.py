@@ -58,7 +58,8 @@ async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tup
     finally:
         current.reset(token)
         run.scopes.pop(scope, None)
-        context.close()
+        if context.progress is not None:
+            context.progress.close()
 
 
 def _cut_short(call: Call, timeout_s: float) -> ToolResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import anyio
@@ -54,14 +55,15 @@ async def run_call(state: RegistryState, call: Call) -> ToolResult:
 async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult:
     """Do everything before the tool runs. Return the tool, or the result that says why it must not run."""
     _start(call)
-    found = _find_permitted(state, call) or _take_from_budget(call) or state.tools[call.name]
+    found = _find_permitted(state, call)
     if type(found) is RegisteredTool:
         refusal = await _take_arguments(call, found)
         hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
         if refusal is None and (hooks or found.options.requires_approval):
             refusal = await _ask_hooks(hooks, call, found)
         found = refusal or found
-    return await _record_start(call, found)
+    call.refusal = None if type(found) is RegisteredTool else found
+    return found if call.run.observer is None else await _record_start(call, call.refusal) or found
 
 
 async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> ToolResult:
@@ -69,10 +71,11 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
     call.is_executed = True
     call.started_s = time.perf_counter()
     result, context = await execute(state, call, tool)
+    job_id = context.completion.job_id if context.completion is not None else None
     if result.status is Status.PENDING:
-        result = await _await_job(call, result, context.job_id, state.settings.pending_wait_s)
+        result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    call.result = result = finalize(result, call, call.duration_s, context.job_id)
+    call.result = result = finalize(result, call, call.duration_s, job_id)
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
     return result
@@ -87,18 +90,29 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
         result = await _show_hooks((*run.hooks, *state.hooks), call, result)
     if not run.is_shared and (result.status is not Status.OK or run.state.failures):
         result = _note_repetition(state, call, result)
-    _finish(call, result)
-    if call.is_started and run.observer is not None and (noted := run.observer.call_ended(call)) is not None:
-        await maybe_await(noted)
+    await _end(call, result)
     return result
 
 
 async def refuse(state: RegistryState, call: Call, refusal: ToolResult) -> ToolResult:
     """Give a call that is not even looked at its start, its result and its end."""
     _start(call)
-    refused = await _record_start(call, refusal)
-    assert isinstance(refused, ToolResult)
-    return await conclude(state, call, refused)
+    call.refusal = refusal
+    return await conclude(state, call, await _record_start(call, refusal) or refusal)
+
+
+async def answer_call(call: Call, answer: Awaitable[ToolResult], note: str) -> ToolResult:
+    """Give a call an answer from elsewhere, as a replay does: no tool runs, and no rule or hook is asked."""
+    try:
+        _start(call)
+        call.args, call.warnings = call.raw_args, (note,)
+        unrecorded = await _record_start(call, None)
+        result = finalize(unrecorded or await answer, call, 0.0)
+        await _end(call, result)
+        return result
+    except BaseException as exc:
+        await record_as_cancelled(call, exc)
+        raise
 
 
 async def record_as_cancelled(call: Call, exc: BaseException) -> None:
@@ -132,8 +146,8 @@ def _start(call: Call) -> None:
         logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
 
 
-def _find_permitted(state: RegistryState, call: Call) -> ToolResult | None:
-    """Find the tool and ask the rules. None: the call may be made."""
+def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True) -> RegisteredTool | ToolResult:
+    """Return the tool, if the run goes on, the rules permit the call and the budget allows it."""
     run = call.run
     if run.state.cancel_reason is not None:
         return cancelled(ABORTED)
@@ -149,7 +163,11 @@ def _find_permitted(state: RegistryState, call: Call) -> ToolResult | None:
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if call.origin not in tool.options.callable_from and not tool.options.allows(call.origin):
         return _wrong_origin(call)
-    return None
+    budget = run.state.budget
+    if budget is not None and is_counted and not budget.take_call():
+        message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
+        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
+    return tool
 
 
 def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:
@@ -172,14 +190,6 @@ def _wrong_origin(call: Call) -> ToolResult:
     inside = _TOOL_OF_ORIGIN.get(call.origin)
     message = f"{call.name} cannot be called " + (f"from within {inside}" if inside else "by a model directly")
     return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
-
-
-def _take_from_budget(call: Call) -> ToolResult | None:
-    budget = call.run.state.budget
-    if budget is None or budget.take_call():
-        return None
-    message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
-    return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
 
 
 # Arguments
@@ -220,9 +230,10 @@ def _unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
 
 async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
     """Return what `admit` would refuse the call with, without asking hooks, telling anybody or counting the call."""
-    if (refusal := _find_permitted(state, call)) is not None or not with_arguments:
-        return refusal
-    return await _take_arguments(call, state.tools[call.name])
+    found = _find_permitted(state, call, is_counted=False)
+    if type(found) is not RegisteredTool:
+        return found
+    return await _take_arguments(call, found) if with_arguments else None
 
 
 # Hooks
@@ -261,12 +272,11 @@ async def _show_hooks(hooks: tuple[CallHook, ...], call: Call, result: ToolResul
 # Records
 
 
-async def _record_start(call: Call, found: RegisteredTool | ToolResult) -> RegisteredTool | ToolResult:
-    """Tell the observer. No record, no effect: a call that cannot be recorded is not made."""
-    call.refusal = None if type(found) is RegisteredTool else found
+async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
+    """Tell the observer. No record, no effect: a call that cannot be recorded is refused."""
     observer = call.run.observer
     if observer is None:
-        return found
+        return refusal
     try:
         if (noted := observer.call_started(call)) is not None:
             await maybe_await(noted)
@@ -276,8 +286,8 @@ async def _record_start(call: Call, found: RegisteredTool | ToolResult) -> Regis
     except Exception as exc:
         logger.exception("call of %s could not be recorded", call.name)
         failure = ToolResult.fail("the call could not be recorded, so it was not made", code=ErrorCode.UNAVAILABLE)
-        call.refusal = found = failure.with_error(exc)
-    return found
+        call.refusal = refusal = failure.with_error(exc)
+    return refusal
 
 
 async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s: float) -> ToolResult:
@@ -308,6 +318,15 @@ def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> To
         return result
     hint = f"this exact call has now failed {count} times; change its arguments or do something else"
     return result.with_message(f"{result.error.message}\n({hint})")
+
+
+async def _end(call: Call, result: ToolResult) -> None:
+    """Tell everybody."""
+    _finish(call, result)
+    if call.is_started and call.run.observer is not None:
+        noted = call.run.observer.call_ended(call)
+        if noted is not None:
+            await maybe_await(noted)
 
 
 def _finish(call: Call, result: ToolResult) -> None:

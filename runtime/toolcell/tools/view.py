@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolcell.tools.batch import OnResult, run_batch
@@ -15,7 +15,7 @@ from toolcell.tools.formats import mcp_tool
 from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
-from toolcell.tools.pipeline import refuse, run_call
+from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.plan import run_plan
 from toolcell.tools.plan_steps import Step
 from toolcell.tools.policy import CallPolicy
@@ -216,6 +216,12 @@ class RegistryView(ABC):
         """Give a call that nothing here could run its place in the record."""
         made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
         return made, await refuse(self._state, made, refusal)
+
+    async def answer(
+        self, name: str, args: Any, answer: Awaitable[ToolResult], *, note: str, **call: Any
+    ) -> ToolResult:
+        """Give a call an answer from elsewhere, and its place in the record. `call`: further fields of `new_call`."""
+        return await answer_call(self.new_call(name, args, **call), answer, note)
 
     def new_run(self, **fields: Any) -> RunContext:
         """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
