@@ -20,6 +20,7 @@ from audit.ledger import Ledger
 from toolcell import Limits, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.audit import records
 from toolcell.audit.config import ToolContent
+from toolcell.audit.log import AuditLog
 from toolcell.audit.query import Filter, Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import Replay, replay, runtime_options
@@ -126,9 +127,11 @@ class ReplayRuntime:
 
 
 @contextmanager
-def opened(run: RecordedRun, registry: ToolRegistry | None = None) -> Iterator[ReplayRuntime]:
+def opened(
+    run: RecordedRun, registry: ToolRegistry | None = None, audit: AuditLog | None = None
+) -> Iterator[ReplayRuntime]:
     """Open a runtime as a run needs it."""
-    runtime = Runtime(registry, pool=POOL, **runtime_options(run))
+    runtime = Runtime(registry, pool=POOL, audit=audit, **runtime_options(run))
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(runtime):
         yield ReplayRuntime(runtime, portal)
 
@@ -174,7 +177,7 @@ def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
 
 def test_a_replay_in_a_runtime_with_a_log_is_recorded_and_replays_in_turn(recorded: Ledger, tmp_path: Path) -> None:
     run, ledger = pinned(recorded), Ledger(tmp_path / "log")
-    with SyncRuntime(audit=ledger.log(), pool=POOL, **runtime_options(run)) as runtime:
+    with opened(run, audit=ledger.log()) as runtime:
         done = again(runtime, run)
         copy = ledger.the_run()
 
@@ -183,8 +186,8 @@ def test_a_replay_in_a_runtime_with_a_log_is_recorded_and_replays_in_turn(record
     assert copy.end["value"] == run.end["value"]
     calls = [(call.tool, call.args, call.value, call.code, call.message) for call in run.calls]
     assert [(call.tool, call.args, call.value, call.code, call.message) for call in copy.calls] == calls
-    assert all("the tool did not run" in call.start_more["warnings"][0] for call in copy.calls)
-    with SyncRuntime(pool=POOL, **runtime_options(copy)) as runtime:
+    assert all("the tool did not run" in call.start_extra["warnings"][0] for call in copy.calls)
+    with opened(copy) as runtime:
         assert again(runtime, copy).ok
 
 
