@@ -16,8 +16,8 @@ from typing import ClassVar
 import pytest
 
 from toolcell.sandbox.process.cgroup import CgroupFiles, CgroupUsage, V2Cgroup
-from toolcell.sandbox.process.cgroup_hierarchy import V1Place, V2Place
-from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoPlace, discover, host_directory, is_orphan
+from toolcell.sandbox.process.cgroup_hierarchy import V1Location, V2Location
+from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation, discover, host_directory, is_orphan
 
 MIB = 1024 * 1024
 
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 @pytest.fixture
 def manager() -> Iterator[CgroupManager]:
     found = discover()
-    if isinstance(found, NoPlace):
+    if isinstance(found, NoLocation):
         pytest.skip(f"no cgroup here: {found.reason}; {found.fix}")
     yield found
     assert found.close()
@@ -265,7 +265,7 @@ class PlainFiles(CgroupFiles):
 
 
 def test_two_managers_of_one_process_do_not_meet(tmp_path: Path) -> None:
-    one, two = (CgroupManager(V2Place(tmp_path), PlainFiles()) for _ in range(2))
+    one, two = (CgroupManager(V2Location(tmp_path), PlainFiles()) for _ in range(2))
     one.create("same", 64 * MIB, 8)
     two.create("same", 64 * MIB, 8)
     assert one.close()
@@ -275,7 +275,7 @@ def test_two_managers_of_one_process_do_not_meet(tmp_path: Path) -> None:
 
 def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
     files = PlainFiles()
-    manager = CgroupManager(V2Place(tmp_path), files)
+    manager = CgroupManager(V2Location(tmp_path), files)
     group = manager.create("one", 64 * MIB, 9)
     home = tmp_path / manager.folder
 
@@ -298,7 +298,7 @@ def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
 
 def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(tmp_path: Path) -> None:
     files = PlainFiles(without=("memory.peak", "pids.peak", "memory.swap.max", "cgroup.kill"))
-    manager = CgroupManager(V2Place(tmp_path), files)
+    manager = CgroupManager(V2Location(tmp_path), files)
     group = manager.create("one", 64 * MIB, 9)
     usage = group.usage()
     assert (usage.peak_memory_bytes, usage.peak_processes) == (None, None)
@@ -308,7 +308,7 @@ def test_v2_of_an_older_kernel_has_no_peaks_and_no_swap_file(tmp_path: Path) -> 
 
 def test_v2_kills_through_its_own_file_and_waits_until_it_is_empty(tmp_path: Path) -> None:
     files = PlainFiles()
-    manager = CgroupManager(V2Place(tmp_path), files)
+    manager = CgroupManager(V2Location(tmp_path), files)
     group = manager.create("one", 64 * MIB, 9)
     group.entries[0].write_text("123456789\n")
     assert not group.remove()
@@ -347,7 +347,7 @@ def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(tmp_path: Path, f
                 raise OSError(errno.EINVAL, "refused", str(file))
             super().write(file, text)
 
-    manager = CgroupManager(V2Place(tmp_path), Refusing())
+    manager = CgroupManager(V2Location(tmp_path), Refusing())
     with pytest.raises(OSError, match="refused"):
         manager.create("one", 64 * MIB, 9)
     home = tmp_path / manager.folder
@@ -366,5 +366,5 @@ def test_a_host_directory_that_cannot_be_made_everywhere_is_made_nowhere(tmp_pat
             super().make(directory)
 
     with pytest.raises(PermissionError):
-        CgroupManager(V1Place(tuple((base.name, base) for base in bases)), NoPids())
+        CgroupManager(V1Location(tuple((base.name, base) for base in bases)), NoPids())
     assert [os.listdir(base) for base in bases] == [[], [], []]

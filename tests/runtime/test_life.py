@@ -132,7 +132,7 @@ async def test_a_closed_or_unopened_runtime_says_so() -> None:
 async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from toolcell.sandbox.process import cgroup_manager
 
-    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoPlace("none here", "get one"))
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoLocation("none here", "get one"))
     policy = Policy(require=Policy().require | {"cgroup"})
 
     with pytest.raises(SandboxUnavailable, match="cgroup"):
@@ -144,7 +144,7 @@ async def test_a_required_layer_that_is_missing_is_refused_and_nothing_runs(monk
 def test_without_a_cgroup_the_monitor_and_rlimits_bound_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from toolcell.sandbox.process import cgroup_manager
 
-    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoPlace("none here", "get one"))
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoLocation("none here", "get one"))
     limits = Limits(memory_bytes=64 << 20, processes=12, wall_s=8, cpu_s=0.5)
     with SyncRuntime(limits=limits) as runtime:
         memory = runtime.execute_code("x = []\nwhile True: x.append(bytes(1 << 20))")

@@ -1,1 +1,1 @@
-"""The Linux process backend: a zygote per runtime, a forked and walled-in child per sandbox."""
+"""The Linux process backend: one zygote per runtime, one isolated child of it per sandbox."""

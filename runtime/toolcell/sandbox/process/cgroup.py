@@ -1,7 +1,6 @@
-"""One cgroup: memory and process ceilings of a whole process tree, held by the kernel and set from outside.
+"""One cgroup: memory and process limits of a whole process tree, enforced by the kernel and set from outside.
 
-Works on directories it is given. A cgroup is used once: making one costs less than emptying and resetting one
-(measured on v1: 200 us against 290).
+A cgroup is used once: making one costs less than emptying and resetting one (measured on v1: 200 us against 290).
 
 Source: Linux Documentation/admin-guide/cgroup-v1/{memory,pids,cpuacct}.rst and cgroup-v2.rst.
 """
@@ -30,14 +29,13 @@ class CgroupUsage:
     peak_processes: int | None
     oom_kills: int
     processes_refused: int
-    """Forks and threads the process ceiling turned down."""
+    """Forks and threads refused because of the process limit."""
 
 
 class CgroupFiles:
-    """The few file operations cgroups need. A test replaces it with a tree in memory or on disk.
+    """The file operations that cgroups need. A test replaces it with a tree in memory or on disk.
 
-    A cgroup removed between open and read answers ENODEV; that is reported as FileNotFoundError, like any other that
-    is gone.
+    A cgroup that is removed between open and read answers ENODEV; that is reported as FileNotFoundError.
     """
 
     def make(self, directory: Path) -> None:
@@ -69,7 +67,7 @@ class CgroupFiles:
 
 
 class Cgroup(abc.ABC):
-    """The ceiling of one sandbox."""
+    """The limits of one sandbox."""
 
     def __init__(self, name: str, directories: tuple[Path, ...], files: CgroupFiles) -> None:
         self.name = name
@@ -86,7 +84,7 @@ class Cgroup(abc.ABC):
 
     @abc.abstractmethod
     def set_limits(self, memory_bytes: int, processes: int) -> None:
-        """Set both ceilings; swap is none. On a live cgroup too.
+        """Set both limits, and no swap. Works on a live cgroup, too.
 
         Raises:
             OSError: EBUSY when more than `memory_bytes` is in use and cannot be reclaimed (v1).
@@ -98,7 +96,7 @@ class Cgroup(abc.ABC):
 
     @abc.abstractmethod
     def consumed(self) -> tuple[float | None, int | None]:
-        """Read only what every run is told: (CPU seconds, peak memory in bytes)."""
+        """Read only what every result reports: (CPU seconds, peak memory in bytes)."""
 
     @abc.abstractmethod
     def count_processes(self) -> int:
@@ -128,14 +126,14 @@ class Cgroup(abc.ABC):
         return found
 
     def kill(self) -> None:
-        """Send SIGKILL to everything inside. They are gone a moment later: `destroy` waits."""
+        """Send SIGKILL to everything inside. `destroy` also waits for the end."""
         try:
             self._files.write(self._directories[0] / "cgroup.kill", "1")
         except FileNotFoundError:  # v1, or v2 before Linux 5.14
             self._kill_one_by_one()
 
     def _kill_one_by_one(self) -> None:
-        """Forks are forbidden first, so the processes are finitely many and each needs one signal."""
+        """Forbid forks first, so that the number of processes is finite, and send each one signal."""
         try:
             self._forbid_forks()
         except FileNotFoundError:  # that directory is gone already, so it was empty
@@ -146,7 +144,7 @@ class Cgroup(abc.ABC):
             signalled |= fresh
 
     def _signal(self, victims: set[int]) -> None:
-        """Kill those still inside once a descriptor pins them: a pid alone may have passed to a stranger."""
+        """Kill processes through pidfds, and only if they are still inside: a pid alone may have been reused."""
         pinned = {pid: fd for pid in victims if (fd := _pin(pid)) is not None}
         try:
             for pid in self.pids() & pinned.keys():

@@ -1,7 +1,6 @@
-"""Where on this machine a process may make cgroups of its own: reads mount tables, changes nothing.
+"""Find out where on this machine a process may make cgroups. Reads mount tables, changes nothing.
 
-Pure functions over the text of /proc, so that layouts this machine does not have can be tested. What is done with
-the directories found is `cgroups`' business.
+Pure functions over the text of /proc, so that layouts that this machine does not have can be tested.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NEEDED = ("memory", "pids")
-"""Without both there is no layer: half a limit would read like a whole one."""
+"""Without both the cgroup layer is not live: one limit alone would look like both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +24,32 @@ class Hierarchy:
 
     mount_point: Path
     own: Path
-    """This process's directory, as seen through the mount."""
+    """This process's directory below the mount point."""
 
 
 @dataclass(frozen=True, slots=True)
-class V1Place:
+class V1Location:
     """Directories, one per controller, under which v1 cgroups may be made."""
 
     bases: tuple[tuple[str, Path], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class V2Place:
+class V2Location:
     """The directory under which v2 cgroups may be made; its children have the controllers."""
 
     base: Path
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlace:
-    """Why there is none, and what would change that."""
+class NoLocation:
+    """Why no cgroup can be made, and what to do about it."""
 
     reason: str
     fix: str
 
 
-def find_place(mountinfo: str, membership: str) -> V1Place | V2Place | NoPlace:
+def find_location(mountinfo: str, membership: str) -> V1Location | V2Location | NoLocation:
     """Choose where to make cgroups, from the text of /proc/self/mountinfo and /proc/self/cgroup.
 
     v1 is preferred when it holds the controllers: a machine that mounts both keeps v2 empty of them.
@@ -61,7 +60,7 @@ def find_place(mountinfo: str, membership: str) -> V1Place | V2Place | NoPlace:
         return _v1_place(v1)
     unified = next((each for each in hierarchies if each.version == 2), None)
     if unified is None:
-        return NoPlace("no cgroup filesystem is mounted", "mount cgroup2 on /sys/fs/cgroup, or run under systemd")
+        return NoLocation("no cgroup filesystem is mounted", "mount cgroup2 on /sys/fs/cgroup, or run under systemd")
     return _v2_place(unified)
 
 
@@ -105,15 +104,15 @@ def _visible(root: str, mount_point: Path, path: str) -> Path | None:
     return mount_point / path[len(prefix) :].lstrip("/")
 
 
-def _v1_place(own: dict[str, Path]) -> V1Place | NoPlace:
+def _v1_place(own: dict[str, Path]) -> V1Location | NoLocation:
     for name in NEEDED:
         if not os.access(own[name], os.W_OK | os.X_OK):
             return _not_writable(own[name])
     wanted = (*NEEDED, "cpuacct")
-    return V1Place(tuple((name, own[name]) for name in wanted if name in own and os.access(own[name], os.W_OK)))
+    return V1Location(tuple((name, own[name]) for name in wanted if name in own and os.access(own[name], os.W_OK)))
 
 
-def _v2_place(unified: Hierarchy) -> V2Place | NoPlace:
+def _v2_place(unified: Hierarchy) -> V2Location | NoLocation:
     """Choose a base whose children have the controllers already.
 
     Processes and controllers do not share a directory in v2 ("no internal processes"), so our own directory serves
@@ -126,13 +125,13 @@ def _v2_place(unified: Hierarchy) -> V2Place | NoPlace:
     enabled = [base for base in candidates if set(NEEDED) <= set(_words(base / "cgroup.subtree_control"))]
     if not enabled:
         offered = " ".join(_words(unified.own / "cgroup.controllers")) or "none"
-        return NoPlace(
+        return NoLocation(
             f"memory and pids are not handed on below {unified.own} (controllers here: {offered})",
             "start under `systemd-run --user --scope -p Delegate=yes`, or write '+memory +pids' to the"
             " cgroup.subtree_control of an empty cgroup you own",
         )
     writable = (base for base in enabled if _may_write(base))
-    return next((V2Place(base) for base in writable), _not_writable(enabled[0]))
+    return next((V2Location(base) for base in writable), _not_writable(enabled[0]))
 
 
 def _may_write(base: Path) -> bool:
@@ -140,10 +139,10 @@ def _may_write(base: Path) -> bool:
     return os.access(base, os.W_OK | os.X_OK) and os.access(base / "cgroup.procs", os.W_OK)
 
 
-def _not_writable(path: Path) -> NoPlace:
+def _not_writable(path: Path) -> NoLocation:
     if os.geteuid() == 0:
-        return NoPlace(f"{path} is read-only", "mount the cgroup filesystem writable in this container")
-    return NoPlace(
+        return NoLocation(f"{path} is read-only", "mount the cgroup filesystem writable in this container")
+    return NoLocation(
         f"{path} is not writable by uid {os.geteuid()}",
         "run as root, or under `systemd-run --user --scope -p Delegate=yes`",
     )

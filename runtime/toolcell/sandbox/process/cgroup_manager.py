@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
-from toolcell.sandbox.process.cgroup_hierarchy import NoPlace, V1Place, V2Place, find_place
+from toolcell.sandbox.process.cgroup_hierarchy import NoLocation, V1Location, V2Location, find_location
 
-__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoPlace", "discover"]
+__all__ = ["Cgroup", "CgroupManager", "CgroupUsage", "NoLocation", "discover"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HOST_DIRECTORY = re.compile(r"toolcell-(\d+)-(\d+)-(\d+)-\d+")
@@ -26,14 +26,14 @@ _DELEGATE = "run as root, or in a delegated cgroup (`systemd-run --user --scope 
 class CgroupManager:
     """Makes cgroups for one runtime of one host process, and ends all it made."""
 
-    def __init__(self, place: V1Place | V2Place, files: CgroupFiles | None = None) -> None:
+    def __init__(self, location: V1Location | V2Location, files: CgroupFiles | None = None) -> None:
         """Make the host's own directory.
 
         Raises:
-            OSError: the place turned out not to be writable; nothing was left behind.
+            OSError: the location is not writable; nothing is left behind.
         """
         self._files = files or CgroupFiles()
-        self._place = place
+        self._location = location
         self.folder = host_directory(os.getpid(), next(_serials))
         """Name of the directory, in each hierarchy, that holds everything made here."""
         made: list[Path] = []
@@ -41,8 +41,8 @@ class CgroupManager:
             for base in self._bases():
                 self._files.make(base / self.folder)
                 made.append(base / self.folder)
-            if isinstance(place, V2Place):
-                self._files.write(place.base / self.folder / "cgroup.subtree_control", "+memory +pids")
+            if isinstance(location, V2Location):
+                self._files.write(location.base / self.folder / "cgroup.subtree_control", "+memory +pids")
         except OSError:
             for directory in made:
                 self._files.remove(directory)
@@ -50,16 +50,16 @@ class CgroupManager:
 
     @property
     def description(self) -> str:
-        """For results and doctor: "v1 memory+pids+cpuacct"."""
-        match self._place:
-            case V1Place(bases):
+        """Version and controllers for results and doctor: "v1 memory+pids+cpuacct"."""
+        match self._location:
+            case V1Location(bases):
                 return "v1 " + "+".join(name for name, _ in bases)
-            case V2Place():
+            case V2Location():
                 return "v2 memory+pids"
 
     @property
     def directories(self) -> tuple[list[str], str]:
-        """(base directories, name of our folder in each), for whoever must clean up after this process."""
+        """(base directories, name of our folder in each), for the launcher, which cleans up after a killed host."""
         return [str(base) for base in self._bases()], self.folder
 
     def create(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
@@ -85,7 +85,7 @@ class CgroupManager:
         return cgroup
 
     def close(self, within_s: float = 5.0) -> bool:
-        """End every cgroup made here and the host's directory; False when something would not die in time."""
+        """End every cgroup made here and the host's directory; False when a process does not die in time."""
         return self._end(self.folder, within_s)
 
     def reap_orphans(self, within_s: float = 5.0) -> list[str]:
@@ -95,17 +95,17 @@ class CgroupManager:
         return [name for name in orphans if self._end(name, within_s)]
 
     def _bases(self) -> tuple[Path, ...]:
-        match self._place:
-            case V1Place(bases):
+        match self._location:
+            case V1Location(bases):
                 return tuple(base for _, base in bases)
-            case V2Place(base):
+            case V2Location(base):
                 return (base,)
 
     def _at(self, folder: str, name: str) -> Cgroup:
-        match self._place:
-            case V1Place(bases):
+        match self._location:
+            case V1Location(bases):
                 return V1Cgroup(name, {controller: base / folder / name for controller, base in bases}, self._files)
-            case V2Place(base):
+            case V2Location(base):
                 return V2Cgroup(name, base / folder / name, self._files)
 
     def _end(self, folder: str, within_s: float) -> bool:
@@ -116,13 +116,13 @@ class CgroupManager:
         return all(gone) and self._at(folder, ".").destroy(max(0.0, deadline - time.monotonic()))
 
 
-def discover() -> CgroupManager | NoPlace:
+def discover() -> CgroupManager | NoLocation:
     """Find where this process may make cgroups and make its directory there, or say why it cannot."""
     try:
-        place = find_place(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
-        return place if isinstance(place, NoPlace) else CgroupManager(place)
+        location = find_location(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+        return location if isinstance(location, NoLocation) else CgroupManager(location)
     except OSError as error:
-        return NoPlace(
+        return NoLocation(
             str(error), "run as root, or in a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`)"
         )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import toolcell
 import toolcell_bridge
 from toolcell.sandbox.process import cgroup_manager
-from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoPlace
+from toolcell.sandbox.process.cgroup_manager import CgroupManager, NoLocation
 from toolcell.sandbox.process.child_probe import ChildProbe, Probe, attempt
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
 from toolcell_bridge.isolation.rlimits import RlimitPlan
@@ -342,7 +342,7 @@ def _try_rlimits() -> str:
 
 def _probe_cgroup() -> Probe:
     manager = cgroup_manager.discover()
-    if isinstance(manager, NoPlace):
+    if isinstance(manager, NoLocation):
         return Probe("cgroup", False, manager.reason, manager.fix)
     try:
         return _probe("cgroup", lambda: _join_cgroup(manager), "the directory can be made but not entered")

@@ -1,7 +1,7 @@
-"""Measures a sandbox's process tree from outside where no cgroup does it.
+"""Measure a sandbox's process tree from outside, where there is no cgroup.
 
-Resident memory counts pages that a fork shares with its zygote, so what the tree holds before any script runs is
-taken off, and a sum that passes the limit is checked again by proportional size, which counts a shared page once.
+Resident memory includes pages that a fork shares with its zygote, so the memory before any script runs is subtracted.
+A sum above the limit is checked again by proportional size, which counts a shared page once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import psutil
 from toolcell.sandbox.backend import Sample
 
 SCAN_EVERY = 4
-"""Looking for children means looking at every process of the machine; done on every so many measurements."""
+"""Search for children at every so many measurements: a search reads every process of the machine."""
 
 
 class TreeWatch:
-    """Peaks of one sandbox's processes, as far as looking now and then can see them."""
+    """Measures one sandbox's processes from time to time and keeps the peaks."""
 
     def __init__(self, pid: int, memory_bytes: int) -> None:
         self._root = psutil.Process(pid)
@@ -23,12 +23,11 @@ class TreeWatch:
         self._base_bytes = self._root.memory_info().rss
         self._children: list[psutil.Process] = []
         self._looks = 0
-        self._gone_cpu_s = 0.0
         self._last_cpu_s: dict[int, float] = {}
         self._sample = Sample()
 
     def look(self, *, everything: bool = False) -> Sample:
-        """Measure now; `everything`: look for new children whatever it costs."""
+        """Measure now. `everything`: search for new children this time."""
         try:
             if everything or self._looks % SCAN_EVERY == 0:
                 self._children = self._root.children(recursive=True)
@@ -51,7 +50,7 @@ class TreeWatch:
         return self._sample
 
     def _measure(self, process: psutil.Process) -> tuple[int, float, int] | None:
-        """(resident bytes, CPU seconds, threads), or None when it has ended."""
+        """Return (resident bytes, CPU seconds, threads); None when it has ended."""
         try:
             with process.oneshot():
                 times = process.cpu_times()

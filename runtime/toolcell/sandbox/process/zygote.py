@@ -1,7 +1,4 @@
-"""The host's handle on one zygote process: starting it, asking it for sandboxes, hearing of their ends.
-
-Knows the control protocol and descriptors; knows no limits' meaning and nothing of runs.
-"""
+"""The host's handle on one zygote process: start it, request sandboxes from it, read its reports."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ from toolcell.sandbox.process.root_filesystem import RootFilesystem
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE
 
 READY_S = 60.0
-"""A zygote that has not said it is ready by then is given up: preloading large packages from a cold disk takes
-seconds, never minutes."""
+"""A zygote that has not reported ready by then is killed: preloading large packages from a cold disk takes seconds,
+never minutes."""
 
 END_S = 5.0
 """A zygote whose control socket is closed ends within milliseconds; after this long it is killed."""
@@ -40,7 +37,7 @@ ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "PYTHONMALLOC": "pymalloc",
 }
-"""Of the zygote while it preloads; a guest starts with a cleared environment."""
+"""Of the zygote while it preloads. A guest gets another environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +49,10 @@ class IdBlock:
 
 
 def id_block(slot: int) -> IdBlock | None:
-    """Ids that own nothing here, or None for an ordinary user, who has only his own.
+    """Choose ids that own nothing on this machine; None for an ordinary user, who has one id only.
 
-    Far above what systems hand out to people and containers, 64 Ki apart per zygote. In a user namespace with
-    fewer ids, the top of what there is.
+    They are far above the ids of people and containers, 64 Ki apart per zygote. In a user namespace with fewer ids they
+    are the highest ones.
     """
     if os.geteuid() != 0:
         return None
@@ -74,7 +71,7 @@ def id_block(slot: int) -> IdBlock | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """What the zygote reports of a sandbox's end."""
+    """The zygote's report that a sandbox has ended."""
 
     status: int
     cpu_s: float
@@ -82,7 +79,7 @@ class ProcessExit:
 
 
 class SandboxProcess:
-    """One forked sandbox as its zygote knows it."""
+    """One forked sandbox, as reported by its zygote."""
 
     def __init__(self) -> None:
         self.pidfd = -1
@@ -90,7 +87,8 @@ class SandboxProcess:
         self.end: ProcessExit | None = None
         self.changed = anyio.Event()
 
-    def _tell(self) -> None:
+    def notify(self) -> None:
+        """Wake everybody who waits for a change."""
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -106,13 +104,13 @@ class SandboxProcess:
             await self.changed.wait()
 
     async def wait_ended(self) -> None:
-        """Wait until it has been reaped, or its zygote is gone."""
+        """Wait until it has been reaped or its zygote is gone."""
         while self.end is None and self.problem is None:
             await self.changed.wait()
 
 
 class ZygoteProcess:
-    """A running zygote. Use `start` to make one; `listen` must run for as long as it is used."""
+    """A running zygote. Use `spawn` to make one; `listen` must run as long as it is used."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, id_count: int) -> None:
         self._process = process
@@ -123,28 +121,28 @@ class ZygoteProcess:
         self.python = ""
         self.problems: Mapping[str, str] = {}
         self.is_dead = False
-        self._listens = False
-        self._deaf = anyio.Event()
+        self._is_listening = False
+        self._stopped_listening = anyio.Event()
 
     @classmethod
     def spawn(
         cls,
-        view: RootFilesystem,
+        root: RootFilesystem,
         preload: Sequence[str],
         slot: int,
         hash_seed: int | None,
         cgroups: tuple[Sequence[str], str],
     ) -> ZygoteProcess:
-        """Start the launcher and hand it the plan. Quick; `wait_ready` does the waiting.
+        """Start the launcher and send it the plan, without waiting.
 
-        `cgroups`: base directories, and our folder in each, which the launcher removes when everything has died.
+        `cgroups`: base directories, and our folder in each. The launcher removes it if the host is killed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         block = id_block(slot)
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [view.executable, "-I", "-S", "-B", view.launcher,
+                    [root.executable, "-I", "-S", "-B", root.launcher,
                      str(theirs.fileno())],
                     pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
@@ -153,22 +151,22 @@ class ZygoteProcess:
             ours.close()
             raise SandboxUnavailable(f"the launcher could not be started: {exc}") from exc
         environment = ENVIRONMENT | hashing(hash_seed)
-        code = f"import sys; sys.path[:] = {list(view.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
+        code = f"import sys; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
                "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
         plan = {
-            "root": asdict(view.root),
+            "root": asdict(root.root),
             "ids": None if block is None else [block.first, block.count],
             "cgroups": list(cgroups[0]),
             "cgroup_folder": cgroups[1],
             "environment": environment,
-            "arguments": [view.interpreter, "-P", "-s", "-S", "-B", "-c", code],
+            "arguments": [root.interpreter, "-P", "-s", "-S", "-B", "-c", code],
         }
         zygote = cls(process, ours, 1 if block is None else block.count)
         ours.setblocking(False)
         try:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
             ours.send(json.dumps(plan).encode())
-            config = {"preload": list(preload), "sys_path": list(view.sys_path), "own_ids": zygote.id_count > 1}
+            config = {"preload": list(preload), "sys_path": list(root.sys_path), "own_ids": zygote.id_count > 1}
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()
@@ -179,9 +177,9 @@ class ZygoteProcess:
         """Wait until it has preloaded and can fork.
 
         Raises:
-            SandboxUnavailable: it reported an error or died; everything of it is gone.
+            SandboxUnavailable: it reported an error or died; nothing of it is left.
 
-        Cancellation: everything of it is gone.
+        Cancellation: nothing of it is left.
         """
         try:
             with anyio.fail_after(READY_S):
@@ -193,14 +191,14 @@ class ZygoteProcess:
             self.kill()
             raise
         if not message.get("ready"):
-            errors = message.get("error") or self._last_words()
+            errors = message.get("error") or self._read_error()
             self.kill()
             raise SandboxUnavailable(f"isolation could not be set up: {errors}")
         self.python = message["python"]
         self.problems = message["problems"]
 
-    def _last_words(self) -> str:
-        """What the launcher or the dynamic loader wrote before it died."""
+    def _read_error(self) -> str:
+        """Read what the launcher or the dynamic loader wrote before it died."""
         assert self._process.stderr is not None
         ready, _, _ = select.select([self._process.stderr], [], [], 1.0)
         text = os.read(self._process.stderr.fileno(), 4096).decode("utf-8", "replace").strip() if ready else ""
@@ -220,24 +218,24 @@ class ZygoteProcess:
                 return {}, []
             if not data:
                 return {}, []
-            # The launcher, which has no msgpack, reports in JSON; both begin differently.
+            # The launcher has no msgpack and reports in JSON, which begins with a brace.
             return (json.loads(data) if data[:1] == b"{" else msgpack.unpackb(data)), descriptors
 
     async def listen(self) -> None:
-        """Take its reports until it is gone."""
-        self._listens = True
+        """Handle its reports until it is gone."""
+        self._is_listening = True
         try:
             await self._listen()
         finally:
-            # Cancelled with whatever it was opened in: nobody would hear of a child's end, so nobody must wait for it.
-            self._bury("nobody listens to the zygote any more")
-            self._deaf.set()
+            # If this was cancelled, no end of a child will be reported any more, so nobody may wait for one.
+            self._mark_dead("nobody listens to the zygote any more")
+            self._stopped_listening.set()
 
     async def _listen(self) -> None:
         while True:
             message, descriptors = await self._receive()
             if not message or "error" in message:
-                self._bury(message.get("error", "the zygote is gone"))
+                self._mark_dead(message.get("error", "the zygote is gone"))
                 return
             if "started" in message:
                 child = self._children.get(message["started"])
@@ -252,20 +250,20 @@ class ZygoteProcess:
             else:
                 child = self._children.pop(message["exited"], SandboxProcess())
                 child.end = ProcessExit(message["status"], message["cpu_s"], message["peak_memory_bytes"])
-            child._tell()
+            child.notify()
 
-    def _bury(self, why: str) -> None:
+    def _mark_dead(self, why: str) -> None:
         self.is_dead = True
         for child in self._children.values():
             child.problem = why
-            child._tell()
+            child.notify()
         self._children.clear()
 
     async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> SandboxProcess:
-        """Ask for a sandbox; `descriptors` are sent along and stay ours to close."""
+        """Request a sandbox. `descriptors` are sent with the request; the caller closes them."""
         self._next += 1
         child = self._children[self._next] = SandboxProcess()
-        # Id 0 is the zygote's own, where there is more than one.
+        # Where there are several ids, 0 is the zygote's own.
         outer_id = 0 if self.id_count == 1 else 1 + self._next % (self.id_count - 1)
         data = msgpack.packb(request | {"id": self._next, "outer_id": outer_id})
         while not self.is_dead:
@@ -274,7 +272,7 @@ class ZygoteProcess:
             except BlockingIOError:
                 await anyio.wait_writable(self._control)
             except OSError as exc:
-                self._bury(f"the zygote is gone: {exc}")
+                self._mark_dead(f"the zygote is gone: {exc}")
             else:
                 return child
         child.problem = child.problem or "the zygote is gone"
@@ -283,41 +281,41 @@ class ZygoteProcess:
     async def aclose(self, remove_cgroups: Callable[[], bool] = lambda: True) -> None:
         """End it and with it every sandbox it forked. Safe to call twice.
 
-        `remove_cgroups` runs once its control socket has closed; what it cannot remove stays the launcher's business.
-        Cancellation: shielded, and bounded: what does not end by itself is killed.
+        `remove_cgroups` runs after its control socket has closed. The launcher removes what this function cannot.
+        Cancellation: shielded, and bounded: what does not exit by itself is killed.
         """
         with anyio.CancelScope(shield=True):
             if self._control.fileno() >= 0:
                 with suppress(OSError):
                     self._control.shutdown(socket.SHUT_RDWR)
-                if self._listens:
-                    # Its number must stay taken until nobody waits on it: one that is reused too soon would lose its
-                    # registration to the waiter that is only just waking up.
-                    await self._deaf.wait()
+                if self._is_listening:
+                    # Keep the descriptor open until nobody waits on it. If its number were reused too soon, the waiter
+                    # that is just waking up would remove the new registration.
+                    await self._stopped_listening.wait()
             if not remove_cgroups():
                 self._close_descriptors()
-                self._bury("the zygote was closed")
+                self._mark_dead("the zygote was closed")
                 return
-            self._keep_cgroups()
+            self._report_cgroups_removed()
             self._close_descriptors()
             with anyio.move_on_after(END_S):
                 while self._process.poll() is None:  # noqa: ASYNC110 - the end of a process sets no event
                     await anyio.sleep(0.002)
             self.kill()
 
-    def _keep_cgroups(self) -> None:
-        """Tell the launcher that there is nothing for it to remove."""
+    def _report_cgroups_removed(self) -> None:
+        """Tell the launcher that there are no cgroups to remove."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with suppress(OSError):
                 os.write(self._process.stdin.fileno(), CGROUPS_ARE_MINE)
 
     def kill(self) -> None:
-        """End it at once, without an event loop's help. Safe to call twice."""
+        """Kill it at once, without an event loop. Safe to call twice."""
         self._close_descriptors()
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(END_S)
-        self._bury("the zygote was closed")
+        self._mark_dead("the zygote was closed")
 
     def _close_descriptors(self) -> None:
         self._control.close()
