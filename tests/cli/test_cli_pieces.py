@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolcell.cli import COMMANDS, build, exits, limit_flags, output, run, sources
+from toolcell.cli import COMMANDS, arguments, build, exits, render, run
 from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import Outcome, OutputFile
@@ -55,7 +55,7 @@ def test_every_field_of_limits_is_a_flag_with_its_own_words_and_default() -> Non
     by_name = {each.name: each for each in typer.main.get_command(build(["run"])).commands["run"].params}  # type: ignore[attr-defined]
     for name, field in Limits.model_fields.items():
         flag = by_name[name]
-        assert flag.opts == [limit_flags.flag_name(name)]
+        assert flag.opts == [arguments.flag_name(name)]
         assert " ".join(str(field.description).split()).replace("`", "")[:40] in flag.help
         assert "Default " in flag.help
 
@@ -64,35 +64,35 @@ def test_every_field_of_limits_is_a_flag_with_its_own_words_and_default() -> Non
     ("text", "size"), [("65536", 65536), ("64k", 65536), ("1.5GiB", 1610612736), ("2MB", 2097152), (" 3 m ", 3145728)]
 )
 def test_sizes_may_be_written_with_units(text: str, size: int) -> None:
-    assert limit_flags.parse_size(text) == size
+    assert arguments.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "5x", "1e6", "0x10", "1,000"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="no size"):
-        limit_flags.parse_size(text)
+        arguments.parse_size(text)
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text("wall_s = 5.0\ntool_calls = 7\n")
-    limits = limit_flags.make_limits(file, {"wall_s": 2.0, "cpu_s": None})
+    limits = arguments.make_limits(file, {"wall_s": 2.0, "cpu_s": None})
     assert (limits.wall_s, limits.tool_calls, limits.cpu_s) == (2.0, 7, Limits().cpu_s)
 
 
 def test_a_limit_out_of_range_names_flag_value_and_bound(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--memory-bytes 5: .*greater than or equal to 33554432"):
-        limit_flags.make_limits(None, {"memory_bytes": 5})
+        arguments.make_limits(None, {"memory_bytes": 5})
     (tmp_path / "bad.toml").write_text("nonsense = 1")
     with pytest.raises(UsageError, match="nonsense"):
-        limit_flags.make_limits(tmp_path / "bad.toml", {})
+        arguments.make_limits(tmp_path / "bad.toml", {})
 
 
 def test_a_wrong_value_in_a_limits_file_is_one_line_naming_file_field_value_and_bound(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text("wall_s = -3\nnonsense = 'x'\n")
     with pytest.raises(UsageError) as caught:
-        limit_flags.make_limits(file, {})
+        arguments.make_limits(file, {})
     assert str(caught.value) == (
         f"cannot load Limits from {file}: wall_s = -3: Input should be greater than 0; "
         "nonsense = 'x': Extra inputs are not permitted"
@@ -100,13 +100,13 @@ def test_a_wrong_value_in_a_limits_file_is_one_line_naming_file_field_value_and_
 
 
 def test_inputs_are_json_under_names_a_script_can_use() -> None:
-    assert sources.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
+    assert arguments.parse_inputs(["rows=[1, {}]", 'name="a=b"']) == {"rows": [1, {}], "name": "a=b"}
 
 
 @pytest.mark.parametrize("text", ["rows", "1x=1", "class=1", "a-b=1", "=1", "x=", "x=hello", "x={"])
 def test_an_input_that_is_no_name_and_json_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--input"):
-        sources.parse_inputs([text])
+        arguments.parse_inputs([text])
 
 
 def test_files_are_put_under_their_own_or_a_given_name(tmp_path: Path) -> None:
@@ -114,19 +114,19 @@ def test_files_are_put_under_their_own_or_a_given_name(tmp_path: Path) -> None:
     plain.write_bytes(b"1")
     odd.write_bytes(b"2")
     given = [str(plain), f"in/x.csv={plain}", str(odd)]
-    assert sources.read_files(given) == [("data.csv", b"1"), ("in/x.csv", b"1"), ("a=b.txt", b"2")]
+    assert arguments.read_files(given) == [("data.csv", b"1"), ("in/x.csv", b"1"), ("a=b.txt", b"2")]
     with pytest.raises(UsageError, match="No such file"):
-        sources.read_files(["nothing.csv"])
+        arguments.read_files(["nothing.csv"])
 
 
 def test_a_script_must_be_a_readable_utf8_file(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_bytes(b"\xef\xbb\xbfx = 1")
     (tmp_path / "bad.py").write_bytes(b"x = '\xff'")
-    assert sources.read_script(str(tmp_path / "s.py")) == "x = 1"
+    assert arguments.read_script(str(tmp_path / "s.py")) == "x = 1"
     with pytest.raises(UsageError, match="not UTF-8: byte 0xff at 5"):
-        sources.read_script(str(tmp_path / "bad.py"))
+        arguments.read_script(str(tmp_path / "bad.py"))
     with pytest.raises(UsageError, match="No such file"):
-        sources.read_script(str(tmp_path / "none.py"))
+        arguments.read_script(str(tmp_path / "none.py"))
 
 
 def test_lists_of_packages_may_use_commas_and_still_hold_versions_and_extras() -> None:
@@ -151,12 +151,12 @@ def test_an_error_of_ours_becomes_its_message_and_its_status(
         raise ExceptionGroup("unhandled errors in a TaskGroup", [error])
 
     with pytest.raises(typer.Exit) as caught:
-        output.reporting(fail)(as_json=True)
+        render.reporting(fail)(as_json=True)
     assert caught.value.exit_code == status
     assert json.loads(capsys.readouterr().out)["error"] == {"code": error.code, "message": "x"}
 
     with pytest.raises(typer.Exit):
-        output.reporting(fail)()
+        render.reporting(fail)()
     assert capsys.readouterr().err == f"{error.code.replace('_', ' ')}: x\n"
 
 
@@ -166,7 +166,7 @@ def test_an_interrupt_in_a_group_is_an_interrupt(capsys: pytest.CaptureFixture[s
         raise BaseExceptionGroup("unhandled errors in a TaskGroup", [inner])
 
     with pytest.raises(typer.Exit) as caught:
-        output.reporting(fail)()
+        render.reporting(fail)()
     assert caught.value.exit_code == exits.INTERRUPTED
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -176,11 +176,11 @@ def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        output.reporting(fail)()
+        render.reporting(fail)()
 
 
 def test_json_output_is_ascii_whatever_a_script_said(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_json({"text": "\u202e\x1b[2J\u2028é\ud800"})
+    render.print_json({"text": "\u202e\x1b[2J\u2028é\ud800"})
     shown = capsys.readouterr().out
     assert shown.isascii()
     assert "\x1b" not in shown

@@ -1,4 +1,4 @@
-"""`toolcell audit replay`: a recorded script again, with the recorded answers, and where it first differs."""
+"""`toolcell audit replay`: run a recorded script again with the recorded answers, and show the first difference."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from toolcell.audit.query import Filter, Index
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.audit.replay import MISSING_CALL, Replay, runtime_options, script_calls
 from toolcell.audit.replay import replay as replay_run
-from toolcell.cli import exits, sources
+from toolcell.cli import exits
+from toolcell.cli.arguments import parse_inputs, read_files, read_script
+from toolcell.cli.audit_arguments import split_target
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.output import print_json, safe, stderr, stdout, write_text
-from toolcell.cli.show import excerpt
+from toolcell.cli.render import excerpt, print_json, safe, stderr, stdout, write_text
 from toolcell.config import PoolConfig
 from toolcell.errors import UsageError
 from toolcell.text import one_line
@@ -56,9 +57,9 @@ def replay(
     runs = load(target)
     check_steps(runs, start, until)
     given: dict[str, Any] = {
-        "source": sources.read_script(str(source)) if source is not None else None,
-        "inputs": sources.parse_inputs(inputs) if inputs else None,
-        "files": sources.read_files(put_files or ()),
+        "source": read_script(str(source)) if source is not None else None,
+        "inputs": parse_inputs(inputs) if inputs else None,
+        "files": read_files(put_files or ()),
         "until": until,
     }
     steps = Steps(start, stdout()) if start is not None and not as_json else None
@@ -73,25 +74,23 @@ def replay(
 
 
 def load(target: list[str]) -> list[RecordedRun]:
-    """The runs to replay."""
-    from toolcell.cli.audit import split
-
-    directory, wanted = split(target)
+    """Load the runs to replay."""
+    directory, wanted = split_target(target)
     with Index(directory) as index:
         index.refresh()
         if wanted != ALL:
             return [index.load(index.find(wanted))]
-        runs = [index.load(line) for line in index.runs(Filter(limit=None)) if line.kind == "code"]
+        runs = [index.load(summary) for summary in index.runs(Filter(limit=None)) if summary.kind == "code"]
         if not runs:
             raise UsageError(f"there are no scripts in {directory}")
         return runs
 
 
 def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | None) -> None:
-    """See that the calls to show from and to stop at are there, and in order.
+    """Check --from and --until against the recorded calls.
 
     Raises:
-        UsageError: they are not.
+        UsageError: a number is too large, or --until is before --from.
     """
     if start is None:
         return
@@ -103,7 +102,7 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
-    """Replay runs, those of one runtime in one runtime."""
+    """Replay runs. Runs with the same runtime options share one runtime."""
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:
@@ -124,7 +123,7 @@ def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str,
 
 
 class Steps:
-    """Writes what a script does from one of its calls on, as it happens."""
+    """Writes each call and each output of a script while it runs, from one of its calls on."""
 
     def __init__(self, start: int, console: Console) -> None:
         self._start = start
@@ -137,8 +136,8 @@ class Steps:
         if not self._is_on:
             return
         answer = jsonable(call.value) if call.code is None else f"{call.code}: {call.message}"
-        said = safe(f"{call.tool}({one_line(json.dumps(jsonable(call.args), ensure_ascii=False), 90)})", "cyan")
-        self._console.print(Text.assemble((f"{index:>4}  ", "dim"), said, (f"  line {call.line}", "dim")))
+        shown = safe(f"{call.tool}({one_line(json.dumps(jsonable(call.args), ensure_ascii=False), 90)})", "cyan")
+        self._console.print(Text.assemble((f"{index:>4}  ", "dim"), shown, (f"  line {call.line}", "dim")))
         self._console.print(safe(f"      -> {one_line(json.dumps(answer, ensure_ascii=False), 110)}"))
 
     def log(self, stream: str, text: str) -> None:
@@ -149,11 +148,11 @@ class Steps:
 
 
 def show(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
-    """Say how a replay went."""
+    """Write the result of a replay."""
     if done.ok:
         calls = f"{done.answered} of {done.recorded} calls answered from the record"
-        word = f"{done.stopped or 'the same result'}, {calls}"
-        console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {word}")))
+        text = f"{done.stopped or 'the same result'}, {calls}"
+        console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {text}")))
     else:
         assert done.divergence is not None
         console.print(Text.assemble(("differs  ", "bold red"), safe(f"run {run.id}: {where(done.divergence)}")))
@@ -166,7 +165,7 @@ def show(done: Replay, run: RecordedRun, source: str | None, console: Console, i
 
 
 def where(found: Divergence) -> str:
-    """A divergence in one line."""
+    """Return a divergence in one line."""
     at = f"call {found.index}" if found.index is not None else found.kind
     of_record = " as recorded" if found.kind == MISSING_CALL else ""
     line = f", line {found.line}{of_record}" if found.line is not None else ""
@@ -174,7 +173,7 @@ def where(found: Divergence) -> str:
 
 
 def _show_divergence(found: Divergence, recorded: str | None, source: str | None, console: Console) -> None:
-    """Quote the scripts that lines are of, and both values."""
+    """Quote the lines of the scripts, and write both values."""
     if found.kind == MISSING_CALL:
         _quote("as recorded", recorded, found.line, console)
         _quote("now", source, (found.got or {}).get("line"), console)

@@ -1,7 +1,7 @@
-"""`toolcell demo`: a script such as a model writes, calling real tools from inside a sandbox; then two attacks.
+"""`toolcell demo`: run a script as a model would write it, which calls tools from a sandbox; then try two attacks.
 
-The tools read toolcell's own source files, which are on this machine and not in the sandbox: the script sees them only
-through its calls.
+The tools read toolcell's own source files. These are not in the sandbox, so the script can read them only
+through tool calls.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rich.text import Text
 
 import toolcell
 import toolcell_bridge
-from toolcell.cli import exits, show
+from toolcell.cli import exits, render
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
 from toolcell.config import PoolConfig
 from toolcell.results import ExecutionResult
 from toolcell.text import one_line
@@ -46,7 +46,7 @@ ATTACKS: dict[str, str] = {
 }
 
 MODULES = 8
-"""As many calls as run at once by default."""
+"""As many as the calls that run at once by default."""
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -112,16 +112,16 @@ def _show(scripted: ExecutionResult, attacks: dict[str, ExecutionResult], consol
         console.print(Text.assemble((f"{number:>4}  ", "dim"), line))
     _heading(console, "2. What it did, from inside a sandbox")
     console.print(Text("tool calls", "bold"))
-    show.show_calls(scripted.calls, console)
+    render.show_calls(scripted.calls, console)
     console.print(Text("printed", "bold"))
     console.print(safe(f"      {scripted.logs.text.rstrip()}"))
     console.print(Text("result", "bold"))
     if scripted.ok:
-        show.show_value(scripted.value, console)
+        render.show_value(scripted.value, console)
     else:
-        show.show_failure(scripted, SCRIPT, console)
-    console.print(safe(show.summary(scripted), "dim"))
-    _heading(console, "3. The walls around it")
+        render.show_failure(scripted, SCRIPT, console)
+    console.print(safe(render.summary(scripted), "dim"))
+    _heading(console, "3. Its isolation")
     for name, detail in scripted.isolation.layers.items():
         console.print(Text.assemble(("  live  ", "green"), (f"{name:<14}", "bold"), safe(one_line(str(detail), 80))))
     _heading(console, "4. Two attacks")

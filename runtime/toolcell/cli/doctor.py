@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from toolcell.cli import doctor_docker, exits
-from toolcell.cli.output import print_json, reporting, safe, stdout
+from toolcell.cli.render import print_json, reporting, safe, stdout
 from toolcell.config import Layer, Policy
 from toolcell.errors import UsageError
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from toolcell.cli import exits
 from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.output import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
 from toolcell.errors import UsageError
 from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference
 from toolcell.sandbox.docker.images.reference import ImageRef

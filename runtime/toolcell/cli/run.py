@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
 from typer.core import TyperCommand
 
-from toolcell.cli import exits, show, sources
+from toolcell.cli import exits, render
+from toolcell.cli.arguments import load_registry, parse_inputs, read_files, read_script, with_limit_flags
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.limit_flags import with_limit_flags
-from toolcell.cli.output import print_json, reporting, stderr, stdout
+from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
 from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig
-from toolcell.errors import UsageError
+from toolcell.errors import ToolAbort, UsageError
 from toolcell.results import ExecutionResult, OutputFile
+from toolcell.text import one_line
+
+if TYPE_CHECKING:
+    from toolcell.tools.events import Event
+
+MAX_TOOL_ERROR_CHARS = 500
+"""Of the text of a tool's exception."""
 
 EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, meaning in exits.MEANINGS.items())
 
@@ -28,10 +38,10 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 class NamingCommand(TyperCommand):
-    """A command that names a value it cannot read: `--wall-s abc`."""
+    """A command whose usage errors show the wrong value, as in `--wall-s abc`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; typer leaves the value out of pydantic's complaints about it."""
+        """Read the command line. typer leaves the value out of pydantic's error, so it is added here."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as exc:
@@ -91,17 +101,17 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
 ) -> None:
-    """Run a script in a fresh sandbox and show what it left behind.
+    """Run a script in a fresh sandbox and show its result.
 
     What the script prints goes where it was printed, its result to stdout, everything about the run to stderr.
     --tools, --input, --file, --packages and --preload may be given several times; lists of packages and modules may
     also be separated by commas.
     """
-    source = sources.read_script(script)
-    registry = sources.load_registry(tools) if tools else None
+    source = read_script(script)
+    registry = load_registry(tools) if tools else None
     arguments: dict[str, Any] = {
-        "inputs": sources.parse_inputs(inputs or ()),
-        "files": sources.read_files(put_files or ()),
+        "inputs": parse_inputs(inputs or ()),
+        "files": read_files(put_files or ()),
     }
     options: dict[str, Any] = {
         "backend": backend,
@@ -119,17 +129,17 @@ def run(
     if as_json:
         print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
     else:
-        show.show_result(result, source, stdout(), stderr())
+        render.show_result(result, source, stdout(), stderr())
     raise typer.Exit(exits.BY_OUTCOME[result.outcome])
 
 
 def docker_backend(
     options: dict[str, Any], image: str | None, runtime: str | None, mode: Literal["single", "forked"] | None
 ) -> Any:
-    """The Docker backend that the flags describe.
+    """Make the Docker backend that the flags describe.
 
     Raises:
-        UsageError: they were given for another one, or exclude each other.
+        UsageError: another backend was chosen, or the flags exclude each other.
     """
     if options["backend"] != "docker":
         raise UsageError("--image, --runtime and --mode are about containers; add --backend docker")
@@ -141,12 +151,11 @@ def docker_backend(
 
 def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
     """Open a runtime for one script and run it."""
-    from toolcell.cli.raised import raised_teller
     from toolcell.runtime import Runtime
     from toolcell.tools import RunContext
 
     console, context = stderr(), RunContext()
-    context.events.subscribe(raised_teller(console))
+    context.events.subscribe(tool_error_listener(console))
 
     async def work(watch: Watch) -> ExecutionResult:
         async with Runtime(registry, **options) as runtime:
@@ -163,20 +172,47 @@ def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict
     return run_watched(work, console)
 
 
+def tool_error_listener(console: Console) -> Callable[[Event], None]:
+    """Return a listener that writes each unexpected exception of a tool once. The script sees only its class."""
+    written = {""}
+
+    def listen(event: Event) -> None:
+        line = tool_error_line(event)
+        if line not in written:
+            written.add(line)
+            console.print(safe(line, "red"))
+
+    return listen
+
+
+def tool_error_line(event: Event) -> str:
+    """Name the tool and its unexpected exception; empty when there was none."""
+    from toolcell.tools.events import TOOL_END
+    from toolcell.tools.result import ErrorCode
+
+    result = event.result if event.type == TOOL_END else None
+    if result is None or result.error is None or result.error.code != ErrorCode.EXCEPTION:
+        return ""
+    if result.exc is None or isinstance(result.exc, ToolAbort):
+        return ""
+    text = "".join(traceback.format_exception_only(result.exc)).rstrip()
+    return one_line(f"tool {event.tool} raised {text}", MAX_TOOL_ERROR_CHARS)
+
+
 _SEPARATOR = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
-"""A comma that separates names: not one in `a[b,c]`, not one before a version in `a>=1,<2`."""
+"""A comma that separates names; neither a comma in `a[b,c]` nor one before a version in `a>=1,<2`."""
 
 
 def split(given: list[str] | None) -> tuple[str, ...]:
-    """Take `--packages a,b --packages c` as three."""
+    """Split the values of a repeatable flag: `--packages a,b --packages c` are three names."""
     return tuple(part.strip() for text in given or () for part in _SEPARATOR.split(text) if part.strip())
 
 
 def audit_folder(path: str | None) -> Path | None:
-    """The directory of the audit log.
+    """Return the directory of the audit log.
 
     Raises:
-        UsageError: it has no name; as a path that would be the current directory.
+        UsageError: the path is empty, which would mean the current directory.
     """
     if path is not None and not path.strip():
         raise UsageError(f"--audit {path!r}: the path is empty; name a directory, such as runs/")
@@ -202,9 +238,9 @@ def make_policy(require: str | None, **settings: Any) -> Policy:
 
 
 def save_files(files: tuple[OutputFile, ...], folder: Path) -> list[Path]:
-    """Write the returned files below `folder` and say where each went.
+    """Write the returned files below `folder` and return their paths.
 
-    The names are a stranger's: none may leave the folder, and no link in it is followed.
+    The script chose the names: none may leave the folder, and no symbolic link in it is followed.
 
     Raises:
         UsageError: a name is not a plain relative path, or a file cannot be written.

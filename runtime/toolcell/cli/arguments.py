@@ -1,4 +1,4 @@
-"""What a command is given by name: a script, inputs, files, a registry of tools."""
+"""Read what a command is given: a script, inputs, files, tools, and limits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import inspect
 import json
 import keyword
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from toolcell.cli.output import safe, stderr
+import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from toolcell.cli.render import safe, size, stderr
+from toolcell.config import GIB, KIB, MIB, Limits
 from toolcell.errors import UsageError
 from toolcell.text import one_line
 
@@ -24,14 +30,17 @@ if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry
 
 MAX_WARNING_CHARS = 500
-"""Of what is wrong with a tool's description, which may quote it."""
+"""Of a warning about a tool's description, which may quote the description."""
+
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 
 
 def read_script(name: str) -> str:
     """Return the text of a file, or of stdin for `-`.
 
     Raises:
-        UsageError: it cannot be read or is not UTF-8.
+        UsageError: the file cannot be read or is not UTF-8.
     """
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -46,7 +55,7 @@ def parse_inputs(given: Iterable[str]) -> dict[str, Any]:
     """Read `name=json` pairs.
 
     Raises:
-        UsageError: a name is no identifier, or a value is no JSON.
+        UsageError: a name is not an identifier, or a value is not JSON.
     """
     inputs: dict[str, Any] = {}
     for text in given:
@@ -98,7 +107,7 @@ def load_registry(sources: Sequence[str]) -> ToolRegistry:
 
 @contextmanager
 def _plain_warnings(source: str) -> Iterator[None]:
-    """Say what is wrong with a tool's description in a line that names its file; other warnings come as ever."""
+    """Show a warning about a tool's description in one line that names its file. Other warnings are not changed."""
     from toolcell.tools import ToolDescriptionWarning
 
     caught: list[warnings.WarningMessage] = []
@@ -116,8 +125,8 @@ def _plain_warnings(source: str) -> Iterator[None]:
 def _registry_of(source: str) -> ToolRegistry:
     from toolcell.tools import ToolRegistry
 
-    place, attribute = _split(source)
-    module = _load(place)
+    target, attribute = _split(source)
+    module = _load(target)
     if attribute:
         value = getattr(module, attribute, None)
         if not isinstance(value, ToolRegistry):
@@ -128,37 +137,37 @@ def _registry_of(source: str) -> ToolRegistry:
     if len(distinct) == 1:
         return next(iter(distinct.values()))
     if distinct:
-        raise UsageError(f"--tools {source}: it has several registries; name one as {place}:{next(iter(registries))}")
+        raise UsageError(f"--tools {source}: it has several registries; name one as {target}:{next(iter(registries))}")
     return _registry_from(module, source)
 
 
 def _split(source: str) -> tuple[str, str]:
-    place, _, attribute = source.rpartition(":")
-    return (place, attribute) if place and attribute.isidentifier() else (source, "")
+    target, _, attribute = source.rpartition(":")
+    return (target, attribute) if target and attribute.isidentifier() else (source, "")
 
 
 def _kind(value: object) -> str:
     return "missing" if value is None else f"a {type(value).__name__}"
 
 
-def _load(place: str) -> ModuleType:
-    """Import a file or a module, with its folder (or the current one) on the path as `python` would have it."""
-    path = Path(place)
-    is_file = place.endswith(".py") or path.is_file()
+def _load(target: str) -> ModuleType:
+    """Import a file or a module. As with `python`, its folder or the current one is on the import path."""
+    path = Path(target)
+    is_file = target.endswith(".py") or path.is_file()
     folder = str(path.resolve().parent) if is_file else os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return _load_file(path) if is_file else importlib.import_module(place)
+        return _load_file(path) if is_file else importlib.import_module(target)
     except UsageError:
         raise
     except FileNotFoundError as exc:
-        raise UsageError(f"--tools {place}: no such file") from exc
+        raise UsageError(f"--tools {target}: no such file") from exc
     except ModuleNotFoundError as exc:
-        raise UsageError(f"--tools {place}: {exc}") from exc
+        raise UsageError(f"--tools {target}: {exc}") from exc
     except Exception as exc:  # the file's own code may raise anything
         raise UsageError(
-            f"--tools {place}: loading it raised {type(exc).__name__}: {exc}{_line_in(exc, path)}"
+            f"--tools {target}: loading it raised {type(exc).__name__}: {exc}{_line_in(exc, path)}"
         ) from exc
 
 
@@ -167,7 +176,7 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"--tools {path}: a Python file is wanted")
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look their module up by name
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle find a module by its name
     spec.loader.exec_module(module)
     return module
 
@@ -183,7 +192,7 @@ def _line_in(exc: BaseException, path: Path) -> str:
 
 
 def _registry_from(module: ModuleType, source: str) -> ToolRegistry:
-    """Make a registry of a module's tools: those made as such if there are any, else its own public functions."""
+    """Make a registry of a module's tool objects, or of its public functions if it has no tool objects."""
     from toolcell.tools import ToolRegistry
 
     made = [value for name, value in vars(module).items() if not name.startswith("_") and _is_tool(value)]
@@ -206,7 +215,7 @@ def _is_tool(value: object) -> bool:
 
 
 def _public_functions(module: ModuleType) -> list[Any]:
-    """Functions defined here, not imported; `__all__` narrows them down where there is one."""
+    """Return the functions that the module defines; if it has `__all__`, only those listed there."""
     wanted = getattr(module, "__all__", None)
     return [
         value
@@ -215,3 +224,76 @@ def _public_functions(module: ModuleType) -> list[Any]:
         and value.__module__ == module.__name__
         and (name in wanted if wanted is not None else not name.startswith("_"))
     ]
+
+
+# Limits
+
+
+def with_limit_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `limits: Limits` of a command by `--limits FILE` and one flag for each field of the model.
+
+    typer reads a function's signature, so the flags are added to it. Names, help and defaults come from the model.
+    """
+
+    def flagged(**given: Any) -> None:
+        flags = {name: given.pop(name) for name in Limits.model_fields}
+        limits = make_limits(given.pop("limits_file"), flags)
+        command(**given, limits=limits)
+
+    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "limits"]
+    parameters = [*own, _file_flag(), *(_flag(name, field) for name, field in Limits.model_fields.items())]
+    by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    flagged.__name__, flagged.__doc__ = command.__name__, command.__doc__
+    flagged.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flagged.__annotations__ = {each.name: each.annotation for each in by_keyword}
+    return flagged
+
+
+def make_limits(file: Path | None, flags: dict[str, Any]) -> Limits:
+    """Combine the model's defaults, a TOML file and the flags. Flags override the file, and the file the defaults.
+
+    Raises:
+        UsageError: a value is out of range; names the flag, the value and the bound.
+    """
+    base = Limits.from_toml(file).model_dump() if file else {}
+    try:
+        return Limits(**base | {name: value for name, value in flags.items() if value is not None})
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise UsageError(f"{flag_name(str(first['loc'][0]))} {first['input']!r}: {first['msg']}") from exc
+
+
+def flag_name(field: str) -> str:
+    """Return the flag that sets `field`."""
+    return "--" + field.replace("_", "-")
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes such as 65536, 64k, 1.5GiB."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size such as 65536, 512k, 64MiB or 1.5g")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _file_flag() -> inspect.Parameter:
+    option = typer.Option("--limits", metavar="FILE", help="Limits from a TOML file; flags override it.", **_PANEL)
+    return _parameter("limits_file", Path | None, option)
+
+
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    about = " ".join((field.description or "").split()).replace("`", "")
+    if name.endswith("bytes"):
+        about += f" Default {size(field.default)}."
+        return _parameter(name, int | None, typer.Option(help=about, parser=parse_size, metavar="SIZE", **_PANEL))
+    about += f" Default {field.default:g}."
+    return _parameter(
+        name, float | None if field.annotation is float else int | None, typer.Option(help=about, **_PANEL)
+    )
+
+
+_PANEL: dict[str, Any] = {"rich_help_panel": "Limits", "show_default": False}
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])

@@ -1,24 +1,113 @@
-"""A run's result as a person reads it: logs, value, failure with its source lines, calls, files, a summary."""
+"""How commands write: consoles, JSON, errors, and the parts of a run's result.
+
+Consoles use colour only on a terminal. Text of a script or a tool is never parsed as markup, and all of it passes
+`text.for_terminal`.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+import typer
+from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.cli.output import safe, write_text
+from toolcell.cli import exits
+from toolcell.errors import ToolcellError
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
 from toolcell.text import for_terminal, one_line
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def stdout() -> Console:
+    """Return a console for the result of a command."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def stderr() -> Console:
+    """Return a console for everything else: progress, failures, the summary."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_json(data: object) -> None:
+    """Write one JSON document to stdout, in ASCII: so no control character reaches a terminal."""
+    sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def write_text(console: Console, text: str) -> None:
+    """Write untrusted text, with terminal controls escaped, and end its last line."""
+    shown = for_terminal(text)
+    console.print(Text(shown), end="" if shown.endswith("\n") else "\n")
+
+
+def safe(text: str, style: str = "") -> Text:
+    """Return untrusted text with terminal controls escaped."""
+    return Text(for_terminal(text), style)
+
+
+def reporting(command: Command) -> Command:
+    """Turn toolcell's errors into a message and the documented exit status. Other exceptions are bugs and pass."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except BrokenPipeError:
+    """Turn errors of toolcell into a message and the documented exit status. Other exceptions are bugs: they pass."""
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(exits.FAILED) from None
+        except KeyboardInterrupt:
+            raise _interrupted() from None
+        except (ToolcellError, BaseExceptionGroup) as exc:
+            if isinstance(exc, BaseExceptionGroup) and exc.subgroup(KeyboardInterrupt) is not None:
+                raise _interrupted() from None
+            error = find_our_error(exc)
+            if error is None:
+                raise
+            _write_error(error, as_json=bool(kwargs.get("as_json")))
+            raise typer.Exit(exits.status_of(error)) from exc
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _interrupted() -> typer.Exit:
+    stderr().print("interrupted")
+    return typer.Exit(exits.INTERRUPTED)
+
+
+def find_our_error(exc: BaseException) -> ToolcellError | None:
+    """Find toolcell's own error in what a task group raised."""
+    if isinstance(exc, ToolcellError):
+        return exc
+    inner = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
+    return next((found for each in inner if (found := find_our_error(each))), None)
+
+
+def _write_error(error: ToolcellError, as_json: bool) -> None:
+    if as_json:
+        print_json({"error": {"code": error.code, "message": str(error)}})
+        return
+    console = stderr()
+    console.print(Text(f"{error.code.replace('_', ' ')}: ", "bold red"), end="")
+    write_text(console, str(error))
+
+
+# A run's result
+
 
 def show_result(result: ExecutionResult, source: str, out: Console, err: Console) -> None:
-    """Write what a run left behind: its own output and value to `out`, everything about it to `err`."""
+    """Write a run's result: its output and value to `out`, everything about the run to `err`."""
     for entry in result.logs.entries:
         (out if entry.stream == "stdout" else err).print(safe(entry.text), end="")
     if result.logs.text and not result.logs.text.endswith("\n"):
@@ -41,7 +130,7 @@ def show_value(value: Any, console: Console) -> None:
 
 
 def show_failure(result: ExecutionResult, source: str, console: Console) -> None:
-    """Write what the model would be told, with the source lines around it and the calls already made."""
+    """Write the error as the model would see it, with the source lines around it and the calls already made."""
     error = result.error or ErrorInfo(str(result.outcome), "")
     title = Text(str(result.outcome).replace("_", " "), "bold red")
     if error.type not in (str(result.outcome), ""):
@@ -51,7 +140,7 @@ def show_failure(result: ExecutionResult, source: str, console: Console) -> None
         write_text(console, error.message)
     if detail := limit_detail(error):
         console.print(safe(detail))
-    for line, column, message in places(error):
+    for line, column, message in error_locations(error):
         console.print()
         if message:
             console.print(safe(f"line {line}, column {column}: {message}"))
@@ -79,24 +168,21 @@ def limit_detail(error: ErrorInfo) -> str:
 
 
 def _amount(limit: str, value: float) -> str:
-    """A value with the unit that its field's name ends in."""
+    """Return a value with the unit that ends its field's name."""
     if limit.endswith("_bytes"):
         return size(int(value))
     return f"{value:.3g} s" if limit.endswith("_s") else f"{value:g}"
 
 
 def size(bytes_count: int) -> str:
-    """A number of bytes as a person reads it."""
-    amount = float(bytes_count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.3g} {unit}" if unit != "bytes" else f"{bytes_count} bytes"
-        amount /= 1024
-    return f"{amount:.3g} GiB"
+    """Return a number of bytes for a person to read, in binary units."""
+    unit, suffix = filesize.pick_unit_and_suffix(bytes_count, ["bytes", "KiB", "MiB", "GiB"], 1024)
+    amount = bytes_count / unit
+    return f"{amount:.0f} {suffix}" if amount >= 1000 else f"{amount:.3g} {suffix}"
 
 
-def places(error: ErrorInfo) -> list[tuple[int, int, str]]:
-    """(line, column, message) of everything an error points at; an exception's own message is shown already."""
+def error_locations(error: ErrorInfo) -> list[tuple[int, int, str]]:
+    """Return (line, column, message) of each place that an error names. An exception's own message is shown already."""
     if error.findings:
         return [(int(f["line"]), int(f["column"]), str(f["message"])) for f in error.findings]
     return [(error.line, error.column or 0, "")] if error.line else []
@@ -121,7 +207,7 @@ def excerpt(source: str, line: int, column: int = 0) -> list[Text]:
 
 
 def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
-    """One line per call: number, name, arguments, how it ended, how long it took, the line that made it."""
+    """Write one line per call: number, name, arguments, status, duration, and the line that made it."""
     for call in calls:
         line = Text.assemble(
             (f"{call.id:>4}  ", "dim"),
@@ -137,26 +223,26 @@ def show_calls(calls: Iterable[ToolCallRecord], console: Console) -> None:
 
 
 def call_arguments(args: Mapping[str, Any]) -> str:
-    """Arguments as they would be written in a call."""
+    """Return arguments as they are written in a call."""
     return ", ".join(f"{name}={value!r}" for name, value in args.items())
 
 
 def show_files(files: Iterable[OutputFile], console: Console) -> None:
-    """One line per returned file."""
+    """Write one line per returned file."""
     for file in files:
         about = file.problem or f"{file.media_type}, {size(file.size)}"
         console.print(Text.assemble(("file  ", "dim"), safe(one_line(file.name), "cyan"), safe(f"  {one_line(about)}")))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """Return seconds for a person to read."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def summary(result: ExecutionResult) -> str:
-    """One line: outcome, time, calls, memory."""
+    """Return one line: outcome, time, calls, memory."""
     usage = result.usage
     parts = [str(result.outcome).replace("_", " "), duration(usage.wall_s), f"cpu {duration(usage.cpu_s)}"]
     if usage.peak_memory_bytes:

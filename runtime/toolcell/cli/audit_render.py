@@ -1,6 +1,6 @@
-"""Recorded runs for a person: the list, one run's timeline, counts, and what verifying found.
+"""Show recorded runs to a person: a list, one run's timeline, counts, and the findings of `verify`.
 
-Everything in a record came from a stranger; all of it goes through `safe` and `one_line`.
+All text in a record is untrusted, so all of it passes `safe` and `one_line`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +19,7 @@ from toolcell.audit.query import RunSummary
 from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.receipt import ReceiptCheck
 from toolcell.audit.verify import Report
-from toolcell.cli.audit_times import show as show_time
-from toolcell.cli.output import safe, write_text
-from toolcell.cli.show import duration, size
+from toolcell.cli.render import duration, safe, size, write_text
 from toolcell.text import one_line
 
 BAR_CELLS = 28
@@ -35,6 +34,12 @@ _GOOD = frozenset({"ok", "pending"})
 _FULL, _LIGHT = "█", "▏"
 
 
+def show_time(at_ns: int, *, with_fraction: bool = False) -> str:
+    """Return a time in this machine's time zone."""
+    at = datetime.fromtimestamp(at_ns / 1e9)
+    return at.strftime("%Y-%m-%d %H:%M:%S") + (f".{at.microsecond // 1000:03d}" if with_fraction else "")
+
+
 def style_of(status: str) -> str:
     """Green for good, yellow for unfinished, red for the rest."""
     return "green" if status in _GOOD else "yellow" if status == UNFINISHED else "red"
@@ -44,7 +49,7 @@ def style_of(status: str) -> str:
 
 
 def show_list(lines: Sequence[RunSummary], console: Console) -> None:
-    """One line per run; the last column takes what is left of the terminal, or all it wants elsewhere."""
+    """Write one line per run. The last column fills the terminal; elsewhere it is not limited."""
     rows = [("started", "run", "outcome", "calls", "took", "script", "what"), *map(_row, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     left = max(20, console.width - sum(widths) - 2 * len(widths)) if console.is_terminal else 120
@@ -80,7 +85,7 @@ def _table(*headings: str) -> Table:
 
 
 def show_run(run: RecordedRun, console: Console) -> None:
-    """The story of a run, from who asked for it to what it left behind."""
+    """Write everything about a run: its user, settings, script, calls, output and result."""
     _show_head(run, console)
     _show_source(run, console)
     if run.calls:
@@ -98,7 +103,7 @@ def _show_head(run: RecordedRun, console: Console) -> None:
         title.append(f"  {duration(wall_s)}")
     console.print(title)
     for name, value in _facts(run):
-        console.print(Text.assemble((f"  {name:<9} ", "dim"), safe(one_line(value, 150))))
+        console.print(Text.assemble((f"  {name:<10}", "dim"), safe(one_line(value, 150))))
 
 
 def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
@@ -108,7 +113,7 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "for", ", ".join(f"{name} {value}" for name, value in who.items())
     if run.isolation.get("backend"):
         layers = run.isolation.get("layers") or {}
-        yield "walls", f"{run.isolation['backend']}, {len(layers)} layers: {' '.join(layers)}"
+        yield "isolation", f"{run.isolation['backend']}, {len(layers)} layers: {' '.join(layers)}"
     packages = (run.isolation.get("environment") or {}).get("packages")
     if packages:
         yield "packages", " ".join(map(str, packages))
@@ -144,7 +149,7 @@ def _show_source(run: RecordedRun, console: Console) -> None:
 
 
 def show_timeline(run: RecordedRun, console: Console) -> None:
-    """One bar per call, over the time of the run."""
+    """Write one line per call, with a bar over the duration of the run."""
     end_ns = run.ended_ns or max((call.ended_ns or call.started_ns for call in run.calls), default=run.started_ns)
     total_ns = max(1, end_ns - run.started_ns)
     depths = _depths(run.calls)
@@ -167,7 +172,7 @@ def show_timeline(run: RecordedRun, console: Console) -> None:
 
 
 def bar(call: RecordedCall, started_ns: int, total_ns: int, encoding: str = "utf-8") -> str:
-    """A call's place in the time of its run."""
+    """Draw when a call ran within its run."""
     full, light = (_FULL, _LIGHT) if encoding.lower().startswith("utf") else ("#", "|")
     start = min(BAR_CELLS - 1, max(0, (call.started_ns - started_ns) * BAR_CELLS // total_ns))
     cells = round(call.duration_s * 1e9 * BAR_CELLS / total_ns) if call.is_finished else BAR_CELLS - start
@@ -250,7 +255,7 @@ def _as_json(value: Any) -> str:
 
 
 def show_stats(counted: Mapping[str, Any], console: Console) -> None:
-    """Outcomes, tools and days."""
+    """Write counts of outcomes, tools and days."""
     runs = counted["runs"]
     times = f"{duration(counted['wall_s'])} in all, cpu {duration(counted['cpu_s'])}"
     console.print(Text.assemble((f"{runs} runs", "bold"), f" of {counted['scripts']} scripts, {times}"))
@@ -283,7 +288,7 @@ def show_stats(counted: Mapping[str, Any], console: Console) -> None:
 
 
 def show_report(report: Report, console: Console) -> None:
-    """What was found, or that nothing was."""
+    """Write the findings of `verify`, or that there are none."""
     for finding in report.findings[:MAX_FINDINGS]:
         places = (("segment", finding.segment), ("record", finding.seq), ("offset", finding.offset))
         where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
@@ -300,22 +305,22 @@ def show_report(report: Report, console: Console) -> None:
     counts = ", ".join(f"{count} {name if count != 1 else name.removesuffix('s')}" for name, count in sums.items())
     found = "1 finding" if len(report.findings) == 1 else f"{len(report.findings)} findings"
     found = "not checked" if report.is_unchecked else found
-    verdict = ("ok", "bold green") if report.ok else (found, "bold red")
-    console.print(Text.assemble(verdict, f"  {counts}"))
+    result = ("ok", "bold green") if report.ok else (found, "bold red")
+    console.print(Text.assemble(result, f"  {counts}"))
 
 
-def show_verdict(verdict: ReceiptCheck, console: Console) -> None:
-    """What checking a receipt came to, and the run it is of."""
-    for problem in verdict.problems:
+def show_receipt_check(checked: ReceiptCheck, console: Console) -> None:
+    """Write the result of checking a receipt, and its run."""
+    for problem in checked.problems:
         console.print(safe(problem, "red"))
-    if verdict.run is not None and verdict.ok:
-        signed = show_time(verdict.signed_ns) if verdict.signed_ns else "?"
-        run = verdict.run
+    if checked.run is not None and checked.ok:
+        signed = show_time(checked.signed_ns) if checked.signed_ns else "?"
+        run = checked.run
         console.print(
             Text.assemble(
                 ("ok", "bold green"), safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
-                safe(f"signed {signed} with key {verdict.key}"),
+                safe(f"signed {signed} with key {checked.key}"),
             )
         )  # fmt: skip
-    elif not verdict.is_unchecked:
+    elif not checked.is_unchecked:
         console.print(Text("this receipt does not hold what was recorded", "bold red"))
