@@ -64,7 +64,7 @@ def reporting(command: Command) -> Command:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-    """Turn errors of toolcell into a message and the documented exit status. Other exceptions are bugs: they pass."""
+            # The reader closed our output. Without this, Python would report the same error again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(exits.FAILED) from None
         except KeyboardInterrupt:
