@@ -84,7 +84,7 @@ import json as _json, os as _os, sys as _sys
 _sys.path += _json.loads(_sys.argv[2])
 _given = _json.loads(_sys.stdin.read())
 globals().update(_given["inputs"])
-walled = False
+isolated = False
 def set_result(data=None, files=None, _write=_os.write, _dumps=_json.dumps, _to=int(_sys.argv[1])):
     _write(_to, _dumps(data).encode() + b"\\n")
 exec(compile(_given["source"], "<code>", "exec"))
@@ -93,7 +93,7 @@ exec(compile(_given["source"], "<code>", "exec"))
 
 @dataclass
 class Outside:
-    """What an attack achieved without walls."""
+    """What an attack achieved without isolation."""
 
     value: Any
     status: int | None
@@ -322,7 +322,7 @@ class Victim:
     ) -> list[Inside]:
         """Run several sandboxes at the same time, all with the same `limits` or each with its own of `limits_of`."""
         runs = [
-            {"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": own}
+            {"source": textwrap.dedent(source), "inputs": {"isolated": True, **inputs}, "limits": own}
             for (source, inputs), own in zip(attacks, limits_of or [limits or {}] * len(attacks), strict=True)
         ]
         answer = self.ask({"op": "run", "runs": runs})
@@ -334,7 +334,7 @@ class Victim:
 
     def attempt(self, source: str, **inputs: Any) -> Any:
         """Run one attack that may raise in the host; returns the result or the exception."""
-        runs = [{"source": textwrap.dedent(source), "inputs": {"walled": True, **inputs}, "limits": {}}]
+        runs = [{"source": textwrap.dedent(source), "inputs": {"isolated": True, **inputs}, "limits": {}}]
         return self.ask({"op": "run", "runs": runs})["results"][0]
 
     def assert_healthy(self) -> None:

@@ -14,11 +14,11 @@ LEFT_OUT: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "process_only(reason, also=()): about walls that other backends do not have")
+    config.addinivalue_line("markers", "process_only(reason, also=()): about layers that other backends do not have")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is about walls that this backend does not have."""
+    """Leave out tests of layers that this backend does not have."""
     left_out: list[pytest.Item] = []
     reasons = config.stash.setdefault(LEFT_OUT, Counter())
     for item in items:

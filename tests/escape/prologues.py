@@ -1,6 +1,6 @@
-"""Guest-side beginnings of attacks, as source text: the same text runs behind the walls and in a plain interpreter.
+"""Guest-side beginnings of attacks, as source text: the same text runs in a sandbox and in a plain interpreter.
 
-Both modes know `walled` (bool), `set_result` and whatever inputs the test passes. Nothing here imports toolcell.
+Both modes know `isolated` (bool), `set_result` and whatever inputs the test passes. Nothing here imports toolcell.
 """
 
 BASICS = """
@@ -39,7 +39,7 @@ def in_child(action):
     child = os.fork()
     if child == 0:
         try:
-            if not walled:
+            if not isolated:
                 os.setsid()
             os.write(write, json.dumps(action()).encode())
         finally:
@@ -124,8 +124,8 @@ def receive():
     return msgpack.unpackb(body)
 
 def stay():
-    '''The last line: the harness must not speak after the attack. Outside, the end is the end.'''
-    while walled:
+    '''The last line: the guest package must not send anything after the attack. Outside, the end is the end.'''
+    while isolated:
         signal.pause()
 
 RESULT, DONE = 21, 24

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "bpf": (321, 0, BAD, 8),
     "perf_event_open": (298, BAD, 0, NO, NO, 0),
     "userfaultfd": (323, 1),
-    # its own walls
+    # its own isolation
     "seccomp": (317, 99, 0, 0),
     "prctl of a seccomp filter": (157, 22, 2, BAD),
     "landlock_create_ruleset": (444, BAD, 8, 0),

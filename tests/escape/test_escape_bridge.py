@@ -139,7 +139,7 @@ def test_a_thread_that_goes_on_after_the_script_calls_no_tool(victim: Victim) ->
 import threading, time
 def later():
     while True:
-        if walled:
+        if isolated:
             attempt(call_tool, "touch", {"tag": "late"})
         else:
             open("late", "w").close()
@@ -147,7 +147,7 @@ def later():
 for _ in range(4):
     threading.Thread(target=later, daemon=True).start()
 time.sleep(0.05)
-set_result(True if walled else os.path.exists("late"))
+set_result(True if isolated else os.path.exists("late"))
 """
     )
     assert outside(source).value
@@ -200,7 +200,7 @@ stay()
     assert len(str(error.findings)) < 100_000
 
 
-def test_a_result_larger_than_the_limit_is_not_taken_from_a_patched_harness(victim: Victim) -> None:
+def test_a_result_larger_than_the_limit_is_not_taken_from_a_patched_guest(victim: Victim) -> None:
     source = BRIDGE + "send(message(RESULT, 'x' * 100_000, []) + message(DONE, True, None))\nstay()"
     assert outside(source, bridge=True).believed[0][1] == "x" * 100_000
     inside = victim.run(source, limits={"result_bytes": 10_000})
@@ -227,16 +227,16 @@ stay()
 
 
 ENDINGS = {
-    "closed": "bridge.close(); [attempt(os.close, each) for each in range(3, 100)]; time.sleep(600 if walled else 0)",
-    "shut for writing": "bridge.shutdown(socket.SHUT_WR); time.sleep(600 if walled else 0)",
+    "closed": "bridge.close(); [attempt(os.close, each) for each in range(3, 100)]; time.sleep(600 if isolated else 0)",
+    "shut for writing": "bridge.shutdown(socket.SHUT_WR); time.sleep(600 if isolated else 0)",
     "shut for reading": "bridge.shutdown(socket.SHUT_RD); send(message(CALL, 1, 'big', {'size': 10**6}, None)); stay()",
-    "shut both ways": "bridge.shutdown(socket.SHUT_RDWR); time.sleep(600 if walled else 0)",
+    "shut both ways": "bridge.shutdown(socket.SHUT_RDWR); time.sleep(600 if isolated else 0)",
     "half a length": "send(b'\\x00\\x00'); stay()",
     "half a length and the end": "send(b'\\x00\\x00'); bridge.shutdown(socket.SHUT_WR); stay()",
     "half a frame": "send(raw(b'x' * 5000)[:3000]); stay()",
     "half a frame and the end": "send(raw(b'x' * 5000)[:3000]); bridge.shutdown(socket.SHUT_WR); stay()",
     "a trickle": "[(send(bytes([each])), time.sleep(0.002)) for each in message(RESULT, 'slow', [])]; stay()",
-    "a trickle of a long frame": "send(struct.pack('>I', 8 << 20)); [(send(b'x'), time.sleep(0.01)) for _ in range(200 if walled else 3)]",
+    "a trickle of a long frame": "send(struct.pack('>I', 8 << 20)); [(send(b'x'), time.sleep(0.01)) for _ in range(200 if isolated else 3)]",
     "silence": "stay()",
     "another's bytes": "os.dup2(os.open('/dev/zero', os.O_RDONLY), bridge_descriptor()); stay()",
 }  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_flood_of_legal_messages_stops_neither_the_clock_nor_the_other_runs(ki
         + f"""
 send(message(CALL, 1, "echo", {{"text": "x"}}, None))
 receive()
-if walled:
+if isolated:
     send(message(CALL, 2, "meet", {{"place": "flood", "count": 1}}, None))
     receive()
 wave = {FLOODS[kind]}
@@ -74,7 +74,7 @@ for number in (1, 2, 3):
     send(message(CALL, number, "echo", {"text": "x"}, None))
     receive()
 send(b"".join(message(CALL, number, "echo", {"text": "x"}, None) for number in range(4, 900)))
-if walled:
+if isolated:
     time.sleep(0.3)
 send(message(DONE, True, None))
 stay()
@@ -98,7 +98,7 @@ def test_answers_that_are_never_read_hold_neither_memory_nor_the_run(then: str, 
         BRIDGE
         + f"""
 send(b"".join(message(CALL, number, "big", {{"size": 1_000_000}}, None) for number in range(1, 100)))
-if walled:
+if isolated:
     time.sleep(0.2)
 {last}
 """

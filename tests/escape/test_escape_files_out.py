@@ -69,7 +69,7 @@ def test_nor_one_of_the_sandbox_outside_the_workspace(way: str, victim: Victim) 
 
 KINDS = {
     "fifo": "os.mkfifo('odd')",
-    "socket": "__import__('socket').socket(1).bind('odd') if not walled else os.mkfifo('odd')",
+    "socket": "__import__('socket').socket(1).bind('odd') if not isolated else os.mkfifo('odd')",
     "folder": "os.makedirs('odd/empty')",
     "link to itself": "os.symlink('odd', 'odd')",
     "link to nothing": "os.symlink('nothing', 'odd')",
@@ -186,7 +186,7 @@ FORGED_NAMES = [
 
 
 @pytest.mark.parametrize("name", FORGED_NAMES, ids=[f"{name[:20]!r}-{len(name)}" for name in FORGED_NAMES])
-def test_a_name_a_patched_harness_makes_up_is_refused_or_harmless(name: str, victim: Victim) -> None:
+def test_a_file_name_from_a_patched_guest_is_refused_or_harmless(name: str, victim: Victim) -> None:
     """Whoever saves returned files joins their names to a folder and prints them on a terminal."""
     source = (
         BRIDGE
@@ -206,7 +206,7 @@ stay()
 
 
 @pytest.mark.parametrize("kind", ["text/html\r\nX-Forged: 1", "x" * 100_000, "\x1b[2J", "\u202e", "a\0b"])
-def test_a_media_type_a_patched_harness_makes_up_is_refused_or_harmless(kind: str, victim: Victim) -> None:
+def test_a_media_type_from_a_patched_guest_is_refused_or_harmless(kind: str, victim: Victim) -> None:
     source = (
         BRIDGE
         + """
@@ -228,7 +228,7 @@ def test_names_made_in_the_workspace_are_refused_or_harmless(victim: Victim) -> 
 names = ["a\\nb", "a\\x1b[2J", "\\u202egnp.exe", "-rf", "~", "$HOME", "`id`", "a;b", "%00", "con", "a b", "*", "[a]", "?"]
 for name in names:
     open(name, "w").write("x")
-set_result(1) if not walled else set_result(1, files=[*names, "."])
+set_result(1) if not isolated else set_result(1, files=[*names, "."])
 """
     )
     assert outside(source).value == 1

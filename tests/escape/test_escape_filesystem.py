@@ -80,7 +80,7 @@ def test_what_lies_between_the_folders_a_script_needs_cannot_be_listed(victim: V
 
 WAYS_IN = """
 import glob, shutil, tempfile
-tmp = tempfile.mkdtemp(dir=None if walled else ".")
+tmp = tempfile.mkdtemp(dir=None if isolated else ".")
 ways = {
     "open": lambda: open(secret).read(),
     "dotdot": lambda: open("../" * 30 + secret.lstrip("/")).read(),
@@ -117,7 +117,7 @@ ways = {
 )  # fmt: skip
 def test_a_file_of_the_host_cannot_be_reached(way: str, victim: Victim, tmp_path: Path) -> None:
     """The workspace of the plain process is on the same filesystem as the file, so that links can be made."""
-    plain, secret = tmp_path / "plain" / "secret", tmp_path / "walled" / "secret"
+    plain, secret = tmp_path / "plain" / "secret", tmp_path / "isolated" / "secret"
     for each in (plain, secret):
         each.parent.mkdir()
         each.write_text("secret")
@@ -138,7 +138,7 @@ def test_only_the_standard_three_and_the_bridge_are_open(victim: Victim) -> None
         RAW
         + """
 import fcntl
-if not walled:
+if not isolated:
     os.dup2(os.open("/", os.O_RDONLY), 234)
 found = {}
 for descriptor in range(4097):
@@ -195,7 +195,7 @@ def test_what_is_in_the_workspace_cannot_be_executed(victim: Victim) -> None:
 import mmap, shutil, sysconfig
 library = next(path for path in libraries if os.path.exists(path))
 tried = {}
-for place in places if walled else ["."]:
+for place in places if isolated else ["."]:
     here = os.path.join(place, "copied.so")
     shutil.copyfile(library, here)
     tried["mode " + place] = attempt(os.chmod, here, 0o6755)
@@ -252,10 +252,10 @@ def test_fifos_and_locks_in_the_workspace_stay_in_the_workspace(victim: Victim, 
 tried = [attempt(os.mkfifo, place + "/fifo") for place in places]
 for place in places:
     open(place + "/left-by-" + me, "w").write(me)
-if walled:
+if isolated:
     call_tool("meet", {"place": "written", "count": 2})
 found = sorted(name for place in places for name in os.listdir(place) if name.startswith("left"))
-if walled:
+if isolated:
     call_tool("meet", {"place": "listed", "count": 2})
 set_result([tried, found])
 """
@@ -276,9 +276,9 @@ def test_devices_are_the_harmless_five_and_their_nodes_cannot_be_changed(victim:
         + """
 known = ["null", "zero", "full", "random", "urandom"]
 def is_there(name):
-    if walled and name in ("fd", "stdin"):
+    if isolated and name in ("fd", "stdin"):
         return False  # links to /proc, and there to a descriptor it has already
-    if walled:
+    if isolated:
         return attempt(os.open, "/dev/" + name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) != "EACCES" and exists(name)
     return exists(name)
 def exists(name):

@@ -252,8 +252,8 @@ def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
         RAW
         + """
 import socket, stat, struct
-number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode)) if walled else None
-one = socket.socket(fileno=os.dup(number)) if walled else socket.socketpair()[0]
+number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode)) if isolated else None
+one = socket.socket(fileno=os.dup(number)) if isolated else socket.socketpair()[0]
 set_result({
     "peer": attempt(one.getsockopt, socket.SOL_SOCKET, socket.SO_PEERCRED, 12),
     "security": attempt(one.getsockopt, socket.SOL_SOCKET, socket.SO_PEERSEC, 100),
@@ -293,10 +293,10 @@ def test_a_core_dump_is_never_written(victim: Victim) -> None:
 import resource, signal
 child = os.fork()
 if child == 0:
-    if not walled:
+    if not isolated:
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    os.kill(os.getpid(), signal.SIGSEGV if not walled else signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSEGV if not isolated else signal.SIGKILL)
     ctypes.string_at(0)
 set_result([resource.getrlimit(resource.RLIMIT_CORE)[1], libc.prctl(3, 0, 0, 0, 0), os.WCOREDUMP(os.waitpid(child, 0)[1])])
 """

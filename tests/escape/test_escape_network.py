@@ -112,7 +112,7 @@ def tried(kind):
         "listen": attempt(letter(kind).listen),
         "accept": attempt(letter(kind).accept),
     }
-set_result(tried(socket.SOCK_SEQPACKET if walled else socket.SOCK_DGRAM))
+set_result(tried(socket.SOCK_SEQPACKET if isolated else socket.SOCK_DGRAM))
 """
     )
     postbox = str(tmp_path / "postbox")

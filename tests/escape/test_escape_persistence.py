@@ -102,7 +102,7 @@ def test_a_run_finds_nothing_of_the_run_before_it(mark: str, victim: Victim) -> 
         both = both.replace("/tmp/left", "here")
     assert outside(both, may_fail=True).value is True or mark == "a changed small number"
     for _ in range(3):  # through every sandbox that was forked before and after
-        victim.run(leave, limits={"wall_s": 1.0})  # some marks keep the harness itself from ending
+        victim.run(leave, limits={"wall_s": 1.0})  # some marks keep the guest itself from ending
         assert victim.run(look).value is False
 
 

@@ -56,7 +56,7 @@ BROKEN = {
 }
 
 
-ON_THIS_SIDE = "the walls of a container go up where the host's system calls do not matter: tests/docker has it refuse"
+ON_THIS_SIDE = "a container's isolation does not depend on the host's system calls: tests/docker has it refuse"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def start_on_broken_machine(refused: str) -> str:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 @pytest.mark.parametrize("layer", BROKEN)
 def test_a_wall_that_will_not_go_up_means_no_sandbox(layer: str, said: dict[str, str]) -> None:
-    """The machine refuses one call; then there is SandboxUnavailable, and not a sandbox with a wall less."""
+    """The machine refuses one call; then there is SandboxUnavailable, and not a sandbox with one layer less."""
     number, *rest = (int(each, 0) for each in BROKEN[layer].split(","))
     argument = rest[2] if rest else 0
     source = f"{RAW}{WITHOUT}\nwithout({BROKEN[layer]})\nset_result(call({number}, {argument}, 1, 0, 0, 0))"

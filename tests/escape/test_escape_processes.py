@@ -126,13 +126,13 @@ if bystander == 0:
     os.write(tell, b"!")
     signal.pause()
 os.read(ready, 1)
-if target == 0 or walled:
+if target == 0 or isolated:
     os.kill(target, signal.SIGUSR1)
 else:
     os.kill(bystander, signal.SIGUSR1)  # everybody would mean this machine
 hit = os.waitpid(bystander, 0)[1]
 set_result(hit)
-if walled:  # the last one ends a guest that is not its own init
+if isolated:  # the last one ends a guest that is not its own init
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
         attempt(os.kill, target, number)
 """
@@ -147,7 +147,7 @@ if walled:  # the last one ends a guest that is not its own init
 
 
 def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
-    """An id of 0 means: led by somebody outside, whom signals to the group would reach but for other walls."""
+    """An id of 0 means a leader outside the sandbox. Only other layers would keep signals to the group from it."""
     source = RAW + "set_result([os.getpgrp(), os.getsid(0)])"
     assert 0 not in outside(source).value
     assert 0 not in victim.run(source).value
@@ -174,8 +174,8 @@ if os.fork() == 0:
             time.sleep(60)
     os._exit(0)
 os.wait()
-set_result([int(os.read(ready, 20)), call_tool("seen", {"name": name}) if walled else []])
-if not walled:
+set_result([int(os.read(ready, 20)), call_tool("seen", {"name": name}) if isolated else []])
+if not isolated:
     os._exit(0)
 {"done": lambda: None, "exit": lambda: os._exit(3), "crash": lambda: os.kill(os.getpid(), 11) or ctypes.string_at(0),
  "timeout": lambda: time.sleep(60)}[ending]()
@@ -242,7 +242,7 @@ def go_on(*_):
 signal.signal(signal.SIGALRM, go_on)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)
 set_result(os.getpid())
-while not walled:
+while not isolated:
     signal.pause()
 """
     )
@@ -281,11 +281,11 @@ def test_a_child_that_holds_stdout_does_not_hold_the_run(victim: Victim) -> None
 import os, time
 if os.fork() == 0:
     os.setsid()
-    time.sleep(600 if walled else 10)
+    time.sleep(600 if isolated else 10)
     os._exit(0)
 set_result("finished")
 """
-    plain = f"walled = False\nset_result = lambda value: None\n{source}"
+    plain = f"isolated = False\nset_result = lambda value: None\n{source}"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", plain], stdout=subprocess.PIPE) as process:
         assert process.wait(10) == 0
         assert process.stdout is not None
@@ -326,7 +326,7 @@ def test_a_fork_bomb_that_ignores_refusals_is_ended(victim: Victim) -> None:
 generations = 0
 while generations < bound:
     try:
-        if os.fork() == 0 and not walled:
+        if os.fork() == 0 and not isolated:
             os._exit(0)
     except OSError:
         pass
@@ -397,10 +397,10 @@ if child == 0:
     hit()
     os._exit(0)
 ended = os.waitpid(child, os.WUNTRACED)[1]
-if not walled:
+if not isolated:
     attempt(os.kill, child, signal.SIGKILL)
 set_result([os.WIFSTOPPED(ended), os.WIFSIGNALED(ended)])
-if walled:
+if isolated:
     hit()
 """
     )

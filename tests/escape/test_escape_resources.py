@@ -11,7 +11,7 @@ pytestmark = pytest.mark.isolation
 
 MEMORY_BYTES = 48 * MIB
 HELD_BYTES = 2 * MEMORY_BYTES
-"""What each trick tries to hold; without walls it gets it."""
+"""What each trick tries to hold; without isolation it gets it."""
 
 HOLD = {
     "one growing bytearray": """
@@ -52,9 +52,9 @@ HOLD = {
     "strings that share nothing": """
         held = [str(number) * 200 for number in range(wanted // 1600)]""",
     "one absurd allocation": """
-        held = bytearray(wanted if not walled else 1 << 44)""",
+        held = bytearray(wanted if not isolated else 1 << 44)""",
     "a list that never ends": """
-        held = list(range(wanted // 36)) if not walled else list(iter(int, 1))""",
+        held = list(range(wanted // 36)) if not isolated else list(iter(int, 1))""",
     "format width": """
         held = format(1, str(wanted))""",
     "threads that each hold a little": """
@@ -89,7 +89,7 @@ def test_no_trick_holds_more_memory_than_the_limit(trick: str, victim: Victim) -
     victim.assert_healthy()
 
 
-NOTICED = "if walled:\n    import select\n    select.poll().poll(3000)\n"
+NOTICED = "if isolated:\n    import select\n    select.poll().poll(3000)\n"
 """Where no cgroup holds memory, somebody has to look; a script that is over sooner has hurt nobody."""
 
 
@@ -124,7 +124,7 @@ while filled < bound:
     except BlockingIOError:
         continue
     except OSError as error:
-        if error.errno != errno.EMFILE or not walled or os.fork() == 0:
+        if error.errno != errno.EMFILE or not isolated or os.fork() == 0:
             break
         import signal
         signal.pause()
@@ -141,7 +141,7 @@ set_result(filled)
 
 
 DEEP = {
-    "recursion": "import sys\nsys.setrecursionlimit(10**4 if not walled else 10**9)\ndef down(): return down()\ndown()",
+    "recursion": "import sys\nsys.setrecursionlimit(10**4 if not isolated else 10**9)\ndef down(): return down()\ndown()",
     "nested brackets": "compile('(' * 10**6, '', 'exec')",
     "nested unary": "compile('-' * 10**6 + '1', '', 'eval')",
     "nested lists, compared": """
@@ -178,11 +178,11 @@ BUSY = {
         signal.raise_signal(signal.SIGXCPU)
         signal.raise_signal(signal.SIGTERM)
         set_result("deaf")
-        while walled:
+        while isolated:
             pass""",
     "caught everything": """
         set_result("deaf")
-        while walled:
+        while isolated:
             try:
                 while True:
                     pass
@@ -190,22 +190,22 @@ BUSY = {
                 continue""",
     "C code that holds the interpreter": """
         set_result("deaf")
-        sum(range(10**5 if not walled else 10**12))""",
+        sum(range(10**5 if not isolated else 10**12))""",
     "a regex without end": """
         import re
         set_result("deaf")
-        re.match("(a+)+$", "a" * (10 if not walled else 60) + "b")""",
+        re.match("(a+)+$", "a" * (10 if not isolated else 60) + "b")""",
     "a number without end": """
         set_result("deaf")
-        (1 << (10**3 if not walled else 10**8)) ** 9
-        str(10 ** (10**3 if not walled else 10**7))
-        while walled:
+        (1 << (10**3 if not isolated else 10**8)) ** 9
+        str(10 ** (10**3 if not isolated else 10**7))
+        while isolated:
             pass""",
     "blocked signals": """
         import signal
         signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
         set_result("deaf")
-        while walled:
+        while isolated:
             pass""",
 }  # fmt: skip
 

@@ -86,7 +86,7 @@ stay()
 
 
 def test_the_budget_of_calls_is_kept_by_the_host(victim: Victim) -> None:
-    """By a harness that counts nothing, in one write, with refusals ignored."""
+    """By guest code that counts nothing, in one write, with refusals ignored."""
     source = (
         BRIDGE
         + """
@@ -111,7 +111,7 @@ def test_a_script_past_its_budget_gets_an_error_and_no_tool(victim: Victim) -> N
 made = 0
 try:
     for number in range(bound):
-        call_tool("touch", {"tag": str(number)}) if walled else None
+        call_tool("touch", {"tag": str(number)}) if isolated else None
         made += 1
 finally:
     set_result(made)

@@ -1,4 +1,4 @@
-"""Children in which walls are raised: most of them cannot be taken down again."""
+"""Children in which isolation is applied: most layers cannot be removed again."""
 
 from __future__ import annotations
 

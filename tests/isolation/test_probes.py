@@ -1,4 +1,4 @@
-"""Probing: every wall by its name, tried for real, and a remedy for each that is missing."""
+"""Probes: every layer is tried, and each that is missing comes with a remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def privileges() -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.isolation
-def test_every_wall_is_probed_once_in_the_agreed_order() -> None:
+def test_every_layer_is_probed_once_in_the_agreed_order() -> None:
     found = probes.probe_all()
     assert tuple(probe.name for probe in found) == probes.NAMES
     assert all(probe.detail for probe in found)
@@ -138,7 +138,7 @@ print(probes.probe_all()[0].live)
 
 
 @pytest.mark.isolation
-def test_a_trial_tells_success_failure_death_and_silence_apart(child: Callable[..., Any]) -> None:
+def test_a_probe_in_a_child_distinguishes_success_failure_death_and_no_report(child: Callable[..., Any]) -> None:
     script = """
         from toolcell.sandbox.process.child_probe import attempt
         def fail(): raise PermissionError(errno.EPERM, "no")
@@ -146,8 +146,8 @@ def test_a_trial_tells_success_failure_death_and_silence_apart(child: Callable[.
         def vanish(): os._exit(3)
         def break_(): return 1 / 0
         for action in (lambda: "fine thing", fail, crash, vanish, break_):
-            trial = attempt(action)
-            print(trial.ok, trial.code, trial.detail)
+            tried = attempt(action)
+            print(tried.ok, tried.code, tried.detail)
     """
     assert child(script).lines == [
         "True 0 fine thing",

@@ -1,7 +1,7 @@
-"""The guest over one inherited socket and nothing else: no wall is raised here.
+"""The guest over one inherited socket, without isolation.
 
-For whoever raises walls of his own around a process, and for test doubles that have none. The workspace is the
-directory it is started in, descriptors 1 and 2 are what the script writes raw.
+For backends that isolate the process themselves, and for test doubles. The workspace is the directory in which it is
+started; raw output goes to descriptors 1 and 2.
 
     python -P -s -B -m toolcell_bridge.entry.plain SOCKET FRAME_BYTES [LIMIT=VALUE...]
 
@@ -25,7 +25,7 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Say Hello, run scripts until the host hangs up, and leave. Never returns."""
+    """Send Hello, run scripts until the host hangs up, and exit. Never returns."""
     bridge, frame_bytes, *limits = arguments
     sock = socket.socket(fileno=int(bridge))
     sock.set_inheritable(False)

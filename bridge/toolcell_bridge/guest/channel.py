@@ -1,8 +1,7 @@
 """The guest's end of the bridge: one socket, many callers.
 
-Any thread and any asyncio task of the script may call at the same time. There is no reader thread: whoever
-waits for an answer reads for everybody (the *leader*), and hands over when its own answer has come.
-Knows messages and bytes; knows nothing of scripts, values or tools.
+Any thread and any asyncio task of the script may call at the same time. There is no reader thread: one of the threads
+that wait for an answer reads for all of them, until its own answer has come; then another one reads.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from toolcell_bridge.wire.messages import (
 READ_BYTES = 256 * 1024
 SPIN_S = 150e-6
 MISSES = 4
-"""Looks in vain after which most waits sleep at once. One in so many still looks: the tools may have become quick."""
+"""After so many polls in vain most waits sleep at once. One in so many still polls: answers may be quick again."""
 
 MSG_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 sched_yield = getattr(os, "sched_yield", lambda: None)  # this file is also imported where no guest can run
@@ -43,7 +42,7 @@ class ChannelClosed(RuntimeError):
 
 
 class PendingReply:
-    """One outstanding call: its answer, and who to tell when it comes."""
+    """One outstanding call: its answer, and a callback for when it comes."""
 
     __slots__ = ("answer", "on_answer")
 
@@ -59,10 +58,10 @@ class Channel:
         self._sock = sock
         self._connection = connection
         self._lock = threading.RLock()  # guards the connection and the order of what is sent
-        self._leading = threading.Lock()  # held by the one thread that may be inside recv()
+        self._reading = threading.Lock()  # held by the one thread that reads from the socket
         self._answered = threading.Condition(threading.Lock())
-        self._followers = 0
-        self._slots: dict[int, PendingReply] = {}
+        self._waiting = 0
+        self._pending: dict[int, PendingReply] = {}
         self._inbox: deque[Message] = deque()
         self._next_id = 1
         self._misses = 0
@@ -91,7 +90,7 @@ class Channel:
         """
         with self._lock:
             if self._sending:
-                # A signal handler or __del__ printed in the middle of our own write: finish the frame first.
+                # A signal handler or __del__ printed during our own write: finish the frame first.
                 self._held.extend(messages)
                 return
             self._sending = True
@@ -111,7 +110,7 @@ class Channel:
             raise ChannelClosed("no response from the host: the bridge is closed") from exc
 
     def call(self, requests: Sequence[Request]) -> list[tuple[int, PendingReply]]:
-        """Send one CallTool per request, all in one write; the slots are filled by `wait`."""
+        """Send one CallTool per request, all in one write; `wait` fills the replies."""
         return self.call_with(requests, None)
 
     def call_with(
@@ -122,60 +121,60 @@ class Channel:
             placed = []
             messages: list[Message] = []
             for name, args, line in requests:
-                slot = PendingReply(on_answer)
-                placed.append((self._next_id, slot))
+                reply = PendingReply(on_answer)
+                placed.append((self._next_id, reply))
                 messages.append(CallTool(self._next_id, name, args, line))
-                self._slots[self._next_id] = slot
+                self._pending[self._next_id] = reply
                 self._next_id += 1
             try:
                 self.send(*messages)
             except BaseException:
                 for call_id, _ in placed:
-                    self._slots.pop(call_id, None)
+                    self._pending.pop(call_id, None)
                 raise
         return placed
 
     def cancel(self, call_id: int) -> None:
-        """Tell the host that nobody waits for this answer any more."""
+        """Cancel a call: nobody waits for its answer any more."""
         with self._lock:
-            if call_id in self._slots:
+            if call_id in self._pending:
                 self.send(CancelCall(call_id))
 
-    def wait(self, slot: PendingReply) -> ToolReturn | ToolFail:
-        """Block until `slot` is answered, reading for everybody meanwhile.
+    def wait(self, reply: PendingReply) -> ToolReturn | ToolFail:
+        """Block until `reply` is answered, reading for everybody meanwhile.
 
         Raises:
             ChannelClosed: the host is gone.
         """
-        while slot.answer is None:
-            if self._leading.acquire(blocking=False):
+        while reply.answer is None:
+            if self._reading.acquire(blocking=False):
                 try:
-                    while slot.answer is None:
+                    while reply.answer is None:
                         self._read()
                 finally:
-                    self._leading.release()
-                    self._hand_over()
+                    self._reading.release()
+                    self._wake_waiting()
             else:
                 with self._answered:
-                    self._followers += 1
-                    # The timeout covers a leader that left between our acquire and this wait.
-                    self._answered.wait_for(lambda: slot.answer is not None or not self._leading.locked(), 0.05)
-                    self._followers -= 1
-        return slot.answer
+                    self._waiting += 1
+                    # The timeout covers a reader that stopped between our acquire and this wait.
+                    self._answered.wait_for(lambda: reply.answer is not None or not self._reading.locked(), 0.05)
+                    self._waiting -= 1
+        return reply.answer
 
     def read_ready(self) -> None:
         """Read once if nobody else is reading; for an event loop that saw the socket readable.
 
         Never waits: another thread may have read meanwhile what the loop saw, and nothing more may be coming.
         """
-        if self._leading.acquire(blocking=False):
+        if self._reading.acquire(blocking=False):
             try:
                 self._read(MSG_DONTWAIT)
             except BlockingIOError:
                 return
             finally:
-                self._leading.release()
-                self._hand_over()
+                self._reading.release()
+                self._wake_waiting()
 
     def next_request(self) -> RunScript | PutFile:
         """Block until the host asks for something new.
@@ -183,7 +182,7 @@ class Channel:
         Raises:
             ChannelClosed: the host is gone.
         """
-        with self._leading:
+        with self._reading:
             while True:
                 while self._inbox:
                     message = self._inbox.popleft()
@@ -191,8 +190,8 @@ class Channel:
                         return message
                 self._read()
 
-    def _hand_over(self) -> None:
-        if self._followers:
+    def _wake_waiting(self) -> None:
+        if self._waiting:
             with self._answered:
                 self._answered.notify_all()
 
@@ -209,14 +208,14 @@ class Channel:
             self._connection.receive_data(data)
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
-        self._hand_over()
+        self._wake_waiting()
 
     def _receive(self) -> bytes:
-        """recv(), looking again for a moment before going to sleep while the host has been answering about as quickly.
+        """recv(), but poll for a moment before sleeping, as long as the host answers quickly.
 
         Being woken on another processor takes longer than most answers (40 to 75 us in a virtual machine).
         """
-        if self._slots and self._may_look():
+        if self._pending and self._should_poll():
             until = perf_counter() + SPIN_S
             while perf_counter() < until:
                 try:
@@ -229,7 +228,7 @@ class Channel:
             self._misses += 1
         return self._sock.recv(READ_BYTES)
 
-    def _may_look(self) -> bool:
+    def _should_poll(self) -> bool:
         if self._misses < MISSES:
             return True
         self._misses += 1
@@ -237,10 +236,10 @@ class Channel:
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, (ToolReturn, ToolFail)):
-            slot = self._slots.pop(message.id, None)
-            if slot is not None:
-                slot.answer = message
-                if slot.on_answer is not None:
-                    slot.on_answer()
+            reply = self._pending.pop(message.id, None)
+            if reply is not None:
+                reply.answer = message
+                if reply.on_answer is not None:
+                    reply.on_answer()
         else:
             self._inbox.append(message)

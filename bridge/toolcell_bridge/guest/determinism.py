@@ -1,7 +1,7 @@
-"""Makes a run repeatable: everything it draws comes from one seed, and the clock moves with what the script does.
+"""Make a run repeatable: all randomness comes from one seed, and the clock advances only with the script.
 
-For replays and tests; a script can undo it and only deceives itself. Loaded by the zygote in an idle moment, or when it
-is first needed, with the modules it changes: what they take from `os` they take when they are loaded.
+For replays and tests; a script that undoes it deceives only itself. The zygote loads it when idle, or when it is first
+needed, with the modules that it changes, because they take names from `os` when they are loaded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import uuid
 from typing import Any, Final
 
 PATIENCE: Final = 1000
-"""Reads of the clock without a sleep in between during which it stands still."""
+"""Number of reads without a sleep after which the clock starts to advance."""
 
 STEP_NS: Final = 1_000_000
-"""What it moves on with each read after those: a script that waits for a moment in a loop sees it come."""
+"""How far it advances with each later read, so that a loop that waits for a time ends."""
 
 
 class Clock:
-    """The time a script is told."""
+    """The clock that a script reads."""
 
     __slots__ = ("now_ns", "reads")
 

@@ -1,7 +1,7 @@
-"""Files in and out of the workspace, read and written on this side of the wall.
+"""Write input files to the workspace and read returned files from it, inside the sandbox.
 
-Reading happens inside the sandbox, where following a link can reach nothing that the script itself could not
-read; the host never opens a path a guest named. Bounds are checked here for good messages and again by the host.
+Following a link here reaches nothing that the script itself could not read; the host never opens a path that a guest
+named. Limits are checked here for good messages, and again by the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The script's stdout and stderr: what Python writes goes to the host as Log messages, line by line.
 
-Raw writes to descriptors 1 and 2 go through their pipes and never meet this. Knows no limits: the host
-drains, counts and cuts.
+Raw writes to descriptors 1 and 2 go through pipes of their own. The host reads, counts and truncates both.
 """
 
 from __future__ import annotations

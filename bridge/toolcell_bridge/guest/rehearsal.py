@@ -1,8 +1,8 @@
 """A dummy run before the first real one, against a host made of memory.
 
 A forked child shares its pages with the zygote until it writes to them, and the first run writes to hundreds: about
-a millisecond of page faults (measured, nested virtualisation). Rehearsing moves them to before the sandbox says
-that it is ready. Leaves nothing behind but warm pages.
+a millisecond of page faults (measured, nested virtualisation). The rehearsal moves them to before the sandbox is
+ready. It leaves nothing behind but copied pages.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ class Toolbox:
         Raises:
             ToolError: the tool failed, is unknown, or was refused.
         """
-        ((_, slot),) = self._channel.call([(name, _arguments(name, args, kwargs), _line())])
+        ((_, reply),) = self._channel.call([(name, _arguments(name, args, kwargs), _line())])
         try:
-            return _value(name, self._channel.wait(slot), raw)
+            return _value(name, self._channel.wait(reply), raw)
         except ChannelClosed as exc:
             raise ToolError(str(exc), tool=name, code="unavailable") from None
 
@@ -127,21 +127,21 @@ class Toolbox:
         """
         requests = [(*_request(entry), _line()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
-        slots = [slot for _, slot in self._channel.call(requests[:window])]
+        replies = [reply for _, reply in self._channel.call(requests[:window])]
         answers: list[Any] = []
         for request in requests:
-            answers.append(self._answer(request[0], slots[len(answers)]))
-            if len(slots) < len(requests):
-                slots += [slot for _, slot in self._channel.call([requests[len(slots)]])]
+            answers.append(self._answer(request[0], replies[len(answers)]))
+            if len(replies) < len(requests):
+                replies += [reply for _, reply in self._channel.call([requests[len(replies)]])]
         if not return_exceptions:
             for answer in answers:
                 if isinstance(answer, ToolError):
                     raise answer
         return answers
 
-    def _answer(self, name: str, slot: PendingReply) -> Any:
+    def _answer(self, name: str, reply: PendingReply) -> Any:
         try:
-            return _value(name, self._channel.wait(slot))
+            return _value(name, self._channel.wait(reply))
         except ToolError as exc:
             return exc
         except ChannelClosed as exc:
@@ -157,7 +157,7 @@ class Toolbox:
 
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
-        ((call_id, slot),) = self._channel.call_with(
+        ((call_id, reply),) = self._channel.call_with(
             [(name, _arguments(name, args, kwargs), _line())], lambda: loop.call_soon_threadsafe(done.set)
         )
         _watch(loop, self._channel)
@@ -168,13 +168,13 @@ class Toolbox:
             raise
         finally:
             _unwatch(loop, self._channel)
-        assert slot.answer is not None
-        return _value(name, slot.answer)
+        assert reply.answer is not None
+        return _value(name, reply.answer)
 
     def list_tools(self) -> list[dict[str, Any]]:
         """Name, description and parameters (a JSON Schema) of every tool this script may call."""
-        ((_, slot),) = self._channel.call([(LIST_TOOLS, {}, None)])
-        listed: list[dict[str, Any]] = _value(LIST_TOOLS, self._channel.wait(slot))
+        ((_, reply),) = self._channel.call([(LIST_TOOLS, {}, None)])
+        listed: list[dict[str, Any]] = _value(LIST_TOOLS, self._channel.wait(reply))
         return listed
 
     def search_tools(self, query: str) -> list[dict[str, Any]]:

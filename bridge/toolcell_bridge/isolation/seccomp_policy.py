@@ -66,7 +66,7 @@ class SeccompPolicy:
     rules: tuple[SyscallRule, ...]
     refused: tuple[Group, ...]
     missing: tuple[Group, ...]
-    """Known calls answered as if the kernel had never heard of them."""
+    """Known calls answered with ENOSYS."""
 
     def table(self, machine: str) -> dict[int, SeccompAction | SyscallRule]:
         """Every decided number of `machine`."""

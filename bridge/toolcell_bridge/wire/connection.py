@@ -1,6 +1,6 @@
 """Both ends of the bridge as one state machine without I/O: bytes in, messages out, and the other way round.
 
-Every message, sent or received, is a row of a table. Knows no sockets, no clock and no tool.
+Every legal message, sent or received, is a row of a table.
 
     NEW --Hello--> IDLE --Run--> RUNNING --Done--> IDLE            anything else: DEAD
 
@@ -37,11 +37,11 @@ from toolcell_bridge.wire.messages import (
 )
 
 MAX_OUTSTANDING: Final = 1024
-"""Calls that may wait for their answer at once; what a guest can make the host remember."""
+"""Calls that may wait for their answer at once. Limits what the host must remember for a guest."""
 
 
 class State(enum.StrEnum):
-    """Where a conversation stands, as this end sees it."""
+    """State of the connection, as this end sees it."""
 
     NEW = "new"
     IDLE = "idle"
@@ -82,8 +82,8 @@ LATE_MOVES: Final[Moves] = {
 class Connection:
     """One end. Checks every message, both ways, against the tables.
 
-    Not thread-safe: whoever shares one holds a lock around `send` and the writing of what it returned, so that the
-    order on the wire is the order judged here.
+    Not thread-safe: callers that share one hold a lock around `send` and the write of its result, so that the messages
+    are written in the order in which they were checked.
     """
 
     def __init__(self, ours: Moves, theirs: Moves, max_frame_bytes: int, max_outstanding: int) -> None:
@@ -118,11 +118,11 @@ class Connection:
         return self._calls.keys()
 
     def is_cancelled(self, call_id: int) -> bool:
-        """Tell whether the guest has said it no longer wants this answer. It is owed all the same."""
+        """Whether the guest has cancelled this call. The host must answer it all the same."""
         return self._calls.get(call_id, False)
 
     def send(self, *messages: Message) -> bytes:
-        """Return the bytes to write for all of them. When this raises, nothing has changed and nothing may be written.
+        """Return the bytes to write for all messages. When this raises, nothing has changed and nothing may be written.
 
         Raises:
             LocalProtocolError: illegal now, or the connection is dead.
@@ -173,7 +173,7 @@ class Connection:
         return None
 
     def _move(self, moves: Moves, message: Message, error: type[ProtocolError]) -> bool:
-        """Make a legal move, or raise `error` and change nothing. False: legal, but lost a race and means nothing."""
+        """Make a legal move, or raise `error` and change nothing. False: legal, but too late to have an effect."""
         kind = type(message)
         state = moves.get((self.state, kind))
         if state is None:
@@ -190,7 +190,7 @@ class Connection:
         self._calls.clear()
         self._forgotten.clear()
 
-    # One method per message that leaves a trace. Each raises `error` before it changes anything.
+    # One method per message that changes more than the state. Each raises `error` before it changes anything.
 
     def _hello(self, message: Hello, error: type[ProtocolError]) -> bool:
         if message.version != PROTOCOL_VERSION:
@@ -204,7 +204,7 @@ class Connection:
         return True
 
     def _result(self, message: Result, error: type[ProtocolError]) -> bool:
-        # A script can be interrupted in the middle of a file and set another result: what it had begun is void.
+        # A script can be interrupted in the middle of a file and set another result; the unfinished file is void.
         self._open_files.pop(FilePart, None)
         return True
 
@@ -225,7 +225,7 @@ class Connection:
 
     def _cancel(self, message: CancelCall, error: type[ProtocolError]) -> bool:
         if message.id not in self._calls:
-            # The host may have answered while this was under way. The guest itself knows better.
+            # The host may have answered while this was on its way. The guest knows which calls it cancelled.
             if error is RemoteProtocolError and 0 < message.id <= self._last_id:
                 return False
             raise error(f"cancel of call {message.id}, which is not outstanding")

@@ -1,7 +1,4 @@
-"""Frames: a 4-byte big-endian length, then that many bytes of body, out of any split of the stream.
-
-Knows nothing of what a body means.
-"""
+"""Frames: a 4-byte big-endian length, then that many bytes of body, read from any split of the stream."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Final
 from toolcell_bridge.wire.errors import RemoteProtocolError, ValueTooLarge
 
 MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
-"""Largest body either end takes unless told otherwise."""
+"""Default for the largest body that an end accepts."""
 
 _HEADER_BYTES: Final = 4
 
@@ -29,8 +26,8 @@ def frame(body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
 class FrameReader:
     """Collects received bytes and hands out bodies.
 
-    A length is judged as soon as its four bytes are here, and never reserves memory: what is held is what was
-    received and not yet taken, so a reader drained after each `receive_data` holds less than one frame more.
+    A length is checked as soon as its four bytes are here, and reserves no memory. A reader that is drained after each
+    `receive_data` holds less than one frame more than it was given.
     """
 
     __slots__ = ("_buffer", "_end", "_max_frame_bytes")

@@ -1,7 +1,4 @@
-"""Every message on the wire, as frozen data, and the table of their tags.
-
-Knows no bytes, no order and no limits: those are codec, connection and framing.
-"""
+"""Every message on the wire, as frozen data, and the table of their tags."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ PROTOCOL_VERSION: Final = 1
 """Sent in `Hello`. Goes up when a message changes its fields or meaning; the ends do not negotiate."""
 
 Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
-"""What a value on the wire may be, at every depth: these exact types, ints within 64 bit, text that is UTF-8."""
+"""The values of the wire, at every depth: these exact types, ints within 64 bit, text that is UTF-8."""
 
 
 # Host to guest.
@@ -37,7 +34,7 @@ class RunScript:
     seed: int | None
     """For the `random` module, so that a replay repeats it."""
     clock: float | None
-    """Seconds since the epoch that the script is told, so that a replay repeats it."""
+    """Time at which the script's clock starts, in seconds since the epoch, so that a replay repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class ToolFail:
     details: Plain
 
 
-# Guest to host. Nothing in them is believed further than its type.
+# Guest to host. The host trusts nothing in them but the types.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Guest: the script reports where it is."""
+    """Guest: the script reports its progress."""
 
     value: Plain
 

@@ -1,9 +1,9 @@
-"""Many byte streams over one: both ends of it, without any I/O.
+"""A multiplexer: many byte streams over one, both ends of it, without I/O.
 
 A frame is a header (channel, kind, length) and so many bytes. Each channel has a window in each direction: what was
 sent and not yet taken at the other end never exceeds it. So a peer that does not read stops its own channel alone, and
 whoever receives holds at most one window for each channel, however much is thrown at it. Control messages have no
-window; they are short, and whoever receives one acts on it at once. Knows nothing of what the bytes mean.
+window; they are short, and the receiver handles each at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
     CREDIT = 1
     """The sender took this many bytes (payload: four bytes) and there is room for as many."""
     END = 2
-    """Nothing more will come on this channel from the sender."""
+    """The sender sends nothing more on this channel."""
     CONTROL = 3
     """On channel 0 only: a message between the two ends themselves."""
 
@@ -70,7 +70,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A message for whoever runs this end."""
+    """A message for the owner of this end."""
 
     body: bytes
 
@@ -89,7 +89,7 @@ class _Channel:
 
 
 class Mux:
-    """One end. Both ends are told of each channel by other means, and open it in the same order."""
+    """One end. Both ends learn of each channel by other means and open channels in the same order."""
 
     def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
         self._window_bytes = window_bytes
@@ -101,7 +101,7 @@ class Mux:
         self._left = 0  # bytes of it still to come
 
     def open(self, channel: int) -> None:
-        """Begin a channel. Numbers only grow, so a late frame is told from a wrong one.
+        """Open a channel. Numbers only grow, so a late frame can be distinguished from a wrong one.
 
         Raises:
             LocalProtocolError: the number is not above every one before.
@@ -151,7 +151,7 @@ class Mux:
         return _HEADER.pack(0, _CONTROL << 24 | len(body)) + body
 
     def took(self, channel: int, count: int) -> bytes:
-        """Note that our reader took `count` received bytes; returns a frame when it is time to tell the other end.
+        """Record that our reader took `count` received bytes; returns a credit frame when one is due.
 
         Raises:
             LocalProtocolError: so many were never received.
@@ -162,7 +162,7 @@ class Mux:
         found.taken += count
         if found.taken > found.held:
             raise LocalProtocolError(f"{found.taken} bytes taken on channel {channel}, {found.held} were received")
-        # Told in halves of the window: a frame for every read would double the traffic.
+        # Credit is sent for half a window: a frame for every read would double the traffic.
         if 2 * found.taken < self._window_bytes or found.has_ended:
             return b""
         credit, found.taken = found.taken, 0
@@ -170,7 +170,7 @@ class Mux:
         return _HEADER.pack(channel, _CREDIT_KIND << 24 | _CREDIT.size) + _CREDIT.pack(credit)
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Take received bytes, in any split, and say what they bring.
+        """Take received bytes, in any split; returns the events in them.
 
         Raises:
             RemoteProtocolError: the other end broke the rules; nothing more is taken.

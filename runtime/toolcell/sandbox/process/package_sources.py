@@ -1,7 +1,4 @@
-"""Where a sandbox's packages come from: copies of what the interpreter already has, else an installer.
-
-Says what would be installed and puts it into a directory it is given. Knows no cache and no sandbox.
-"""
+"""Get the packages of a sandbox: copy what the interpreter already has, or run an installer."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ from toolcell.errors import PackageError, UsageError
 INSTALL_TIMEOUT_S = 900.0
 """An installer that needs longer is stuck on its network."""
 
-_TOLD_LINES = 15
-"""How much of an installer's last words an error repeats."""
+_ERROR_LINES = 15
+"""How many lines of an installer's output an error repeats."""
 
 _LEFT_OUT = frozenset({"direct_url.json", "INSTALLER", "REQUESTED"})
 """Files of a .dist-info directory that name paths of this machine or say nothing about the package."""
@@ -58,14 +55,14 @@ class TargetInterpreter:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One thing the caller asked for."""
+    """One requirement of the caller."""
 
     text: str
-    """Normalised; what an installer is told."""
+    """Normalised; passed to an installer."""
     requirement: Requirement | None
     """None for a wheel file, which is never looked up among the installed."""
     identity: str
-    """What stands for it in the cache key: a wheel file's is its content's."""
+    """Its part of the cache key. For a wheel file it includes a digest of the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class Installed:
 
 
 def probe_interpreter(python: Path) -> TargetInterpreter:
-    """Ask `python` what it is; the running interpreter is not started again for that.
+    """Run `python` to find out what it is. The running interpreter is not started again.
 
     A virtual environment and the interpreter behind it are one interpreter here: what this one can import fits both.
 
@@ -96,10 +93,10 @@ def probe_interpreter(python: Path) -> TargetInterpreter:
         return TargetInterpreter(Path(sys.executable), sys.version.split()[0], " ".join(tag), site, _has_pip())
     try:
         done = subprocess.run([str(python), "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=True)
-        told = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
         raise PackageError(f"cannot ask {python} which packages it takes: {exc}") from exc
-    return TargetInterpreter(python, told["version"], " ".join(told["tag"]), tuple(told["site"]), told["pip"])
+    return TargetInterpreter(python, answer["version"], " ".join(answer["tag"]), tuple(answer["site"]), answer["pip"])
 
 
 def _has_pip() -> bool:
@@ -155,7 +152,7 @@ def _digest(content: str | bytes | None) -> str:
 
 
 def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> Installed | str:
-    """Follow the requirements through what `interpreter` has installed; a string says what is missing."""
+    """Find installed distributions for the requirements and their dependencies; returns a text if one is missing."""
     by_name: dict[str, Distribution] = {}
     for candidate in distributions(path=list(interpreter.site)):
         if candidate.read_text("METADATA"):  # a half-removed package leaves a directory without one
@@ -192,7 +189,7 @@ def _marker_environment(interpreter: TargetInterpreter) -> dict[str, str]:
 
 
 def _unusable(dist: Distribution, requirement: Requirement) -> str | None:
-    """Say why an installed distribution does not do for `requirement`; None when it does."""
+    """Return why an installed distribution does not satisfy `requirement`; None when it does."""
     if not requirement.specifier.contains(dist.version, prereleases=True):
         return f"{requirement.name} {dist.version} is installed, {requirement.specifier} is wanted"
     if dist.read_text("RECORD") is None:
@@ -222,7 +219,7 @@ def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Pa
         The installer's name.
 
     Raises:
-        PackageError: there is no installer, or it failed; its last lines are in the message.
+        PackageError: there is no installer, or it failed; the last lines of its output are in the message.
     """
     name, command = _installer(interpreter, target)
     texts = [item.text for item in wanted]
@@ -233,8 +230,8 @@ def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Pa
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise PackageError(f"{name} could not install {', '.join(texts)}: {exc}") from exc
     if done.returncode:
-        told = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_TOLD_LINES:])
-        raise PackageError(f"{name} could not install {', '.join(texts)} (exit status {done.returncode}):\n{told}")
+        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_ERROR_LINES:])
+        raise PackageError(f"{name} could not install {', '.join(texts)} (exit status {done.returncode}):\n{output}")
     _remove_what_names_this_machine(target)
     return name
 

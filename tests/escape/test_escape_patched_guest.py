@@ -1,6 +1,6 @@
-"""The harness turned against its host from inside: SECURITY.md, "bridge".
+"""The guest package, patched by a script against its host: SECURITY.md, "bridge".
 
-The script shares the harness's process and may change any of its code. So nothing that keeps the host safe may be
+The script shares a process with the guest package and may change any of its code. So nothing that keeps the host safe may be
 that code.
 """
 
@@ -20,7 +20,7 @@ import signal, socket, stat
 from toolcell_bridge.wire import codec, connection, framing, messages
 from toolcell_bridge.guest import channel as channels
 
-if walled:
+if isolated:
     channel = call_tool.__self__._channel
 else:
     number = next(each for each in range(4096) if attempt(os.fstat, each) == "ok" and stat.S_ISSOCK(os.fstat(each).st_mode))
@@ -30,7 +30,7 @@ channel.send(messages.Progress("honest"))
 speaks = channel.fileno if stat.S_ISSOCK(os.fstat(channel.fileno).st_mode) else 4  # a container's bridge is two pipes
 
 def stay():
-    while walled:
+    while isolated:
         signal.pause()
 """
 )
@@ -84,7 +84,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_patched_harness_is_just_another_liar(patch: str, victim: Victim) -> None:
+def test_a_patched_guest_package_cannot_deceive_the_host(patch: str, victim: Victim) -> None:
     source = DIG + PATCHES[patch].replace("\n        ", "\n") + "\nstay()"
     plain = outside(source, bridge=True, may_fail=True)
     assert plain.believed[0] == [20, "honest"]
@@ -96,7 +96,7 @@ def test_a_patched_harness_is_just_another_liar(patch: str, victim: Victim) -> N
     victim.assert_healthy()
 
 
-def test_a_harness_patched_in_one_run_is_whole_in_the_next(victim: Victim) -> None:
+def test_a_guest_package_patched_in_one_run_is_unchanged_in_the_next(victim: Victim) -> None:
     spoil = """
 import sys
 for name, module in list(sys.modules.items()):
@@ -124,7 +124,7 @@ def test_a_forked_child_has_no_bridge_to_speak_through(victim: Victim) -> None:
         + """
 child = os.fork()
 if child == 0:
-    told = attempt(call_tool, "touch", {"tag": "child"}) if walled else "ok"
+    told = attempt(call_tool, "touch", {"tag": "child"}) if isolated else "ok"
     os._exit(0 if told == "ok" else 7)
 set_result(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -143,7 +143,7 @@ if os.fork() == 0:
     os.write(spare, codec.encode(messages.CallTool(1, "touch", {"tag": "child"}, None)))
     os._exit(0)
 os.wait()
-if walled:
+if isolated:
     call_tool("touch", {"tag": "parent"})
 else:
     channel.call([("touch", {"tag": "parent"}, None)])
