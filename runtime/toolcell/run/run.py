@@ -166,7 +166,7 @@ class Run:
 
         A call that does not wait needs neither a task nor a turn of the event loop: half of what a round trip costs.
         """
-        calls = self._calls
+        calls, connection = self._calls, self._connection
         answer: Answer | None = None
         with anyio.CancelScope() as scope:
             while (call := call or await self._read()) is not None:
@@ -175,7 +175,9 @@ class Run:
                     waits_for = work.send(None)
                 except StopIteration as finished:
                     calls.finish(call, finished.value)
-                    self._write_large_answers(tasks)
+                    if connection.unsent_bytes > GATHERED_BYTES:
+                        # In a task of its own: the guest may not read it before the host reads what the guest writes.
+                        self._start(tasks, connection.write, connection.take_unsent())
                 except Exception as exc:
                     self._stop_for(exc)
                 else:
@@ -216,11 +218,6 @@ class Run:
             self._observer.on_answers_sent()
         except Exception as exc:
             self._stop_for(exc)
-
-    def _write_large_answers(self, tasks: TaskGroup) -> None:
-        """Write a large answer in a task of its own: the guest may not read it before the host reads what it writes."""
-        if self._connection.unsent_bytes > GATHERED_BYTES:
-            self._start(tasks, self._connection.write, self._connection.take_unsent())
 
     def _start(self, tasks: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task. Not in the context of a call: calls that the task makes are not its children."""
