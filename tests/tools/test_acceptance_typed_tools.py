@@ -22,7 +22,6 @@ from toolcell.tools import (
     ToolRegistry,
     ToolResult,
 )
-from toolcell.tools.typed import must_tool
 from tools.toolkit import Meeting, kinds, recorded
 
 pytestmark = pytest.mark.anyio
@@ -34,12 +33,14 @@ class SearchArgs(BaseModel):
 
 
 def search_docs(execute: Any, **record: Any) -> AgentTool:
-    return AgentTool(must_tool("search_docs", "Search the documentation", SearchArgs), execute, **record)
+    return AgentTool(
+        ToolDefinition.from_model("search_docs", "Search the documentation", SearchArgs), execute, **record
+    )
 
 
 @pytest.mark.conforms("EX-18", "C1", "C4", "C5", "C6", "C-b3")
 def test_a_schema_derived_from_a_type_is_inline_and_clean() -> None:
-    schema = must_tool("search_docs", "Search the documentation", SearchArgs).parameters
+    schema = ToolDefinition.from_model("search_docs", "Search the documentation", SearchArgs).parameters
 
     assert schema["required"] == ["query"]
     assert schema["properties"]["query"]["minLength"] == 1

@@ -25,7 +25,7 @@ from toolcell.tools import (
 )
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.coercion import Coercer
-from toolcell.tools.partial_json import ParseMode, parse_json
+from toolcell.tools.model_calls import ParseMode, parse_json
 from toolcell.tools.subschemas import Subschemas
 from toolcell.tools.values import copy_arguments
 from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded

@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from toolcell.errors import RegistrationError
-from toolcell.tools import ToolContext, ToolRegistry, must_tool, new_tool
+from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
+from toolcell.tools.compat import new_tool
 from toolcell.tools.schema import type_schema
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +61,7 @@ def test_static_declarations_raise_and_dynamic_ones_answer() -> None:
     definition, problem = new_tool("search", "Search the documentation", Plain)
     nothing, why = new_tool("search", "Search the documentation", str)
 
-    assert definition == must_tool("search", "Search the documentation", Plain)
+    assert definition == ToolDefinition.from_model("search", "Search the documentation", Plain)
     assert problem == ""
     assert nothing is None
     assert "not a record" in why
@@ -70,13 +71,13 @@ def test_static_declarations_raise_and_dynamic_ones_answer() -> None:
 @pytest.mark.parametrize(("name", "record"), [("", Plain), ("  ", Plain), ("ok", str), ("ok", list[int]), ("ok", int)])
 def test_a_blank_name_or_a_type_that_is_no_record_gives_no_definition(name: str, record: Any) -> None:
     with pytest.raises(RegistrationError):
-        must_tool(name, "Search the documentation", record)
+        ToolDefinition.from_model(name, "Search the documentation", record)
 
 
 @pytest.mark.conforms("C1", "C5")
 @pytest.mark.parametrize("record", [Plain, Typed, Inner])
 def test_models_dataclasses_and_typed_dicts_all_describe_arguments(record: Any) -> None:
-    schema = must_tool("x", "Takes a record of some kind", record).parameters
+    schema = ToolDefinition.from_model("x", "Takes a record of some kind", record).parameters
 
     assert schema["type"] == "object"
     assert schema["required"] == [next(iter(schema["properties"]))]
@@ -92,7 +93,7 @@ def test_every_constraint_reaches_the_schema() -> None:
         e: Literal["x", "y"]
         f: Colour
 
-    properties = must_tool("x", "Takes constrained arguments", Limits).parameters["properties"]
+    properties = ToolDefinition.from_model("x", "Takes constrained arguments", Limits).parameters["properties"]
 
     assert properties == {
         "a": {"description": "what", "maxLength": 9, "minLength": 1, "pattern": "^x", "type": "string"},
@@ -106,7 +107,7 @@ def test_every_constraint_reaches_the_schema() -> None:
 
 @pytest.mark.conforms("C6", "C-b3")
 def test_nested_records_are_inline_and_closed_at_every_level() -> None:
-    schema = must_tool("x", "Takes nested records", Outer).parameters
+    schema = ToolDefinition.from_model("x", "Takes nested records", Outer).parameters
     text = json.dumps(schema)
 
     for word in ("$schema", "$id", "$ref", "$defs", 'title":', "anyOf", "null"):
@@ -125,7 +126,7 @@ def test_a_property_that_happens_to_be_called_title_is_kept() -> None:
 @pytest.mark.conforms("C-b3")
 def test_a_type_that_contains_itself_is_refused_and_the_cycle_named() -> None:
     with pytest.raises(RegistrationError, match="Tree -> Tree"):
-        must_tool("x", "Takes a tree of trees", Tree)
+        ToolDefinition.from_model("x", "Takes a tree of trees", Tree)
 
 
 @pytest.mark.conforms("C1", "A-b2")

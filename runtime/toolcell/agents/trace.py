@@ -1,13 +1,11 @@
-"""A run's events in other words: one line per step for people, and the event names two other systems use."""
+"""The steps of a run, each shortened to a few hundred characters, for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from toolcell.tools import events
 from toolcell.tools.call import Call
-from toolcell.tools.events import Event
 from toolcell.tools.result import TokenUsage, ToolResult, to_json
 
 MAX_INPUT_CHARS = 200
@@ -38,32 +36,3 @@ def step_trace(call: Call, result: ToolResult) -> StepTrace:
         result.usage,
         result.meta.duration_ms,
     )
-
-
-def as_stream_event(event: Event) -> dict[str, Any] | None:
-    """Shape: {"type", "name", ...}; types are tool-call-start, tool-call-result, tool-progress, agent-start and
-    agent-finish. None: that system has no such event."""
-    match event:
-        case Event(type=events.TOOL_START):
-            return {"type": "tool-call-start", "name": event.tool, "args": event.args}
-        case Event(type=events.TOOL_UPDATE):
-            return {"type": "tool-progress", "name": event.tool, "update": event.update}
-        case Event(type=events.TOOL_END, result=ToolResult(usage=used) as result):
-            usage = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
-            finished = {"type": "tool-call-result", "name": event.tool, "content": result.text}
-            return finished | {"usage": usage, "duration": event.duration_ms}
-        case Event(type=events.AGENT_START) if event.data.get("depth"):
-            return {"type": "agent-start", "name": event.data.get("agent")}
-        case Event(type=events.AGENT_END) if event.data.get("depth"):
-            return {"type": "agent-finish", "name": event.data.get("agent"), "content": event.data.get("content")}
-    return None
-
-
-def as_call_event(event: Event) -> dict[str, Any] | None:
-    """Shape: {"ToolCallStarted": {name, args}} or {"ToolCallFinished": {name, result, success}}."""
-    if event.type == events.TOOL_START:
-        return {"ToolCallStarted": {"name": event.tool, "args": event.args}}
-    if event.type == events.TOOL_END and event.result is not None:
-        result, success = event.result.text, not event.result.is_error
-        return {"ToolCallFinished": {"name": event.tool, "result": result, "success": success}}
-    return None

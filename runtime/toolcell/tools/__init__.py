@@ -21,7 +21,6 @@ from toolcell.tools.registry import ToolRegistry, tool
 from toolcell.tools.registry_state import RegistrySettings
 from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
 from toolcell.tools.run_state import Budget, Secrets
-from toolcell.tools.typed import must_tool, new_tool
 
 # Calls that fail are the model's business first: a program that configures no logging is not shown them.
 logging.getLogger("toolcell").addHandler(logging.NullHandler())
@@ -73,7 +72,5 @@ __all__ = [
     "approval_hook",
     "current_context",
     "decode_tool_call",
-    "must_tool",
-    "new_tool",
     "tool",
 ]  # fmt: skip

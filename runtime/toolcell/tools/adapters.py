@@ -17,10 +17,9 @@ from toolcell.tools.arguments import Prepare
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.docstrings import read_docstring
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
 from toolcell.tools.result import ToolResult
-from toolcell.tools.schema import Signature, read_signature
+from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 
 _OPTION_NAMES = frozenset(entry.name for entry in fields(ToolOptions))

@@ -1,7 +1,7 @@
-"""One result model, seen as four others: content/error, content parts, for_llm/for_user, and Ok/Err.
+"""What other systems write: their forms of results, events and definitions.
 
-For programs and transcripts written against one of those shapes. Each function is a plain mapping of fields; both
-directions agree on everything the other shape can express.
+For programs and transcripts written against one of those forms. Each function is a plain mapping of fields; where
+there are two directions, both agree on everything that the other form can express.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from toolcell.errors import RegistrationError
 from toolcell.text import cut_text
+from toolcell.tools import events
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.events import Event
+from toolcell.tools.options import ToolOptions
 from toolcell.tools.result import Image, Part, Status, Text, ToolResult
 
 MAX_TRANSCRIPT_CHARS = 100_000
@@ -174,8 +179,62 @@ def message_text(result: ToolResult, style: ErrorStyle = "plain", max_chars: int
     return kept + TRUNCATED_MARK if was_cut else kept
 
 
-__all__ = [
-    "Err", "ErrorStyle", "Ok", "PartsResult", "async_", "error", "from_content_error", "from_for_llm", "from_ok_err",
-    "from_parts", "message_text", "observed", "ok", "parts_for_model", "silent", "to_content_error", "to_for_llm",
-    "to_ok_err", "to_parts", "user",
-]  # fmt: skip
+# Events
+
+
+def as_stream_event(event: Event) -> dict[str, Any] | None:
+    """Shape: {"type", "name", ...}; types are tool-call-start, tool-call-result, tool-progress, agent-start and
+    agent-finish. None: that system has no such event."""
+    match event:
+        case Event(type=events.TOOL_START):
+            return {"type": "tool-call-start", "name": event.tool, "args": event.args}
+        case Event(type=events.TOOL_UPDATE):
+            return {"type": "tool-progress", "name": event.tool, "update": event.update}
+        case Event(type=events.TOOL_END, result=ToolResult(usage=used) as result):
+            usage = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+            finished = {"type": "tool-call-result", "name": event.tool, "content": result.text}
+            return finished | {"usage": usage, "duration": event.duration_ms}
+        case Event(type=events.AGENT_START) if event.data.get("depth"):
+            return {"type": "agent-start", "name": event.data.get("agent")}
+        case Event(type=events.AGENT_END) if event.data.get("depth"):
+            return {"type": "agent-finish", "name": event.data.get("agent"), "content": event.data.get("content")}
+    return None
+
+
+def as_call_event(event: Event) -> dict[str, Any] | None:
+    """Shape: {"ToolCallStarted": {name, args}} or {"ToolCallFinished": {name, result, success}}."""
+    if event.type == events.TOOL_START:
+        return {"ToolCallStarted": {"name": event.tool, "args": event.args}}
+    if event.type == events.TOOL_END and event.result is not None:
+        result, success = event.result.text, not event.result.is_error
+        return {"ToolCallFinished": {"name": event.tool, "result": result, "success": success}}
+    return None
+
+
+# Definitions
+
+
+def mcp_tool(definition: ToolDefinition, options: ToolOptions) -> dict[str, Any]:
+    """One tool as MCP's tools/list gives it.
+
+    Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.
+    """
+    described: dict[str, Any] = definition.to_mcp()
+    if options.label:
+        described["title"] = options.label
+    if options.returns is not None and options.returns.get("type") == "object":
+        described["outputSchema"] = dict(options.returns)
+    described["annotations"] = {
+        "readOnlyHint": options.read_only,
+        "idempotentHint": options.idempotent or options.read_only,
+        "destructiveHint": options.requires_approval and not options.read_only,
+    }
+    return described
+
+
+def new_tool(name: str, description: str, record: Any) -> tuple[ToolDefinition | None, str]:
+    """Derive a definition as `ToolDefinition.from_model` does. Shape: (definition, "") or (None, what is wrong)."""
+    try:
+        return ToolDefinition.from_model(name, description, record), ""
+    except RegistrationError as exc:
+        return None, str(exc)

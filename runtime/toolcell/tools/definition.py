@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, TypedDict
 
 from toolcell.errors import RegistrationError
+from toolcell.tools.schema import record_schema
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every provider accepts as a function name."""
@@ -69,6 +70,17 @@ class ToolDefinition:
         set_once(self, "name", name)
         set_once(self, "description", description)
         set_once(self, "_parameters_json", text)
+
+    @classmethod
+    def from_model(cls, name: str, description: str, model: type[Any]) -> ToolDefinition:
+        """Derive a definition from a pydantic model, dataclass or TypedDict: what the tool takes as arguments.
+
+        Raises:
+            RegistrationError: no such definition can be derived.
+        """
+        definition = cls(name, description, record_schema(model))
+        check_definition(definition)
+        return definition
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from docstring_parser import Docstring, ParseError, parse
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
@@ -129,6 +130,20 @@ def record_schema(record: Any) -> Schema:
     schema = type_schema(record)
     schema.pop("description", None)
     return schema
+
+
+def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Shape: (description, parameter name -> description). Understands Google, NumPy and Sphinx style."""
+    text = inspect.getdoc(function) or ""
+    try:
+        parsed = parse(text)
+    except ParseError:  # no style that is known: all of it describes the tool
+        parsed = Docstring()
+        parsed.short_description = text
+    described = {
+        each.arg_name.lstrip("*"): " ".join(each.description.split()) for each in parsed.params if each.description
+    }
+    return (parsed.description or "").strip(), described
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CompletionCallback, RunContext
+from toolcell.tools.compat import mcp_tool
 from toolcell.tools.context import current
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
 from toolcell.tools.events import EventBus
-from toolcell.tools.formats import mcp_tool
 from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
