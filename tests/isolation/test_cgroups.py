@@ -198,14 +198,14 @@ def left_behind(manager: CgroupManager) -> bool:
         orphan = int(dying.stdout.readline())
         folder = host_directory(dying.pid, 0)
         assert folder not in manager.reap_orphans(), "its host still runs"
-        assert any((base / folder).exists() for base in manager._bases())
+        assert any(Path(base, folder).exists() for base in manager.directories[0])
         pinned = os.pidfd_open(orphan)
         dying.kill()
         dying.wait()
         reaped = manager.reap_orphans()
         assert select.select([pinned], [], [], 10)[0] == [pinned], "readable once it has ended"
         os.close(pinned)
-        assert not any((base / folder).exists() for base in manager._bases())
+        assert not any(Path(base, folder).exists() for base in manager.directories[0])
         assert folder not in manager.reap_orphans()
         return folder in reaped
 

@@ -185,7 +185,9 @@ def test_bytecode_is_ready_and_does_not_depend_on_times_or_places(site: Path, ca
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "manifest", "truncated manifest", "no site"])
-def test_a_damaged_entry_is_noticed_and_built_again(damage: str, site: Path, cache: Path) -> None:
+def test_a_damaged_entry_is_noticed_and_built_again(
+    damage: str, site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(site, "tinyapp")
     environment = resolve(["tinyapp"], cache_dir=cache)
     entry, module = environment.path.parent, environment.path / "tinyapp.py"
@@ -205,8 +207,16 @@ def test_a_damaged_entry_is_noticed_and_built_again(damage: str, site: Path, cac
         case "no site":
             environment.path.rename(entry / "elsewhere")
 
-    assert packages._read_entry(entry) is None
+    builds: list[Path] = []
+    compile_bytecode = package_sources.compile_bytecode
+
+    def counted(interpreter: package_sources.TargetInterpreter, target: Path) -> None:
+        builds.append(target)
+        compile_bytecode(interpreter, target)
+
+    monkeypatch.setattr(package_sources, "compile_bytecode", counted)
     rebuilt = resolve(["tinyapp"], cache_dir=cache)
+    assert len(builds) == 1
     assert rebuilt == environment
     assert run_with(rebuilt, "import tinyapp; print(tinyapp.VERSION)") == "1.0"
 
@@ -214,7 +224,7 @@ def test_a_damaged_entry_is_noticed_and_built_again(damage: str, site: Path, cac
 def test_a_whole_entry_is_not_built_again(site: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "tinyapp")
     first = resolve(["tinyapp"], cache_dir=cache)
-    monkeypatch.setattr(packages, "_build", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr(package_sources, "compile_bytecode", lambda *_: pytest.fail("built twice"))
     assert resolve(["tinyapp"], cache_dir=cache) == first
 
 
@@ -360,7 +370,7 @@ def test_without_an_installer_the_error_says_what_to_get(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr(package_sources, "_has_pip", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(PackageError, match="install uv"):
         resolve([str(make_wheel(tmp_path))], cache_dir=cache)
 

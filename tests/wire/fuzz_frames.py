@@ -10,6 +10,7 @@ state. Ends with status 1 and the bytes that did it if anything else happens.
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import resource
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgpack
 
+from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import (
@@ -39,6 +41,7 @@ from toolcell_bridge.wire.messages import (
     ToolFail,
     ToolReturn,
 )
+from wire.wire_strategies import HELLO, RUN
 
 MAX_FRAME_BYTES = 64 * 1024
 CORPUS = 2048
@@ -147,19 +150,27 @@ def cut(rng: random.Random, body: bytes, other: bytes) -> bytes:
     return body[:where] + marker + body[where + len(marker) :]
 
 
-def fresh(rng: random.Random) -> Connection:
-    """Return an end in one of its states, where there can be one with a call outstanding."""
-    dice = rng.random()
-    end = Connection.host if dice < 0.5 else Connection.guest
-    connection = end(max_frame_bytes=MAX_FRAME_BYTES)
-    if dice % 0.5 < 0.35:
-        connection.state = State.RUNNING
-        connection._calls[1] = dice % 0.1 < 0.05
-        connection._last_id = 1
-    elif dice % 0.5 < 0.45:
-        connection.state = State.IDLE
-        connection._forgotten.add(1)
+def end_after(is_host: bool, past: list[Message]) -> Connection:
+    """Return an end that has sent and received the messages of `past`."""
+    connection = (Connection.host if is_host else Connection.guest)(max_frame_bytes=MAX_FRAME_BYTES)
+    for message in past:
+        if isinstance(message, RunScript) == is_host:
+            connection.send(message)
+        else:
+            connection.receive_data(encode(message))
+            assert connection.next_message() == message
     return connection
+
+
+CALLED: list[Message] = [HELLO, RUN, CallTool(1, "f", {}, None)]
+PASTS = [CALLED, CALLED, CALLED, [*CALLED, CancelCall(1)], [*CALLED, Done(True, None)], []]
+ENDS = [end_after(is_host, past) for is_host in (True, False) for past in PASTS]
+"""Ends in every state, where there can be one with a call outstanding."""
+
+
+def fresh(rng: random.Random) -> Connection:
+    """Return a copy of one of the ends."""
+    return copy.deepcopy(rng.choice(ENDS))
 
 
 def feed(connection: Connection, data: bytes, tally: Tally) -> bool:
