@@ -1,18 +1,15 @@
-"""Sandboxes as hardened containers, of Docker, Podman or gVisor."""
+"""Sandboxes as hardened containers of Docker, Podman or gVisor."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolcell.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.backend import DockerBackend
 
 __all__ = ["DockerBackend"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "DockerBackend":
-        from toolcell.sandbox.docker.backend import DockerBackend
-
-        return DockerBackend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, "toolcell.sandbox.docker.backend")
