@@ -9,14 +9,17 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet --constraint co
 demo: $(VENV)/.runtime
 	$(BIN)/toolcell demo
 
+# Most tests wait for something, so more of them run at once than there are processors. A file stays in one process.
+TOGETHER := -n 4 --dist loadscope
+
 test: $(VENV)/.dev
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q $(TOGETHER)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q $(TESTS)
+	$(BIN)/pytest -q $(TOGETHER) $(TESTS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --json benchmarks/results.json

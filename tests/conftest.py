@@ -3,7 +3,7 @@
 In CI a skipped isolation or Docker test is a failure: there, skipping means that nobody looked.
 
 With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
-process adds the counts up. Tests marked `alone` measure the machine, so `-n` runs leave them to a second run.
+process adds the counts up. A test that looks for leftovers looks below its own process only.
 """
 
 from __future__ import annotations
