@@ -136,6 +136,35 @@ def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
     assert all(f'. {heading}"' in source for heading in headings)
 
 
+# Words that this project once used for what the field has a name for. None of them has an ordinary use here.
+
+RETIRED = re.compile(
+    r"\b(?:wardens?|leash(?:es)?|walls|walled|witness(?:es)?|heard|seats?|breach(?:es|ed)?|traits|corpses?|soak|knocks?|trials?"
+    r"|hooking|gates|beginnings|vouch(?:es)?|projections|raise_here|raise_around|take_late|explained_at|lent_worker"
+    r"|NotPrepared|CarefulSigner|turned down|taken back)\b|_bury\b|_hear\b|_Growing\b|snapshot\.take",
+    re.IGNORECASE,
+)
+DESCRIBED = [
+    *PAGES,
+    *(ROOT / "bridge").rglob("*.py"),
+    *(ROOT / "runtime").rglob("*.py"),
+    *(ROOT / "examples").glob("*.py"),
+    *(ROOT / "benchmarks").rglob("*.py"),
+]
+TEST_NAME = re.compile(r"`test_\w+\.py::test_\w+`")
+"""The name of a test in SECURITY.md."""
+
+
+def test_no_retired_word_is_used() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in DESCRIBED
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in RETIRED.finditer(TEST_NAME.sub("", line))
+    ]
+    assert not found
+
+
 # docs/architecture.md: the files it names exist, and a run enters the modules that it lists.
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a model asked for: calls in the specs providers write them, read into one.
+"""Read the calls that a model asked for: providers write them in several forms.
 
 Reads, and recovers what a cut-off stream left of the arguments; whether a call may run is not decided here.
 """

@@ -1,7 +1,7 @@
 """What a tool call comes back with: text for the model, data for code, notes for people, and a status of its own.
 
 Whether a call failed is its `status`, never something read out of its text. Frozen: whoever wants another result
-makes a new one. Knows no provider; `projections` shows it in four other specs.
+makes a new one. Knows no provider; `compat` shows it in four other forms.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ set_result([[len(data), hashlib.sha256(data).hexdigest()] for data in (open(name
 
 @files_cases
 async def going_out(harness: BackendHarness) -> None:
-    """Returned files come whole, with their media types; folders and patterns harness for what is in them."""
+    """Returned files come whole, with their media types. Folders and patterns return the files in them."""
     source = """
 import os
 os.makedirs("plots")
