@@ -55,7 +55,7 @@ def test_each_sandbox_has_its_own_bridge_and_raw_output(shared: Container, pair:
     assert {"landlock", "seccomp", "rlimits", "no_new_privs"} <= first.layers.keys()
 
 
-def test_no_signal_reaches_a_sibling_a_warden_or_the_parents(shared: Container, pair: Any) -> None:
+def test_no_signal_reaches_a_sibling_a_supervisor_or_the_zygote(shared: Container, pair: Any) -> None:
     attacker, victim = pair
     pid, supervisor = victim.run("import os\nset_result([os.getpid(), os.getppid()])")
     targets = [pid, -pid, supervisor, *tree(shared.process.pid), shared.process.pid]
@@ -165,7 +165,7 @@ def search(word):
 """
 
 
-def test_what_was_said_to_one_guest_is_not_in_the_memory_of_the_next(shared: Container, pair: Any) -> None:
+def test_what_was_sent_to_one_guest_is_not_in_the_memory_of_the_next(shared: Container, pair: Any) -> None:
     word = "".join(map(chr, range(ord("a"), ord("z")))) + "-told-to-one"
     first, second = pair
     told = f"for n in range(50): call_tool('echo', {{'q': {word!r} * 20}})\nset_result({word!r} * 1000)"
@@ -249,7 +249,7 @@ def test_whatever_a_run_leaves_is_gone_before_the_next(shared: Container) -> Non
     assert Path("/etc/passwd").exists()
 
 
-def test_a_full_house_refuses_and_goes_on(shared: Container) -> None:
+def test_a_full_container_refuses_a_sandbox_and_goes_on(shared: Container) -> None:
     guests = [shared.open() for _ in shared.slots]
     with pytest.raises(OSError, match="no slot is free"):
         shared.open()
@@ -291,7 +291,7 @@ def test_a_guest_that_does_not_read_stalls_nobody_else(shared: Container, pair: 
     assert shared.room(deaf.channel) < WINDOW_BYTES
 
 
-def test_a_killed_guest_is_told_from_one_that_was_lowered_to_death(shared: Container) -> None:
+def test_a_killed_guest_differs_from_one_that_hit_a_lowered_limit(shared: Container) -> None:
     guest = shared.open()
     shared.send_control(
         lower=guest.number,
@@ -305,7 +305,7 @@ def test_a_killed_guest_is_told_from_one_that_was_lowered_to_death(shared: Conta
     assert 0.5 < report["cpu_s"] < 5
 
 
-def test_a_forker_that_was_busy_when_everything_came_at_once_does_not_stick(shared: Container) -> None:
+def test_a_zygote_that_gets_many_requests_at_once_serves_them_all(shared: Container) -> None:
     (zygote,) = children(shared.process.pid)
     for _ in range(8):
         guest = shared.begin()
@@ -352,7 +352,7 @@ def test_everything_ends_with_the_host(tmp_path: Path) -> None:
     assert becomes_true(lambda: not [pid for pid in below if is_alive(pid)])
 
 
-def test_without_its_warden_no_container_goes_on(tmp_path: Path) -> None:
+def test_a_container_ends_when_a_supervisor_is_killed(tmp_path: Path) -> None:
     with running(tmp_path) as container:
         guest = container.open()
         supervisor = guest.run("import os\nset_result(os.getppid())")
@@ -369,7 +369,7 @@ def test_where_signals_cannot_be_kept_inside_the_mode_refuses_to_start(tmp_path:
         pass
 
 
-def test_told_otherwise_it_starts_and_still_kills_whole_families(tmp_path: Path) -> None:
+def test_where_scopes_are_not_required_it_starts_and_kills_every_descendant(tmp_path: Path) -> None:
     with running(tmp_path, before=OLD, unscoped=True) as container:
         before = set(tree(container.process.pid))
         guest = container.open()
