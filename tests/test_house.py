@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,6 @@ LAYERS = (
 INDEPENDENT = ("calls", "connection", "outcome", "output", "request", "run")
 """Modules of `toolcell.run` that a run goes through, whatever its tools, its log and its backend are."""
 
-
-CYCLES_LEFT = {}
-"""Package to how many of its files may still stand in an import cycle. Numbers only fall; a package at zero leaves."""
 
 ONE_NAME_FOR_TWO_CLASSES = {"ToolError": {"toolcell.errors", "toolcell_bridge.guest.tools"}}
 """A tool's author raises the host's `ToolError`, and the script that called the tool catches the guest's.
@@ -68,17 +64,7 @@ def test_imports_go_one_way(module: Module) -> None:
 
 
 def test_no_files_import_one_another() -> None:
-    tied: dict[str, int] = defaultdict(int)
-    new = []
-    for cycle in HOUSE.cycles():
-        package = next((p for p in CYCLES_LEFT if all(name.startswith(f"{p}.") for name in cycle)), None)
-        if package is None:
-            new.append(cycle)
-        else:
-            tied[package] += len(cycle)
-    assert not new, "\n".join("files that import one another: " + ", ".join(cycle) for cycle in new)
-    for package, allowed in CYCLES_LEFT.items():
-        assert 0 < tied[package] <= allowed, f"{package}: {tied[package]} files in cycles, {allowed} in CYCLES_LEFT"
+    assert not HOUSE.cycles()
 
 
 def test_a_class_name_stands_for_one_thing() -> None:

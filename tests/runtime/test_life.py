@@ -153,11 +153,49 @@ def test_without_a_cgroup_the_monitor_and_rlimits_bound_a_run(monkeypatch: pytes
         fine = runtime.execute_code("set_result(1)")
 
     assert memory.outcome is Outcome.MEMORY_LIMIT
+    assert memory.error is not None
+    assert "limit 67108864" in memory.error.message
     assert processes.outcome in (Outcome.ERROR, Outcome.CPU_LIMIT, Outcome.PROCESS_LIMIT)
     assert cpu.outcome is Outcome.CPU_LIMIT
     assert fine.value == 1
     assert "cgroup" not in fine.isolation.layers
     assert cpu.usage.cpu_s >= 0.4
+
+
+@pytest.mark.conforms("T3")
+@pytest.mark.parametrize(
+    ("source", "limits", "outcome", "reason"),
+    [
+        (
+            "import os, time\nfor _ in range(3): os.fork()\nx = bytearray(30 << 20)\n"
+            "for i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(30)",
+            Limits(memory_bytes=128 << 20, processes=12, wall_s=15),
+            Outcome.MEMORY_LIMIT,
+            "bytes of memory, limit 134217728 bytes",
+        ),
+        (
+            "import os\nfor _ in range(2): os.fork()\nwhile True: pass",
+            Limits(cpu_s=1.0, processes=12, wall_s=15),
+            Outcome.CPU_LIMIT,
+            "limit 1 s",
+        ),
+    ],
+    ids=["memory", "cpu"],
+)
+def test_without_a_cgroup_all_processes_of_a_run_are_measured_together(
+    source: str, limits: Limits, outcome: Outcome, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolcell.sandbox.process import cgroup_manager
+
+    monkeypatch.setattr(cgroup_manager, "discover", lambda: cgroup_manager.NoLocation("none here", "get one"))
+    with SyncRuntime(limits=limits) as runtime:
+        before = set(guests())
+        result = runtime.execute_code(source)
+
+    assert result.outcome is outcome, result.error
+    assert result.error is not None
+    assert reason in result.error.message
+    assert not alive(list(set(guests()) - before))
 
 
 def test_a_zygote_that_dies_is_replaced(registry: ToolRegistry) -> None:
@@ -209,6 +247,39 @@ async def test_a_warm_sandbox_shortens_the_start_and_the_result_says_how_long_it
 
     assert await start_s(0) >= SLOW_S
     assert await start_s(1) < SLOW_S
+
+
+@pytest.mark.conforms("R-b3", "Q-b25")
+def test_a_script_costs_less_than_150_ms_in_a_warm_sandbox(registry: ToolRegistry) -> None:
+    took_s = []
+    with SyncRuntime(registry, pool=PoolConfig(warm=1)) as runtime:
+        pool = runtime.runtime.pool
+        assert pool is not None
+        for _ in range(5):
+            assert until(lambda: bool(pool.idle) and not pool.starting)
+            started = time.monotonic()
+            assert runtime.execute_code("set_result(call_tool('echo', q=1))").value == 1
+            took_s.append(time.monotonic() - started)
+
+    assert min(took_s) < 0.15
+
+
+@pytest.mark.conforms("R3")
+def test_a_script_costs_one_process_and_a_plan_none(registry: ToolRegistry) -> None:
+    with SyncRuntime(registry, pool=PoolConfig(warm=0)) as runtime:
+        runtime.execute_code("1")
+        idle = set(guests())
+        during: list[set[psutil.Process]] = []
+        seen = registry.merged()
+        seen.register("look", "Look at the processes", None, lambda args: during.append(set(guests())))
+
+        runtime.execute_code("call_tool('look')", tools=seen)
+        in_code = during.pop()
+        runtime.execute_plan([{"tool": "look", "args": {}}], tools=seen)
+        in_plan = during.pop()
+
+    assert len(in_code - idle) == 1
+    assert in_plan <= idle | in_code
 
 
 HOST = """

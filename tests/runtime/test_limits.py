@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+
+import psutil
 import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, SyncRuntime
@@ -42,6 +46,33 @@ def test_wall_time_ends_every_kind_of_script(run: Run, script: str) -> None:
     assert "timed out after 1.2 s" in result.error.message
     assert result.logs.text == "started\n"
     assert 1.2 <= result.usage.wall_s < 4
+
+
+@pytest.mark.conforms("EX-43", "Q23")
+def test_a_script_that_sleeps_too_long_is_over_within_four_seconds_with_all_its_processes(run: Run) -> None:
+    name = f"sleeper-{os.getpid()}"
+
+    def named() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter(["name"]) if process.info["name"] == name]
+
+    source = f"""
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, b"{name}")
+os.fork()
+os.fork()
+print("asleep")
+time.sleep(10)"""
+
+    started = time.monotonic()
+    result = run(source, limits=Limits(wall_s=2))
+    took_s = time.monotonic() - started
+
+    assert result.outcome is Outcome.TIMEOUT
+    assert result.error is not None
+    assert "timed out" in result.error.message
+    assert result.logs.text == "asleep\n" * 4
+    assert 2 <= took_s < 4
+    assert psutil.wait_procs(named(), timeout=2)[1] == []
 
 
 @pytest.mark.conforms("Q-b10")

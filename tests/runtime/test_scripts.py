@@ -345,6 +345,7 @@ set_result("ok", files=["chart.png", "out"])"""
         "out/one.csv": ("text/csv", 1),
         "out/deep/one.csv": ("text/csv", 2),
     }
+    assert files["chart.png"].data == b"\x89PNG\r\n\x1a\n123"
     assert files["out/deep/one.csv"].data == b"bb"
     assert files["out/one.csv"].sha256 == "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
 
@@ -369,7 +370,7 @@ set_result(1, files=["a", "b", "c"])"""
     assert kinds == ["application/pdf", "text/plain", "application/octet-stream"]
 
 
-@pytest.mark.conforms("Q-b16", "Q33")
+@pytest.mark.conforms("Q-b16", "Q33", "EX-44")
 def test_what_was_asked_for_and_cannot_be_had_is_reported(run: Run) -> None:
     script = """
 import os
@@ -384,6 +385,7 @@ set_result(1, files=["missing.txt", "../up", "/etc/passwd", "link", "pipe", "big
     assert "cannot be read" in (problems["link"] or "")
     assert problems["pipe"] == "not a regular file"
     assert problems["big"] == "too large (5000 > 4000 bytes left)"
+    assert [file.size for file in result.files if file.name == "big"] == [5000]
     assert "no file matches" in (problems["*.none"] or "")
 
 
