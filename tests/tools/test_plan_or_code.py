@@ -17,8 +17,8 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.code import MAX_STUBS, code_result
+from toolcell.tools.plan import PlanError
 from toolcell.tools.plan_code import code_to_plan, plan_to_code
-from toolcell.tools.plan_steps import PlanError
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 

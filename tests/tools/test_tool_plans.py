@@ -15,8 +15,7 @@ from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
 from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.plan import MAX_OUTPUT_CHARS
-from toolcell.tools.plan_steps import PlanError, look_up, read_plan
+from toolcell.tools.plan import MAX_OUTPUT_CHARS, PlanError, look_up, read_plan
 from toolcell.tools.result import TokenUsage, to_json
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 

@@ -22,7 +22,7 @@ from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
 
-_OPTION_NAMES = frozenset(entry.name for entry in fields(ToolOptions))
+_OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
 
 class ToolObject(Protocol):

@@ -64,7 +64,7 @@ class CallHook(Protocol):
 
 
 class CallableTools(Protocol):
-    """What a run needs of a registry: `ToolRegistry`, or a stand-in that answers from a record."""
+    """What a run needs of a registry: `ToolRegistry`, or another object that answers from a record."""
 
     def snapshot(self) -> CallableTools:
         """Return these tools as they are now, unchanging: what a run works with."""
@@ -206,7 +206,7 @@ class Call:
     """Monotonic."""
     duration_s = 0.0
     _nested: RunContext | None = None
-    _lent: Workers | None = None
+    _lendable: Workers | None = None
 
     def __init__(
         self,
@@ -288,9 +288,9 @@ class Call:
         """
         for above in self.callers:
             if above.holds_worker:
-                if above._lent is None:
-                    above._lent = Workers(1)
-                return above._lent
+                if above._lendable is None:
+                    above._lendable = Workers(1)
+                return above._lendable
         return self.run.lineage.borrowed_worker
 
     @property
@@ -299,7 +299,7 @@ class Call:
         groups = {above.options.exclusive_group for above in self.callers}
         return self.run.lineage.held_groups | frozenset(group for group in groups if group is not None)
 
-    # What others are told
+    # Events, jobs and records
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event of this call."""

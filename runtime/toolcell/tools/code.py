@@ -17,7 +17,7 @@ from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.plan_steps import MAX_STEPS, PLAN_SCHEMA, PLAN_TOOL
+from toolcell.tools.plan import MAX_STEPS, PLAN_TOOL
 from toolcell.tools.result import ErrorCode, File, Text, ToolResult, to_json
 from toolcell.tools.spec import Offered, ToolSpec
 from toolcell.tools.stubs import python_stubs
@@ -28,6 +28,46 @@ MAX_STUBS = 32
 
 MAX_PROGRESS_CHARS = 4_000
 """Of what a running script has printed."""
+
+PLAN_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "description": f"Tool calls to make, at most {MAX_STEPS}.",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "tool": {"type": "string", "description": "Name of the tool to call."},
+                    "args": {
+                        "type": "object",
+                        "description": 'Its arguments; {"$ref": "id.path"} is a part of the result of another step.',
+                    },
+                    "id": {"type": "string", "description": "A name other steps can refer to."},
+                    "depends_on": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": "Ids of steps that must succeed first.",
+                    },
+                    "timeout_s": {
+                        "type": "number",
+                        "exclusiveMinimum": 0,
+                        "description": "Seconds this step may take.",
+                    },
+                },
+                "required": ["tool", "args"],
+            },
+        },
+        "on_error": {
+            "type": "string",
+            "enum": ["continue", "abort"],
+            "description": "Whether a failed step stops the others. Default: continue.",
+        },
+        "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds the whole plan may take."},
+        "validate_only": {"type": "boolean", "description": "Check the steps without running any."},
+    },
+    "required": ["steps"],
+}
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -61,7 +101,7 @@ class CodeRuntime(Protocol):
         on_log: Callable[[str, str], None] | None = None,
         on_progress: Callable[[object], None] | None = None,
     ) -> ExecutionResult:
-        """Run `source` to its end. `on_log` hears (stream, text) and `on_progress` values while it runs."""
+        """Run `source` to its end. `on_log` receives (stream, text) and `on_progress` values while it runs."""
 
 
 def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
@@ -104,7 +144,7 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
 async def run_code(
     runtime: CodeRuntime, registry: CallableTools, source: str, run: RunContext, update: Callable[..., None]
 ) -> ToolResult:
-    """Run a model's script and put what came of it in words. What it prints meanwhile is progress of the call.
+    """Run a model's script and describe its result. What it prints meanwhile is progress of the call.
 
     Raises:
         ToolAbort: a tool the script called ended the whole run.

@@ -1,4 +1,4 @@
-"""What a model is told about a tool: name, description, JSON Schema of its arguments, in each provider's format.
+"""What a model knows of a tool: name, description, JSON Schema of its arguments, in each provider's format.
 
 Knows nothing of how a tool runs. A definition never changes; every `parameters` handed out is a fresh copy.
 """
@@ -132,7 +132,7 @@ def check_definition(definition: ToolDefinition) -> None:
     Raises:
         RegistrationError: names the tool and what is wrong with it.
     """
-    name: object = definition.name  # typed loosely: hand-written definitions are strangers' data
+    name: object = definition.name  # typed loosely: definitions may be written by hand
     description: object = definition.description
     schema: object = definition.parameters
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
@@ -143,7 +143,7 @@ def check_definition(definition: ToolDefinition) -> None:
         raise RegistrationError(f'tool {name!r}: parameters must be a JSON Schema of "type": "object"')
     required, properties = schema.get("required", []), schema.get("properties", {})
     if isinstance(required, list) and isinstance(properties, dict):
-        for missing in (entry for entry in required if entry not in properties):
+        for missing in (each for each in required if each not in properties):
             raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
 
 

@@ -76,7 +76,7 @@ class Event:
         return json.dumps(self.to_dict(), ensure_ascii=False, default=str)
 
 
-_FIELD_NAMES = tuple(entry.name for entry in fields(Event))
+_FIELD_NAMES = tuple(each.name for each in fields(Event))
 
 Listener = Callable[[Event], object]
 

@@ -100,8 +100,8 @@ class Modify:
 
 Decision = Approve | Reject | Modify
 Approver = Callable[[Call], Decision | Awaitable[Decision]]
-Verdict = Block | Rewrite | Substitute | Approve | Modify | tuple[bool, str] | None
-BeforeHook = Callable[[Call], Verdict | Awaitable[Verdict]]
+HookAnswer = Block | Rewrite | Substitute | Approve | Modify | tuple[bool, str] | None
+BeforeHook = Callable[[Call], HookAnswer | Awaitable[HookAnswer]]
 Change = Override | ToolResult | None
 AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
 
@@ -124,7 +124,7 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
     No answer in `timeout_s` blocks the call.
     """
 
-    async def before(call: Call) -> Verdict:
+    async def before(call: Call) -> HookAnswer:
         if not call.options.requires_approval:
             return None
         match await maybe_await(approver(call)):
@@ -132,8 +132,8 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
                 return decision
             case Reject(reason):
                 return Block(reason or f"a person refused this call of {call.name}")
-            case answer:
-                return Block(f"no valid approval decision for {call.name}: {answer!r:.80}")
+            case decision:
+                return Block(f"no valid approval decision for {call.name}: {decision!r:.80}")
 
     return Hook(before=before, timeout_s=timeout_s, name="approval")
 
@@ -163,16 +163,16 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
     if hook.before is None:
         return None
     try:
-        verdict = await _within(hook.timeout_s, hook.before, call)
+        answer = await _within(hook.timeout_s, hook.before, call)
     except ToolAbort:
         raise
     except Exception as exc:
         return _hook_failed(hook, call, exc)
-    match verdict:
+    match answer:
         case None | (False, _):
             return None
         case Rewrite() | Approve() | Modify():
-            return verdict
+            return answer
         case Substitute(result):
             return result
         case Block(reason, code):
@@ -180,7 +180,7 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
         case (True, reason):
             return _blocked(reason, ErrorCode.BLOCKED)
         case _:
-            return _hook_failed(hook, call, TypeError(f"before hook returned {verdict!r:.80}"))
+            return _hook_failed(hook, call, TypeError(f"before hook returned {answer!r:.80}"))
 
 
 def not_approved(call: Call) -> ToolResult:

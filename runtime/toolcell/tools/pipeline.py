@@ -24,10 +24,10 @@ from toolcell.tools.execution import ABORTED, cancelled, execute
 from toolcell.tools.finalize import finalize, raised
 from toolcell.tools.hooks import Approve, Modify, Rewrite, ask_after, ask_before, hook_turn, not_approved
 from toolcell.tools.options import Origin
+from toolcell.tools.problems import did_you_mean, listed
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.suggestions import did_you_mean, listed
 
 logger = logging.getLogger("toolcell.tools")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolcell.tools.plan_steps import (
+from toolcell.tools.plan import (
     Plan,
     PlanError,
     Step,
@@ -114,12 +114,12 @@ class _Reader:
                 self._step(name, args, statement)
             case ast.Assign(
                 targets=[ast.Tuple(elts=names)],
-                value=ast.Call(func=ast.Name(id="call_tools_parallel"), args=[ast.List(elts=entries)]),
-            ) if len(names) == len(entries):
-                for target, entry in zip(names, entries, strict=True):
-                    if not (isinstance(target, ast.Name) and isinstance(entry, ast.Tuple)):
+                value=ast.Call(func=ast.Name(id="call_tools_parallel"), args=[ast.List(elts=written)]),
+            ) if len(names) == len(written):
+                for target, pair in zip(names, written, strict=True):
+                    if not (isinstance(target, ast.Name) and isinstance(pair, ast.Tuple)):
                         raise _unlike_a_plan(statement)
-                    self._step(target.id, entry.elts, statement)
+                    self._step(target.id, pair.elts, statement)
             case ast.Expr(value=ast.Call(func=ast.Name(id="set_result"))):
                 pass
             case _:

@@ -7,16 +7,16 @@ validity on the way down, follows what is invalid, and stops after `MAX_PROBLEMS
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
 from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.suggestions import did_you_mean
 from toolcell.tools.values import Path, Problem
 
 MAX_PROBLEMS = 20
@@ -236,3 +236,31 @@ def _kind_of(value: Any) -> str:
             return "array"
         case _:
             return "object"
+
+
+# Names that do not exist
+
+MAX_LISTED = 20
+"""Names a message lists before it only says how many more there are."""
+_MAX_COMPARED = 1000
+_MAX_NAME_CHARS = 80
+
+
+def closest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate most like `name`, if any is alike at all. Work is bounded, whatever the name is."""
+    known = list(candidates)[:_MAX_COMPARED]
+    matches = difflib.get_close_matches(name[:_MAX_NAME_CHARS], known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str], quote: str = "`") -> str:
+    """Shape: ' (did you mean `query`?)', or nothing."""
+    match = closest(name, candidates)
+    return f" (did you mean {quote}{match}{quote}?)" if match else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Shape: 'a, b, c and 7 more'."""
+    every = list(names)
+    more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
+    return ", ".join(every[:MAX_LISTED]) + more

@@ -1,4 +1,4 @@
-"""Copying strangers' data: only JSON values pass, within depth, size and number bounds, and never by reference.
+"""Copies what models and guests send: JSON values alone, within bounds of depth, size and number, never by reference.
 
 Knows no schema. What a model or a guest sent is copied here once; everything later works on the copy.
 """

@@ -16,8 +16,7 @@ from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
-from toolcell.tools.plan import run_plan
-from toolcell.tools.plan_steps import Step
+from toolcell.tools.plan import Step, run_plan
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
