@@ -16,6 +16,13 @@ from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 SEARCH_PARAMETERS = {
     "type": "object",
     "properties": {

@@ -30,6 +30,12 @@ from tools.toolkit import FakeRuntime
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop will do: nothing here depends on which."""
+    return "asyncio"
+
+
 class Dangerous:
     """A registry with one dangerous tool, which tells whether it was ever reached, and one harmless one."""
 
