@@ -50,6 +50,7 @@ class ToolCalls:
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._queue: deque[CallTool] = deque()
         self._running = 0
+        """Calls that wait for their tool, or whose answer is being written."""
         self._args_bytes = 0
 
     def records(self) -> tuple[ToolCallRecord, ...]:
@@ -77,14 +78,13 @@ class ToolCalls:
         if self._running >= limits.concurrent_calls:
             self._queue.append(call)
             return False
-        self._running += 1
         return True
 
     def next_queued(self) -> CallTool | None:
-        """Return the next call to make in the place of one that was answered; None when none waits."""
+        """Free the place of a call whose answer was written; return the call that is to take it, or None."""
+        self._running -= 1
         if not self._queue:
             return None
-        self._running += 1
         call = self._queue.popleft()
         pending = self._records[call.id]
         assert isinstance(pending, tuple)
@@ -93,14 +93,14 @@ class ToolCalls:
 
     def finish(self, call: CallTool, answer: Answer | None) -> None:
         """Record the answer to a call and post it. None: the script cancelled the call."""
-        self._running -= 1
         self._scopes.pop(call.id, None)
         self._record(call, self._post(answer if answer is not None else _cancelled(call)))
 
     # Cancelling.
 
-    def make_cancellable(self, call: CallTool, scope: anyio.CancelScope) -> None:
-        """Let the script cancel a call that is being made, until it is finished."""
+    def take_place(self, call: CallTool, scope: anyio.CancelScope) -> None:
+        """Count a call that has to wait, until `next_queued`, and let the script cancel it, until it is finished."""
+        self._running += 1
         self._scopes[call.id] = scope
 
     def cancel(self, call_id: int) -> None:

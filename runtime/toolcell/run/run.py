@@ -181,7 +181,7 @@ class Run:
                 except Exception as exc:
                     self._stop_for(exc)
                 else:
-                    calls.make_cancellable(call, scope)
+                    calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
                     answer = await self._answer(_Rest(work, waits_for))
                     break
@@ -203,7 +203,7 @@ class Run:
                 return
             call, answer = queued, None
             with anyio.CancelScope() as scope:
-                calls.make_cancellable(call, scope)
+                calls.take_place(call, scope)
                 answer = await self._answer(self._dispatch(call))
 
     async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
