@@ -186,6 +186,13 @@ def test_every_file_that_the_architecture_page_names_exists(name: str) -> None:
     assert (FOLDERS.get(name.split("/")[0], ROOT) / name).exists()
 
 
+@pytest.mark.parametrize(("name", "path"), re.findall(r"`(\w+(?:\.\w+)?)` in `([\w/]+\.py)`", ARCHITECTURE))
+def test_what_the_architecture_page_finds_in_a_file_is_defined_there(name: str, path: str) -> None:
+    text = (FOLDERS[path.split("/")[0]] / path).read_text(encoding="utf-8")
+    for part in name.split("."):
+        assert re.search(rf"^ *(?:(?:async )?def |class ){part}\b|^ +{part}:", text, re.MULTILINE), part
+
+
 @functools.cache
 def host_module(filename: str) -> str:
     path = Path(filename)

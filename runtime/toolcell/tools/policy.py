@@ -1,7 +1,7 @@
 """May this tool be called from there? Black-lists and allow-lists of globs, per origin.
 
-Rules only: who asks, and what happens to a refused call, is `dispatch`'s business. A change counts from the next
-call on, in every registry and snapshot that shares the policy.
+Rules only: `pipeline` checks them for every call and refuses what they forbid. A change counts from the next call on,
+in every registry and snapshot that shares the policy.
 """
 
 from __future__ import annotations
