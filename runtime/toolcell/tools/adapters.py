@@ -79,7 +79,7 @@ class FunctionTool:
 
 
 def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOptions:
-    """ToolOptions with keyword changes; unknown names are refused.
+    """Return ToolOptions with keyword changes; unknown names are refused.
 
     Raises:
         RegistrationError: there is no such option.
@@ -92,7 +92,7 @@ def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOption
 
 
 def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSpec]:
-    """Every function of a tool, whichever way it is written.
+    """Return the specs of every function of a tool, in whatever form it is written.
 
     Raises:
         RegistrationError: it is not a tool in any of the known ways.
@@ -131,7 +131,7 @@ def function_spec(
     prepare: Prepare | None = None,
     options: ToolOptions | None = None,
 ) -> ToolSpec:
-    """A plain function: its name, docstring and signature are the definition."""
+    """Return the spec of a plain function: its name, docstring and signature are the definition."""
     prose, parameters = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, parameters)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
@@ -190,7 +190,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 def positional_spec(
     definition: ToolDefinition, function: Callable[..., Any] | None, options: ToolOptions, source: Any = None
 ) -> ToolSpec:
-    """A function that takes all arguments as one dict."""
+    """Return the spec of a function that takes all arguments as one dict."""
     if function is None:
         return ToolSpec(definition=definition, invoke=None, options=options, source=source)
     called = function
@@ -220,7 +220,7 @@ _RECORD_ARGUMENTS: Mapping[str, Callable[[ToolContext], Any]] = {
 
 
 def record_spec(tool: AgentTool) -> ToolSpec:
-    """A record with an execute function."""
+    """Return the spec of a record with an execute function."""
     options = replace(tool.options, label=tool.label or tool.options.label, mode=tool.mode or tool.options.mode)
     if tool.execute is None:
         return ToolSpec(definition=tool.definition, invoke=None, options=options, source=tool, prepare=tool.prepare)
@@ -285,7 +285,7 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
 
 
 def _options_of(tool: Any, name: str) -> ToolOptions:
-    """A tool may have `options`: ToolOptions of all its functions, or a mapping from function name to ToolOptions."""
+    """Return a tool's `options`: ToolOptions of all its functions, or a mapping from function name to ToolOptions."""
     known = getattr(tool, "options", None)
     if isinstance(known, Mapping):
         known = known.get(name)

@@ -1,6 +1,6 @@
 """Several calls of one model response: tools overlap, everything around them happens in the order they were asked.
 
-Every call gets exactly one result, at its own place, whatever becomes of the others.
+Every call gets exactly one result, at its own place, also when others fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
 
 OnResult = Callable[[Call, ToolResult], Awaitable[None]]
-"""Told of each result in source order, right after the end of its call."""
+"""Called with each result in source order, right after the end of its call."""
 
 ENDS_RUN = (ToolAbort, AuditError, KeyboardInterrupt, SystemExit)
 
@@ -98,7 +98,7 @@ async def _together(
 
 
 def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception of a group its caller is promised, or the group itself when there is none."""
+    """Return the exception of a group that ends the run, or the group itself when there is none."""
     for exc in group.exceptions:
         if isinstance(exc, BaseExceptionGroup):
             inner = first_that_ends_run(exc)

@@ -25,7 +25,7 @@ class Tool:
         self._function: Callable[[dict[str, Any]], Any] | None = None
 
     def param(self, name: str, type: str, description: str) -> Self:
-        """A parameter every call must give.
+        """Add a parameter that every call must give.
 
         Raises:
             RegistrationError: `type` is no JSON Schema type, the name is taken, or the tool is already complete.
@@ -35,7 +35,7 @@ class Tool:
         return self
 
     def param_opt(self, name: str, type: str, description: str) -> Self:
-        """A parameter a call may leave out.
+        """Add a parameter that a call may leave out.
 
         Raises:
             RegistrationError: as for `param`.
@@ -70,7 +70,7 @@ class Tool:
         return ToolDefinition(self.name, self._description, schema)
 
     def to_spec(self) -> ToolSpec:
-        """As the registry takes it.
+        """Return the spec that a registry stores.
 
         Raises:
             RegistrationError: there is no function yet.

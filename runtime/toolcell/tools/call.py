@@ -75,7 +75,7 @@ class CallableTools(Protocol):
         ...
 
     def definitions(self, origin: Origin = ...) -> list[ToolDefinition]:
-        """Return what a caller from `origin` is told."""
+        """Return the definitions that a caller from `origin` sees."""
         ...
 
     async def dispatch(

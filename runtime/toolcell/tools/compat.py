@@ -37,7 +37,7 @@ def to_content_error(result: ToolResult) -> dict[str, str]:
 
 
 def from_content_error(plain: Mapping[str, str]) -> ToolResult:
-    """The other way; a non-empty error is a failure, whatever the content."""
+    """Convert back; a non-empty error is a failure, whatever the content."""
     content, error = plain.get("content", ""), plain.get("error", "")
     return ToolResult.fail(error, output=content) if error else ToolResult.ok(content)
 
@@ -56,7 +56,7 @@ class PartsResult:
 
 
 def to_parts(result: ToolResult) -> PartsResult:
-    """Everything the model reads as parts; a value without parts becomes text."""
+    """Return everything that the model reads as parts; a value without parts becomes text."""
     images = tuple(part for part in result.parts if not isinstance(part, Text))
     text = result.text
     content: tuple[Part, ...] = result.parts if result.parts and result.error is None else ()
@@ -66,7 +66,7 @@ def to_parts(result: ToolResult) -> PartsResult:
 
 
 def from_parts(plain: PartsResult) -> ToolResult:
-    """The other way; the text of a failure is its message."""
+    """Convert back; the text of a failure is its message."""
     if not plain.is_error:
         return ToolResult(parts=plain.content, details=plain.details, terminate=plain.terminate)
     message = "".join(part.text for part in plain.content if isinstance(part, Text))
@@ -75,7 +75,7 @@ def from_parts(plain: PartsResult) -> ToolResult:
 
 
 def parts_for_model(result: ToolResult, *, can_see: bool) -> list[Part]:
-    """Parts as a model gets them: for one that reads only text, a note stands in for each image."""
+    """Return parts as a model gets them; a model that reads only text gets a note in place of each image."""
     parts = to_parts(result).content
     return [Text(IMAGE_OMITTED) if isinstance(part, Image) and not can_see else part for part in parts]
 
@@ -118,7 +118,7 @@ def to_for_llm(result: ToolResult) -> dict[str, Any]:
 
 
 def from_for_llm(plain: Mapping[str, Any]) -> ToolResult:
-    """The other way."""
+    """Convert back."""
     text, for_user = plain.get("for_llm", ""), plain.get("for_user") or None
     quiet = bool(plain.get("silent", False))
     if plain.get("is_error"):
@@ -137,7 +137,7 @@ class Ok:
     text: str
 
     def to_tool_result(self) -> ToolResult:
-        """The same as a result."""
+        """Return the same as a result."""
         return ToolResult.ok(self.text)
 
 
@@ -148,7 +148,7 @@ class Err:
     message: str
 
     def to_tool_result(self) -> ToolResult:
-        """The same as a result."""
+        """Return the same as a result."""
         return ToolResult.fail(self.message)
 
 
@@ -158,7 +158,7 @@ def to_ok_err(result: ToolResult) -> Ok | Err:
 
 
 def from_ok_err(plain: Ok | Err) -> ToolResult:
-    """The other way."""
+    """Convert back."""
     return plain.to_tool_result()
 
 
@@ -171,7 +171,7 @@ def observed(result: ToolResult) -> str:
 
 
 def message_text(result: ToolResult, style: ErrorStyle = "plain", max_chars: int = MAX_TRANSCRIPT_CHARS) -> str:
-    """What goes into the transcript: `max_chars` characters of it, and a mark when there were more."""
+    """Return what goes into the transcript: `max_chars` characters, and a mark when there were more."""
     text = result.text
     if result.is_error and style != "plain":
         text = f"{style} {text}"
@@ -215,7 +215,7 @@ def as_call_event(event: Event) -> dict[str, Any] | None:
 
 
 def mcp_tool(definition: ToolDefinition, options: ToolOptions) -> dict[str, Any]:
-    """One tool as MCP's tools/list gives it.
+    """Return one tool as MCP's tools/list gives it.
 
     Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.
     """

@@ -1,4 +1,4 @@
-"""What a tool returned or raised, as a result: bounded, redacted, and stamped with its call.
+"""Makes a result of what a tool returned or raised: bounded, redacted, and with the ids of its call.
 
 Decides; it never runs anything.
 """
@@ -33,7 +33,7 @@ from toolcell.tools.values import JSON_SCALARS, plain_value
 
 
 def as_result(value: Any, requires_result: bool = False) -> ToolResult:
-    """A tool's return value as a result; what cannot be one is a failure, never a crash."""
+    """Return a tool's return value as a result. A value that cannot be one is a failure of the call."""
     kind = type(value)
     if kind in JSON_SCALARS:
         if kind is str:
@@ -118,7 +118,7 @@ def _no_result() -> ToolResult:
 
 
 def raised(name: str, exc: BaseException) -> ToolResult:
-    """An exception of a tool as a failure: class and message for the model, the traceback only in `exc`."""
+    """Return a tool's exception as a failure: class and message for the model, the traceback only in `exc`."""
     if isinstance(exc, ToolError):
         return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, details=exc.details, exc=exc)
     said = _message_of(exc)

@@ -88,7 +88,7 @@ class ToolCall:
 
     @classmethod
     def read(cls, call: Any) -> Self:
-        """A call from a ToolCall, a (name, arguments) pair, or a dict as OpenAI, Anthropic or we write it.
+        """Read a call from a ToolCall, a (name, arguments) pair, or a dict as OpenAI, Anthropic or toolcell writes it.
 
         Raises:
             UsageError: it is none of these.
@@ -112,7 +112,7 @@ class ToolCall:
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
     def parsed(self) -> Self:
-        """The same call with its arguments as a mapping where they can be read as one; `mode` says how well."""
+        """Return the same call with its arguments as a mapping if they can be read as one; `mode` says how well."""
         if not isinstance(self.arguments, str):
             return self
         value, mode = parse_json(self.arguments[:MAX_TEXT_CHARS]) if self.arguments.strip() else ({}, ParseMode.STRICT)
@@ -121,7 +121,7 @@ class ToolCall:
         return replace(self, arguments=value, mode=mode)
 
     def parsed_if_safe(self) -> Self:
-        """The same call with its arguments read, unless something may be missing from them: then they stay text,
+        """Return the same call with its arguments read, unless something may be missing: then they stay text,
         which no tool accepts."""
         parsed = self.parsed()
         return parsed if parsed.mode in SAFE_MODES else replace(self, mode=parsed.mode)
@@ -133,7 +133,7 @@ class ToolCall:
 
 
 def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
-    """The same calls, each with an id of its own: repeated ids get a suffix, missing ones are made up."""
+    """Return the same calls, each with an id of its own: repeated ids get a suffix, missing ones are made up."""
     seen: set[str] = set()
     unique: list[ToolCall] = []
     for index, call in enumerate(calls):
@@ -147,7 +147,7 @@ def unique_ids(calls: Iterable[ToolCall]) -> list[ToolCall]:
 
 
 def decode_tool_call(tool: ToolDefinition, call: Any) -> dict[str, Any]:
-    """The validated arguments of `call`, a call of `tool`.
+    """Return the validated arguments of `call`, a call of `tool`.
 
     Raises:
         UsageError: the call is of another tool, or its arguments do not fit.

@@ -229,7 +229,7 @@ def _unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
 
 
 async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
-    """Return what `admit` would refuse the call with, without asking hooks, telling anybody or counting the call."""
+    """Return what `admit` would refuse the call with, without hooks, events, records or a count of the call."""
     found = _find_permitted(state, call, is_counted=False)
     if type(found) is not RegisteredTool:
         return found
@@ -273,7 +273,7 @@ async def _show_hooks(hooks: tuple[CallHook, ...], call: Call, result: ToolResul
 
 
 async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | None:
-    """Tell the observer. No record, no effect: a call that cannot be recorded is refused."""
+    """Inform the observer. No record, no effect: a call that cannot be recorded is refused."""
     observer = call.run.observer
     if observer is None:
         return refusal
@@ -303,7 +303,7 @@ async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s:
 
 
 def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> ToolResult:
-    """Tell a model that goes round in circles."""
+    """Add a hint to the error of a call that a model repeats and that keeps failing."""
     failures = call.run.state.failures
     if not (failures or result.is_error):
         return result
@@ -321,7 +321,7 @@ def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> To
 
 
 async def _end(call: Call, result: ToolResult) -> None:
-    """Tell everybody."""
+    """Set the result, emit the end, and inform the observer."""
     _finish(call, result)
     if call.is_started and call.run.observer is not None:
         noted = call.run.observer.call_ended(call)

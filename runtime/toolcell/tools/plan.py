@@ -61,7 +61,7 @@ class Plan:
 
 
 def read_plan(args: Mapping[str, Any]) -> Plan:
-    """A plan from validated arguments.
+    """Read a plan from validated arguments.
 
     Raises:
         PlanError: too many or no steps, an id used twice or unknown, steps that wait for each other.
@@ -101,7 +101,7 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int]) -> Step:
 
 
 def references(value: Any) -> Iterator[str]:
-    """Every "$ref" in arguments."""
+    """Iterate over every "$ref" in arguments."""
     if is_reference(value):
         yield value["$ref"]
     elif isinstance(value, Mapping):
@@ -125,10 +125,10 @@ def split_reference(text: str, ids: Mapping[str, int]) -> tuple[str, str]:
 
 
 def look_up(value: Any, path: str) -> Any:
-    """The part of a result a reference's path leads to.
+    """Return the part of a result that the path of a reference names.
 
     Raises:
-        PlanError: there is nothing there; says how far the path leads.
+        PlanError: the result has no such part; the message names the last one that exists.
     """
     walked = ""
     for key in path_steps(path):
@@ -169,10 +169,10 @@ def _described(value: Any) -> str:
 
 
 def resolve(args: Any, results: Mapping[str, Any]) -> Any:
-    """Arguments with every reference replaced by what it stands for. `results` is keyed by step id.
+    """Return arguments with every reference replaced by the value it names. `results` is keyed by step id.
 
     Raises:
-        PlanError: a path leads nowhere.
+        PlanError: a reference names a part that does not exist.
     """
     if is_reference(args):
         name, path = split_reference(args["$ref"], dict.fromkeys(results, 0))
@@ -235,7 +235,7 @@ def _refuse_recursion(state: RegistryState, plan: Plan) -> None:
 
 
 class _PlanRun:
-    """One plan being run. What came of a step is its call's result, or the reason it has none."""
+    """One plan being run. A step has the result of its call, or the reason why there is none."""
 
     def __init__(self, state: RegistryState, plan: Plan, new_call: NewCall) -> None:
         self._state = state
@@ -273,7 +273,7 @@ class _PlanRun:
                     self._same_as[step.index] = first[key]
 
     async def _scheduled(self) -> None:
-        """Every step as soon as the steps it needs are done."""
+        """Run every step as soon as the steps it needs are done."""
         try:
             async with anyio.create_task_group() as group:
                 for step in self._plan.steps:
@@ -324,7 +324,7 @@ class _PlanRun:
     # Rows
 
     def result(self) -> ToolResult:
-        """All rows, in the order of the steps, with the files and the usage of the calls."""
+        """Return all rows, in the order of the steps, with the files and the usage of the calls."""
         rows = [self._row(step) for step in self._plan.steps]
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
@@ -346,7 +346,7 @@ class _PlanRun:
         return row | {"status": "ok", "result": result.guest_value()}
 
     async def examined(self, step: Step) -> Row:
-        """What can be known of a step without running it. Arguments with references are only known once it runs."""
+        """Return what can be known of a step before it runs. Arguments with references are not checked."""
         call = self._new_call(step, step.args)
         refusal = await examine(self._state, call, with_arguments=not step.has_references)
         row = self._head(step)

@@ -1,7 +1,7 @@
-"""May this tool be called from there? Black-lists and allow-lists of globs, per origin.
+"""Rules about who may call which tool: block-lists and allow-lists of globs, per origin.
 
-Rules only: `pipeline` checks them for every call and refuses what they forbid. A change counts from the next call on,
-in every registry and snapshot that shares the policy.
+The pipeline asks the rules and answers refused calls. A change counts from the next
+call on, in every registry and snapshot that shares the policy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from toolcell.tools.options import EVERY_ORIGIN, Origin
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A glob over tool names, and the origins it speaks of."""
+    """A glob over tool names, and the origins it is about."""
 
     pattern: str
     origins: frozenset[Origin] = EVERY_ORIGIN
 
     def matches(self, name: str, origin: Origin) -> bool:
-        """True when this rule speaks of such a call."""
+        """Return true when this rule is about such a call."""
         return origin in self.origins and fnmatch.fnmatchcase(name, self.pattern)
 
-    def speaks_of(self, origin: Origin) -> bool:
+    def is_about(self, origin: Origin) -> bool:
         """True when the rule limits calls from `origin` at all."""
         return origin in self.origins
 
@@ -69,7 +69,7 @@ class CallPolicy:
         """Return whether the rules let such a call pass."""
         if self.blocks(name, origin):
             return False
-        limiting = [rule for rule in self._allowed if rule.speaks_of(origin)]
+        limiting = [rule for rule in self._allowed if rule.is_about(origin)]
         return not limiting or any(rule.matches(name, origin) for rule in limiting)
 
     def blocks(self, name: str, origin: Origin) -> bool:

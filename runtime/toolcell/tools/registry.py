@@ -1,4 +1,4 @@
-"""The state of tools a program offers, and the door to the one path calls take.
+"""`ToolRegistry`: the tools that a program offers, with hooks and rules.
 
 Reading never locks: every change makes a new state and swaps it in. Snapshots, subsets and namespaces are registries
 too, over the same tools.
@@ -100,7 +100,7 @@ class ToolRegistry(RegistryView):
         self._add([spec], replace)
 
     def register_or_replace(self, *tool: Any, **options: Any) -> None:
-        """The same, and a tool of the same name gives way."""
+        """Do what `register` does, and replace a tool of the same name."""
         self.register(*tool, replace=True, **options)
 
     @overload
@@ -215,7 +215,7 @@ class ToolRegistry(RegistryView):
         self.policy.blacklist(*names, origins=origins)
 
     def unblacklist(self, *names: str) -> None:
-        """Take that back."""
+        """Remove these rules again."""
         self.policy.unblacklist(*names)
 
     def allow_only(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
@@ -257,17 +257,16 @@ class ToolRegistry(RegistryView):
         return self._derived({name: tool for name, tool in tools.items() if name in wanted})
 
     def namespaced(self, prefix: str, separator: str = "_") -> ToolRegistry:
-        """The same tools as `prefix_name`; rules about the old names hold for the new ones."""
+        """Return a registry with these tools as `prefix_name`; rules about the old names hold for the new ones."""
         renamed = [tool.renamed(f"{prefix}{separator}{name}") for name, tool in self._state.tools.items()]
         return self._derived({tool.name: tool for tool in renamed})
 
     def replaced(self, other: ToolRegistry) -> ToolRegistry:
-        """The tools of `other` instead of these, under the rules, hooks and settings of this registry and the rules
-        of both."""
+        """Return a registry of the tools of `other`, under the hooks and settings of this one and the rules of both."""
         return self._derived(other._state.tools, other)
 
     def merged(self, *others: ToolRegistry) -> ToolRegistry:
-        """These tools and those of `others`, under the rules and hooks of this registry and the rules of all.
+        """Return a registry of these tools and those of `others`, under this registry's hooks and the rules of all.
 
         Raises:
             RegistrationError: two of them use one name for different tools.
@@ -280,7 +279,7 @@ class ToolRegistry(RegistryView):
         return self._derived(tools, *others)
 
     def _derived(self, tools: Mapping[str, RegisteredTool], *others: ToolRegistry) -> ToolRegistry:
-        """Another registry over these tools: the rules of this one and of `others` hold there, and rules of its own."""
+        """Return a registry over these tools, under the rules of this one, those of `others`, and rules of its own."""
         policy = CallPolicy()
         shared = [self.policy, *(other.policy for other in others)]  # asked for, so that later rules are shared too
         policies = [each for registry in (self, *others) for each in registry._state.policies]
@@ -291,7 +290,7 @@ class ToolRegistry(RegistryView):
         return derived
 
     def list(self) -> list[str]:
-        """Every registered name, refused ones included."""
+        """Return every registered name, refused ones included."""
         return [*self._state.tools]
 
     def __repr__(self) -> str:

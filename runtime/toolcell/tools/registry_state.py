@@ -62,7 +62,7 @@ class RegistryState:
         return known[1]
 
     def visible(self, origin: Origin, policies: tuple[CallPolicy, ...] = ()) -> Iterator[RegisteredTool]:
-        """Iterate over what a caller from `origin` is told about, in order of registration.
+        """Iterate over the tools that a caller from `origin` sees, in order of registration.
 
         `policies`: rules besides the registry's own.
         """
@@ -74,7 +74,7 @@ class RegistryState:
                 yield tool
 
     def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
-        """Return what a model is told about one tool, given everything else on offer."""
+        """Return the definition of one tool that a model sees, given everything else on offer."""
         definition, describe = tool.definition, tool.spec.describe
         if describe is None:
             return definition

@@ -1,7 +1,7 @@
 """What a tool call comes back with: text for the model, data for code, notes for people, and a status of its own.
 
-Whether a call failed is its `status`, never something read out of its text. Frozen: whoever wants another result
-makes a new one. Knows no provider; `compat` shows it in four other forms.
+Whether a call failed is its `status`, never something read out of its text. A result never changes; to
+change one, make a new one. Knows no provider; `compat` shows it in four other forms.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class ToolResult:
 
     @classmethod
     def user(cls, text: str) -> Self:
-        """The same text for the model and the user."""
+        """Success, with the same text for the model and the user."""
         return cls(parts=(Text(text),), for_user=text)
 
     @classmethod
@@ -204,19 +204,19 @@ class ToolResult:
         return cls(parts=(Text(text),), status=Status.PENDING, job_id=job_id)
 
     def with_error(self, exc: BaseException) -> Self:
-        """The same result with `exc` attached for logs."""
+        """Return the same result with `exc` attached for logs."""
         return replace(self, exc=exc)
 
     def with_details(self, details: Any) -> Self:
-        """The same result with notes for logs and user interfaces."""
+        """Return the same result with notes for logs and user interfaces."""
         return replace(self, details=details)
 
     def with_usage(self, usage: TokenUsage) -> Self:
-        """The same result with the tokens it took."""
+        """Return the same result with the tokens it took."""
         return replace(self, usage=usage)
 
     def with_message(self, message: str) -> Self:
-        """The same failure, said differently."""
+        """Return the same failure with another message."""
         return replace(self, error=replace(self.error, message=message)) if self.error is not None else self
 
     def stamped(self, call_id: str, tool: str, duration_ms: float, truncated: bool) -> ToolResult:
@@ -228,7 +228,7 @@ class ToolResult:
         return twin
 
     def with_meta_of(self, other: ToolResult) -> Self:
-        """The same result in the place of `other`."""
+        """Return the same result with the ids of `other`."""
         return replace(self, meta=other.meta)
 
     @property
@@ -265,7 +265,7 @@ class ToolResult:
         return None if self.silent or not self.for_user else self.for_user
 
     def guest_value(self) -> Any:
-        """What sandboxed code receives: structured data where there is any, else a file's bytes, else the text."""
+        """Return what sandboxed code receives: structured data if there is any, else a file's bytes, else the text."""
         if self.has_value:
             return self.value
         if self.status is Status.OK and len(self.files) == 1:

@@ -90,7 +90,7 @@ def _close_object(schema: Schema) -> Schema:
 
 
 def optional_schema(schema: Any) -> Any:
-    """The schema of a property that may be absent: a null branch and a default of null say nothing more."""
+    """Return the schema of a property that may be absent: without null branch, and without a default of null."""
     if not isinstance(schema, dict):
         return schema
     trimmed = {key: value for key, value in schema.items() if not (key == "default" and value is None)}
@@ -103,7 +103,7 @@ def optional_schema(schema: Any) -> Any:
 
 
 def type_schema(annotation: Any) -> Schema:
-    """The clean JSON Schema of one Python type.
+    """Return the clean JSON Schema of one Python type.
 
     Raises:
         RegistrationError: the type has none.
@@ -117,7 +117,7 @@ def type_schema(annotation: Any) -> Schema:
 
 
 def record_schema(record: Any) -> Schema:
-    """The schema of a pydantic model, dataclass or TypedDict as a tool's parameters.
+    """Return the schema of a pydantic model, dataclass or TypedDict as a tool's parameters.
 
     Raises:
         RegistrationError: it is not a record, or cannot be described inline.

@@ -23,7 +23,7 @@ def python_stubs(tools: Iterable[tuple[ToolDefinition, Mapping[str, Any] | None]
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
-    """One tool as a keyword-only function; records in its arguments come before it as TypedDicts."""
+    """Write one tool as a keyword-only function; records in its arguments come before it as TypedDicts."""
     return _Stub(definition, returns).text()
 
 
@@ -33,7 +33,7 @@ def is_identifier(name: str) -> bool:
 
 
 def as_identifier(name: str) -> str:
-    """A Python name that looks like `name`."""
+    """Return a Python name that looks like `name`."""
     cleaned = re.sub(r"\W", "_", name)
     if not cleaned or cleaned[0].isdigit():
         cleaned = f"_{cleaned}"
@@ -91,7 +91,7 @@ class _Stub:
         return "\n".join([heading, "", "Args:", *lines]) if lines else heading
 
     def annotation(self, schema: Any, hint: str, depth: int = 0) -> str:
-        """The Python annotation that fits a schema; Any where none says more."""
+        """Return the Python annotation that fits a schema, or Any."""
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return "Any"
         if "const" in schema:

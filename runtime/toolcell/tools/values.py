@@ -75,7 +75,7 @@ class _Copier:
         self.has_whole_floats = False
 
     def copy(self, value: Any, path: tuple[str | int, ...]) -> Any:
-        """The value again, as plain JSON data; raises `BadValue` naming the path."""
+        """Return the value again, as plain JSON data; raise `BadValue` with the path of what is none."""
         kind = type(value)
         if kind is str:
             self._text(value, path)
@@ -124,7 +124,7 @@ class _Copier:
         return key
 
     def _odd_leaf(self, value: Any, path: tuple[str | int, ...]) -> Any:
-        """What Python callers and guests have and JSON writes as a string or number."""
+        """Convert what Python callers and guests have, and what JSON writes as a string or number."""
         if isinstance(value, bytes | bytearray | memoryview):
             return base64.b64encode(bytes(value)).decode("ascii")
         if isinstance(value, datetime | date | time):
@@ -201,7 +201,7 @@ class Decoder:
 
 
 def plain_value(value: Any) -> Any:
-    """A tool's structured return value as plain data; models and dataclasses become dicts.
+    """Return a tool's structured return value as plain data; models and dataclasses become dicts.
 
     Raises:
         ValueError: it holds something that is not data, or refers to itself.

@@ -1,4 +1,4 @@
-"""Reading a registry and calling its tools; nothing here changes one."""
+"""The part of a registry that reads it and calls its tools. Nothing here changes a registry."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from toolcell.tools.stubs import python_stubs
 
 
 class RegistryView(ABC):
-    """What may be known of a registry, and the door to the one path calls take."""
+    """Read a registry, and make calls on its tools."""
 
     def __init__(self, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
         self._state = state
         self.events = events
-        """Of calls made without a run of their own."""
+        """Events of calls that are made without a run of their own."""
         self._shared_run = shared_run
 
     @property
@@ -56,16 +56,16 @@ class RegistryView(ABC):
     def definitions(
         self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
     ) -> list[ToolDefinition]:
-        """What a caller from `origin` is told, in order of registration; refused tools are left out."""
+        """Return the definitions that a caller from `origin` sees, in order of registration, without refused tools."""
         state = self._state
         return [state.definition(tool, policies) for tool in state.visible(origin, policies)]
 
     def all_definitions(self) -> list[ToolDefinition]:
-        """The definitions a model is told."""
+        """Return the definitions that a model sees."""
         return self.definitions()
 
     def names(self, origin: Origin = Origin.MODEL) -> list[str]:
-        """The names a caller from `origin` may use."""
+        """Return the names that a caller from `origin` may use."""
         return [tool.name for tool in self._state.visible(origin)]
 
     def get(self, name: str) -> tuple[Any, bool]:
@@ -74,7 +74,7 @@ class RegistryView(ABC):
         return (tool.spec.source, True) if tool is not None else (None, False)
 
     def registered(self, name: str) -> RegisteredTool | None:
-        """A tool as the registry keeps it."""
+        """Return a tool as the registry stores it."""
         return self._state.tools.get(name)
 
     def has(self, name: str) -> bool:
@@ -94,24 +94,24 @@ class RegistryView(ABC):
         return [f"- `{tool.name}` - {tool.definition.description}" for tool in self._state.tools.values()]
 
     def to_provider_defs(self, origin: Origin = Origin.MODEL) -> list[ProviderToolDef]:
-        """Definitions as OpenAI takes them."""
+        """Return definitions as OpenAI takes them."""
         return [definition.to_openai() for definition in self.definitions(origin)]
 
     def get_definitions(self) -> list[dict[str, Any]]:
-        """The same as plain dicts."""
+        """Return definitions as OpenAI takes them, as plain dicts."""
         return [dict(definition) for definition in self.to_provider_defs()]
 
     def schemas(self, origin: Origin = Origin.MODEL) -> list[AnthropicToolDef]:
-        """Definitions as Anthropic takes them."""
+        """Return definitions as Anthropic takes them."""
         return [definition.to_anthropic() for definition in self.definitions(origin)]
 
     def to_mcp(self, origin: Origin = Origin.MODEL) -> list[dict[str, Any]]:
-        """Definitions as MCP's tools/list gives them, options as annotations."""
+        """Return definitions as MCP's tools/list gives them, with options as annotations."""
         state = self._state
         return [mcp_tool(state.definition(tool), tool.options) for tool in state.visible(origin)]
 
     def to_python(self, origin: Origin = Origin.CODE) -> str:
-        """The tools as typed Python functions without bodies, for a model that writes code, or its author."""
+        """Return the tools as typed Python functions without bodies, for a model that writes code, or its author."""
         return python_stubs((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
 
     def __len__(self) -> int:
@@ -223,7 +223,7 @@ class RegistryView(ABC):
         return await answer_call(self.new_call(name, args, **call), answer, note)
 
     def new_run(self, **fields: Any) -> RunContext:
-        """A run of its own with this registry's settings; inside a tool call, a part of that call's run."""
+        """Return a new run with this registry's settings; inside a tool call, a part of that call's run."""
         above = current.get()
         if above is not None and not above.call.run.is_shared:
             return above.call.nested_run().child(**fields)
