@@ -554,11 +554,11 @@ def test_old_segments_are_removed_by_size_and_the_rest_verifies(ledger: Ledger) 
     with ledger.log(settings={**SMALL, "keep_bytes": 12_000}) as log:
         log.prune()
     report = ledger.verify()
-    stub = read_prune_record(ledger.chain())
+    pruned = read_prune_record(ledger.chain())
 
     assert report.ok
-    assert stub is not None
-    assert stub.last_segment == min(segment_files(ledger.chain())) - 1
+    assert pruned is not None
+    assert pruned.last_segment == min(segment_files(ledger.chain())) - 1
     assert sum(path.stat().st_size for path in ledger.segments()) < 20_000
     assert "removed by retention" in " ".join(report.notes)
     assert ledger.fields(records.PRUNED)
@@ -566,7 +566,7 @@ def test_old_segments_are_removed_by_size_and_the_rest_verifies(ledger: Ledger) 
     assert ledger.verify().ok
 
 
-def test_retention_goes_on_from_its_own_stub(ledger: Ledger) -> None:
+def test_pruning_continues_from_its_own_prune_record(ledger: Ledger) -> None:
     settings = {**SMALL, "keep_bytes": 0}
     for _ in range(3):
         ledger.fill(12, settings=SMALL)
@@ -585,7 +585,7 @@ def test_the_record_of_a_removal_is_signed_soon_too(ledger: Ledger) -> None:
         anyio.run(until, lambda: log.is_idle)
 
 
-def test_segments_that_retention_left_behind_when_it_was_killed_are_removed_next_time(ledger: Ledger) -> None:
+def test_segments_left_behind_by_a_killed_pruning_are_removed_next_time(ledger: Ledger) -> None:
     ledger.fill(30, settings=SMALL)
     first = segment_path(ledger.chain(), 1)
     kept = first.read_bytes()

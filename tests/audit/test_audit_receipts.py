@@ -47,28 +47,28 @@ def finished(run_id: str) -> Any:
 
 @pytest.mark.conforms("T5")
 def test_a_receipt_holds_a_run_and_verifies(ledger: Ledger, made: dict[str, Any]) -> None:
-    verdict = receipt.check(made, [ledger.key])
+    checked = receipt.check(made, [ledger.key])
 
-    assert verdict.ok, verdict.problems
-    assert verdict.run is not None
-    assert verdict.run.source == "mine = 1"
-    assert [call.tool for call in verdict.run.calls] == ["search", "fail"]
-    assert verdict.run.end["value"] == [1, "two"]
-    assert verdict.run.limits["wall_s"] == 30
-    assert verdict.run.definitions[0][0] == "search"
-    assert verdict.key == ledger.key.key_id
-    assert verdict.signed_ns is not None
+    assert checked.ok, checked.problems
+    assert checked.run is not None
+    assert checked.run.source == "mine = 1"
+    assert [call.tool for call in checked.run.calls] == ["search", "fail"]
+    assert checked.run.end["value"] == [1, "two"]
+    assert checked.run.limits["wall_s"] == 30
+    assert checked.run.definitions[0][0] == "search"
+    assert checked.key == ledger.key.key_id
+    assert checked.signed_ns is not None
 
 
 def test_a_receipt_shows_nothing_of_other_runs(made: dict[str, Any]) -> None:
     text = json.dumps(made)
     bodies = b"".join(
-        base64.b64decode(step["body"]) for way in made["ways"] for step in way["records"] if "body" in step
+        base64.b64decode(step["body"]) for proof in made["ways"] for step in proof["records"] if "body" in step
     )
 
     assert "nobody-elses-business" not in text
     assert b"nobody-elses-business" not in bodies
-    assert any("sha256" in step for way in made["ways"] for step in way["records"])
+    assert any("sha256" in step for proof in made["ways"] for step in proof["records"])
 
 
 def test_a_receipt_verifies_elsewhere_with_the_public_key_alone(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_run_far_from_the_terms_it_ran_under_still_has_a_short_receipt(ledger:
     made = exported(ledger)
 
     assert receipt.check(made, [ledger.key]).ok
-    assert sum(len(way["records"]) for way in made["ways"]) < 1000
+    assert sum(len(proof["records"]) for proof in made["ways"]) < 1000
 
 
 def test_a_run_that_spans_segments_has_a_receipt(ledger: Ledger) -> None:
@@ -125,7 +125,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_whatever_is_changed_in_a_receipt_it_does_not_verify(ledger: Ledger, made: dict[str, Any]) -> None:
-    """Every single value: the words, the records, the digests, the links."""
+    """Every single value: the words, the records, the digests, the hashes."""
     for path in places(made):
         changed = copy.deepcopy(made)
         holder = changed
@@ -147,8 +147,8 @@ def test_whatever_is_changed_in_a_receipt_it_does_not_verify(ledger: Ledger, mad
 
 
 def test_whatever_is_taken_out_of_a_receipt_it_does_not_verify(ledger: Ledger, made: dict[str, Any]) -> None:
-    for number, way in enumerate(made["ways"]):
-        for index in range(len(way["records"])):
+    for number, proof in enumerate(made["ways"]):
+        for index in range(len(proof["records"])):
             changed = copy.deepcopy(made)
             del changed["ways"][number]["records"][index]
             assert not receipt.check(changed, [ledger.key]).ok
@@ -161,37 +161,37 @@ def test_a_call_cannot_be_hidden_behind_its_digest(ledger: Ledger, made: dict[st
     """The chain still holds; but the run's end says how many calls there were."""
     import hashlib
 
-    way = made["ways"][-1]["records"]
-    for index, step in enumerate(way):
+    steps = made["ways"][-1]["records"]
+    for index, step in enumerate(steps):
         body = base64.b64decode(step.get("body", ""))
         kind = records.parse(body).kind if body else ""
         if kind not in (records.CALL_STARTED, records.CALL_ENDED):
             continue
         changed = copy.deepcopy(made)
         changed["ways"][-1]["records"][index] = {"sha256": hashlib.sha256(body).hexdigest()}
-        verdict = receipt.check(changed, [ledger.key])
-        assert not verdict.ok
-        assert any("it does not show how call" in p or "of the run's 2 calls" in p for p in verdict.problems)
+        checked = receipt.check(changed, [ledger.key])
+        assert not checked.ok
+        assert any("it does not show how call" in p or "of the run's 2 calls" in p for p in checked.problems)
 
 
 def test_a_receipt_is_not_verified_by_another_key(made: dict[str, Any]) -> None:
-    verdict = receipt.check(made, [keys.HmacKey.generate()])
+    checked = receipt.check(made, [keys.HmacKey.generate()])
 
-    assert not verdict.ok
-    assert "which was not given" in verdict.problems[0]
+    assert not checked.ok
+    assert "which was not given" in checked.problems[0]
 
 
 def test_a_receipt_whose_key_is_not_there_is_unchecked_and_says_once_which_key_it_needs(
     ledger: Ledger, made: dict[str, Any]
 ) -> None:
-    verdict = receipt.check(made, [keys.HmacKey.generate()])
+    checked = receipt.check(made, [keys.HmacKey.generate()])
     changed = copy.deepcopy(made)
     changed["run"]["sort"] = "another"
 
-    assert verdict.is_unchecked
-    (problem,) = verdict.problems
+    assert checked.is_unchecked
+    (problem,) = checked.problems
     assert f"key {ledger.key.key_id} (hmac-sha256), which was not given; pass it with --key" in problem
-    assert verdict.to_dict()["checked"] is False
+    assert checked.to_dict()["checked"] is False
     assert not receipt.check(changed, [keys.HmacKey.generate()]).is_unchecked
     assert not receipt.check(changed, [ledger.key]).is_unchecked
 

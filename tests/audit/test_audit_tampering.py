@@ -407,20 +407,20 @@ def test_a_chain_under_another_name_is_found(segmented: Ledger) -> None:
     assert not segmented.verify(heads=[]).ok
 
 
-def test_a_stub_that_retention_did_not_sign_is_found(segmented: Ledger) -> None:
+def test_a_forged_prune_record_is_found(segmented: Ledger) -> None:
     with segmented.log(settings={**SMALL, "keep_bytes": 8000}) as log:
         log.prune()
     assert segmented.verify().ok
-    stub = segmented.chain() / PRUNE_FILE
-    real = stub.read_text()
+    pruned = segmented.chain() / PRUNE_FILE
+    real = pruned.read_text()
     for changed in (real.replace('"seq": ', '"seq": 1'), real.replace('"last_segment": ', '"last_segment": 1'), "{}"):
-        stub.write_text(changed)
+        pruned.write_text(changed)
         assert verify.BAD_PRUNE_RECORD in {finding.kind for finding in segmented.verify(heads=[]).findings}
-    stub.unlink()
+    pruned.unlink()
     assert chain_check.WRONG_SEGMENT in {finding.kind for finding in segmented.verify(heads=[]).findings}
 
 
-def test_a_stub_that_needs_a_key_that_was_not_given_is_not_called_forged(segmented: Ledger) -> None:
+def test_a_prune_record_whose_key_was_not_given_is_not_called_forged(segmented: Ledger) -> None:
     with segmented.log(settings={**SMALL, "keep_bytes": 8000}) as log:
         log.prune()
     report = segmented.verify(keys=[HmacKey.generate()], heads=[])
@@ -429,7 +429,7 @@ def test_a_stub_that_needs_a_key_that_was_not_given_is_not_called_forged(segment
     assert report.is_unchecked
 
 
-def test_a_segment_removed_beyond_what_the_stub_says_is_found(segmented: Ledger) -> None:
+def test_a_segment_removed_beyond_the_prune_record_is_found(segmented: Ledger) -> None:
     with segmented.log(settings={**SMALL, "keep_bytes": 12_000}) as log:
         log.prune()
     first = min(segment_files(segmented.chain()))

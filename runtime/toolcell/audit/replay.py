@@ -1,7 +1,7 @@
-"""Running a recorded script again with the recorded answers: no tool is called, and the first difference is named.
+"""Run a recorded script again with the recorded answers, and name the first difference. No tool is called.
 
-The script runs in an ordinary sandbox of any backend; the registry it is given answers from the record. What makes runs
-repeat, and what does not, is in docs/audit.md.
+The script runs in an ordinary sandbox of any backend; its calls are answered from the record. docs/audit.md lists what
+repeats in a replay and what does not.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 
 STALL_S: Final = 2.0
-"""How long an answer is held back, beyond the time it took, for a call that was made or answered before it."""
+"""How long an answer waits, beyond its recorded duration, for the calls that came before it in the record."""
 
-MOST_GAP_S: Final = 0.05
-"""At most so long after another answer comes one that the script was waiting for at the same time."""
+MAX_GAP_S: Final = 0.05
+"""The longest pause between two answers that the script waits for at the same time."""
 
 MISSING_CALL: Final = "missing_call"
-"""The divergence whose line is one of the recorded script: the other one has no such call."""
+"""The kind of divergence whose line is in the recorded script: the new script makes no such call."""
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -54,16 +54,16 @@ class ScriptRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay came to."""
+    """The result of a replay."""
 
     run_id: str
     divergence: Divergence | None
     answered: int
     """Calls answered from the record."""
     recorded: int
-    """Calls the script made when it was recorded."""
+    """Calls that the recorded script made."""
     stopped: str = ""
-    """Why the record was not compared further: it was ended before the script's own end, or no end is recorded."""
+    """Why the rest was not compared: the replay was stopped, or no end is recorded."""
     notes: tuple[str, ...] = ()
     result: ExecutionResult | None = field(default=None, compare=False)
 
@@ -90,7 +90,7 @@ OnCall = Callable[[int, RecordedCall], None]
 
 
 def runtime_options(run: RecordedRun) -> dict[str, Any]:
-    """What to open a `Runtime` with, so that it repeats what a run depended on."""
+    """Return the arguments for a `Runtime` that can repeat a run."""
     environment = run.isolation.get("environment") or {}
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
     return {
@@ -211,7 +211,7 @@ class AnsweringTools:
         ident = int(call_id.removeprefix("call_"))
         index = self.index.get(ident, len(self.index) + 1)
         self.made.add(ident)
-        self._tell()
+        self._next_turn()
         call = self.expected.get(ident)
         if self._until is not None and index >= self._until:
             self._stop(f"stopped at call {index}, as asked")
@@ -234,7 +234,7 @@ class AnsweringTools:
         if given is None and not call.is_finished:
             self._stop(f"the record ends here: call {index} was under way when its host was killed")
         if given is None and not is_answered(call):
-            await anyio.sleep_forever()  # until the script takes the call back, as it did before
+            await anyio.sleep_forever()  # until the script cancels the call, as it did before
         if given is None and (missing := call.end_extra.get("value_cut")) is not None:
             why = f"the answer of call {index} was not recorded ({missing['why']})"
             self._diverge("no_answer", why, index, expected=missing)
@@ -243,7 +243,7 @@ class AnsweringTools:
         return given if given is not None else recorded_result(call)
 
     async def _wait_turn(self, ident: int, index: int, call: RecordedCall) -> None:
-        """Answer at the moment at which it was answered, as far as the script can tell.
+        """Wait for the moment of the recorded answer, as far as the script can tell.
 
         What a script does with the first of several answers may depend on which it is, and on the others not being
         there yet. So an answer comes after every call made and every answer given before it, and not at once.
@@ -256,13 +256,13 @@ class AnsweringTools:
                 self._diverge(MISSING_CALL, f"it does not call {self.expected[ahead].tool}", self.index[ahead])
         since, self._last = self._last, call
         if since is not None and call.started_seq < since.ended_seq:  # both were waited for at the same time
-            await anyio.sleep(min(MOST_GAP_S, max(0.0, ((call.ended_ns or 0) - (since.ended_ns or 0)) / 1e9)))
+            await anyio.sleep(min(MAX_GAP_S, max(0.0, ((call.ended_ns or 0) - (since.ended_ns or 0)) / 1e9)))
         if ident in self._order:
             self._order.remove(ident)
-        self._tell()
+        self._next_turn()
 
     def _ahead_of(self, ident: int, call: RecordedCall) -> int | None:
-        """A call that has to be made, or to be answered, before this one is answered."""
+        """Return a call that must be made or answered before this one is answered."""
         if ident not in self._order:
             return None
         if self._order[0] != ident:
@@ -270,7 +270,7 @@ class AnsweringTools:
         earlier = (each for each, other in self.expected.items() if other.started_seq < call.ended_seq)
         return next((each for each in earlier if each not in self.made), None)
 
-    def _tell(self) -> None:
+    def _next_turn(self) -> None:
         self._turn.set()
         self._turn = anyio.Event()
 
@@ -289,7 +289,7 @@ _NO_TOOLS = ToolRegistry().freeze()
 
 
 def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
-    """The calls a script made itself, by the number it gave them, in order."""
+    """Return the calls that a script made itself, by the number it gave them, in order."""
     found = {}
     for call in run.calls:
         match = _CALL_ID.fullmatch(call.call_id)
@@ -299,12 +299,12 @@ def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
 
 
 def is_answered(call: RecordedCall) -> bool:
-    """True when the script got an answer."""
+    """True when the script received an answer."""
     return call.is_finished and not call.end_extra.get("unanswered")
 
 
 def recorded_result(call: RecordedCall) -> ToolResult:
-    """A recorded answer as the tool's result it was."""
+    """Rebuild the tool's result from a recorded answer."""
     if call.code is None:
         return ToolResult.of(call.value)
     more = call.end_extra
@@ -359,7 +359,7 @@ def _in_a_line(error: ErrorInfo) -> str:
 
 
 def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResult) -> Divergence | None:
-    """A call it did not make though it could have; `got` is what it failed with instead."""
+    """Return the first recorded call that the replay did not make; `got` is the replay's error."""
     if (run.outcome if run.end else str(result.outcome)) not in SCRIPT_OUTCOMES:
         return None
     error = result.error
@@ -374,7 +374,7 @@ def _missing_call(run: RecordedRun, tools: AnsweringTools, result: ExecutionResu
 
 
 def _placed(found: Divergence, result: ExecutionResult, tools: AnsweringTools, script: str) -> Divergence:
-    """The same with the line of the script that made the call."""
+    """Add the script's line to a divergence."""
     idents = {index: ident for ident, index in tools.index.items()}
     ident = idents.get(found.index or 0)
     lines = {call.id: call.line for call in result.calls}

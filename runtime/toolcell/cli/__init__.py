@@ -1,4 +1,4 @@
-"""The command line. This page is the table of commands; each one's module is imported only when it is called."""
+"""The command line: the table of commands. A command's module is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
 
 
 def main() -> None:
-    """Stand behind the `toolcell` script."""
+    """Run the `toolcell` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still gets every character
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """Make the application, with the one command that `arguments` name; the others are lines of the help."""
+    """Make the application with the command that `arguments` name. Other commands are only lines of the help."""
     import typer
 
     called = next((argument for argument in arguments if not argument.startswith("-")), None)

@@ -130,8 +130,8 @@ def _show(scripted: ExecutionResult, attacks: dict[str, ExecutionResult], consol
 
 
 def _show_attack(name: str, source: str, result: ExecutionResult, console: Console) -> None:
-    verdict = ("SUCCEEDED", "bold red") if result.ok else ("refused", "green")
-    console.print(Text.assemble(("  ", ""), verdict, f"  {name}"))
+    status = ("SUCCEEDED", "bold red") if result.ok else ("refused", "green")
+    console.print(Text.assemble(("  ", ""), status, f"  {name}"))
     for line in source.splitlines():
         console.print(safe(f"           {line}", "dim"))
     if result.error is not None:

@@ -1,4 +1,4 @@
-"""`toolcell doctor`: every isolation layer tried for real, in one line each, with the remedy for what is missing."""
+"""`toolcell doctor`: probe every isolation layer, and show one line for each with the remedy for missing ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def required_layers(given: str | None) -> frozenset[str]:
 
 
 def describe(probe: Any, required: frozenset[str]) -> dict[str, Any]:
-    """Put one probe's findings beside what the layer is for."""
+    """Return the result of one probe together with the layer's purpose."""
     return {
         "name": probe.name,
         "live": probe.live,

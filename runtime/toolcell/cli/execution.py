@@ -1,4 +1,4 @@
-"""Run one script from the command line: Ctrl-C ends it gently, and what takes long says so on a terminal."""
+"""Run a command's work with a progress line on a terminal. The first Ctrl-C ends the run and keeps its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from toolcell.text import one_line
 
 QUIET_S = 1.0
-"""Nothing is said about what ends sooner."""
+"""Shorter work shows no progress line."""
 
 REFRESH_S = 0.2
 
@@ -24,50 +24,50 @@ T = TypeVar("T")
 
 
 class Watch:
-    """What the work under way tells the progress line, and what the person in front of it asked."""
+    """The state of running work: the text of the progress line, and whether the user asked to cancel."""
 
     def __init__(self) -> None:
         self.cancel = anyio.Event()
-        """Set by the first Ctrl-C: end the run, keep what it did."""
+        """Set by the first Ctrl-C: end the run and keep what it did."""
         self.doing = "starting"
-        self._said = ""
+        self._message = ""
 
     def say(self, text: str) -> None:
-        """Note the newest thing the script printed or reported."""
+        """Show the last line of what the script printed or reported."""
         lines = text.strip().splitlines()
-        self._said = lines[-1] if lines else self._said
+        self._message = lines[-1] if lines else self._message
 
     def line(self, elapsed_s: float) -> Text:
-        """The progress line; never a str, which rich would read as markup."""
-        return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._said}".rstrip(), 100))
+        """Return the progress line as a Text: rich would read markup in a str."""
+        return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._message}".rstrip(), 100))
 
 
 def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console) -> T:
     """Run `work` to its end with a progress line on a terminal.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed while there was nothing to end gently, or twice.
+        KeyboardInterrupt: Ctrl-C was pressed twice, or while no script was running.
     """
     outcome: list[T] = []
 
-    async def everything() -> None:
+    async def watched() -> None:
         watch = Watch()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_heed_interrupts, watch, tasks)
+            tasks.start_soon(_handle_interrupts, watch, tasks)
             if console.is_terminal:
                 tasks.start_soon(_show_progress, watch, console)
             outcome.append(await work(watch))
             tasks.cancel_scope.cancel()
 
-    anyio.run(everything)
+    anyio.run(watched)
     if not outcome:
         raise KeyboardInterrupt
     return outcome[0]
 
 
-async def _heed_interrupts(watch: Watch, tasks: TaskGroup) -> None:
+async def _handle_interrupts(watch: Watch, tasks: TaskGroup) -> None:
     if sys.platform == "win32":
-        return  # no loop there can wait for a signal; Ctrl-C ends the command at once
+        return  # event loops cannot wait for signals there; Ctrl-C ends the command at once
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if watch.doing != "running" or watch.cancel.is_set():

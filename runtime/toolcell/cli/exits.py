@@ -1,4 +1,4 @@
-"""What the exit status of a command means. One table; `--help` and docs/cli.md quote it."""
+"""Exit statuses and their meanings. `--help` and docs/cli.md quote this table."""
 
 from __future__ import annotations
 

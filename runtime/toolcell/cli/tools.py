@@ -1,4 +1,4 @@
-"""`toolcell tools`: what a model would be shown of a file's or module's tools."""
+"""`toolcell tools`: show the tools of a file or module as a model would see them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tools(
 
 
 def as_dict(definition: Any, format: Format) -> dict[str, Any]:
-    """One definition in a provider's shape; our own for the others."""
+    """Return a definition in a provider's format, or in our own."""
     match format:
         case Format.OPENAI:
             return dict(definition.to_openai())

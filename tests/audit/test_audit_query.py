@@ -169,7 +169,7 @@ def test_a_log_that_may_only_be_read_is_indexed_in_memory(filled: Ledger, monkey
     assert not (filled.directory / INDEX_FILE).exists()
 
 
-def test_runs_that_retention_removed_are_forgotten(ledger: Ledger) -> None:
+def test_pruned_runs_leave_the_index(ledger: Ledger) -> None:
     ledger.fill(40, settings=SMALL)
     assert len(asked(ledger, limit=None)) == 40
     with ledger.log(settings={**SMALL, "keep_bytes": 8000}) as log:
