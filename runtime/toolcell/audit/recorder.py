@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from toolcell_bridge.wire.messages import CallTool, RunScript
 
 CODE, CALLS = "code", "calls"
-CODE, CALLS = "code", "calls"
 """Kinds of runs: a script in a sandbox; tool calls without a sandbox, made by a model, a plan or a program."""
 
 MAX_FILES_BYTES = 1 << 20

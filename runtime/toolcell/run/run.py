@@ -118,13 +118,13 @@ class Run:
             raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
         await connection.flush()
         try:
-            # The guest wakes up meanwhile. No call of it is made before this returns.
+            # The guest starts meanwhile. No tool call is made until this returns.
             self._observer.on_script_sent()
         except AuditError as exc:
             connection.stop(Failed(exc))
 
     async def _read(self) -> CallTool | None:
-        """Take what the guest sends until it makes a call that is to be made now; None when the run is over."""
+        """Read messages until there is a tool call to make; None when the run is over."""
         connection, calls, output = self._connection, self._calls, self._output
         try:
             while connection.stopped is None:

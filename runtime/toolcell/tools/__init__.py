@@ -1,6 +1,6 @@
 """The host's tools: defining, registering, checking and calling them.
 
-Knows no sandbox, no session and no model; `runtime` and `agents` build on it.
+Knows no sandbox, no run of a script and no model; `runtime` and `agents` build on it.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The one path that every call takes, wherever it comes from. Read `run_call`, then each step in its order.
 
-Permission is asked before anything of the tool runs, its argument preparation included. A batch overlaps the middle
-step alone, so the steps are three functions: `admit`, `perform`, `conclude`.
+Permission is asked before anything of the tool runs, its argument preparation included. In a batch only
+`perform` runs concurrently, so there are three functions: `admit`, `perform`, `conclude`.
 """
 
 from __future__ import annotations
