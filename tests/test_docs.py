@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import statistics
 import subprocess
@@ -134,6 +135,25 @@ def test_the_demo_of_the_readme_has_the_headings_of_the_demo() -> None:
 
     assert headings
     assert all(f'. {heading}"' in source for heading in headings)
+
+
+def find_name(dotted: str) -> object:
+    """The module, class or function of a dotted name."""
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        parent, _, name = dotted.rpartition(".")
+        return getattr(find_name(parent), name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_that_a_page_imports_or_spells_out_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for dotted in re.findall(r"`(toolcell(?:_bridge)?(?:\.\w+)+)", text):
+        find_name(dotted)
+    for module, names in re.findall(r"^ *from (toolcell[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+        for name in names.split(","):
+            find_name(f"{module}.{name.strip()}")
 
 
 # Words that this project once used for what the field has a name for. None of them has an ordinary use here.
