@@ -16,6 +16,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.compat import as_call_event, as_stream_event
+from toolcell.tools.context import current_context
 from toolcell.tools.events import TOOL_END, TOOL_START, TOOL_UPDATE, as_tree
 from toolcell.tools.progress import BURST, MAX_UPDATE_CHARS
 from tools.toolkit import PATIENCE_S, FakeRuntime, Meeting, kinds, recorded
@@ -357,6 +358,24 @@ async def test_updates_after_the_end_are_ignored_also_after_a_timeout() -> None:
 
     assert [event.update for event in log if event.type == TOOL_UPDATE] == [{"text": "before"}]
     assert kept[0].ignored == 1
+
+
+async def test_the_first_update_is_ignored_too_when_it_comes_after_the_end() -> None:
+    kept: list[ToolContext] = []
+
+    async def work() -> str:
+        """Keep the context and tell nothing."""
+        kept.append(current_context())
+        return "done"
+
+    registry = ToolRegistry([work])
+    log = recorded(registry.events)
+
+    await registry.execute("work")
+    kept[0].update("too late")
+
+    assert [event for event in log if event.type == TOOL_UPDATE] == []
+    assert kept[0].update.ignored == 1
 
 
 @pytest.mark.conforms("I-b2")

@@ -29,7 +29,7 @@ logger = logging.getLogger("toolcell.tools")
 class ToolContext:
     """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
 
-    __slots__ = ("call", "completion", "progress", "scope")
+    __slots__ = ("call", "completion", "is_over", "progress", "scope")
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -40,6 +40,8 @@ class ToolContext:
         """Made by `update`."""
         self.completion: Completion | None = None
         """Made by `callback`."""
+        self.is_over = False
+        """The tool has returned: further updates are ignored."""
 
     # Who asks
 
@@ -141,6 +143,8 @@ class ToolContext:
         """Report progress: `ctx.update("half way")`, `ctx.update(details={...})`. Works from any thread."""
         if self.progress is None:
             self.progress = ProgressReporter(self._emit_update)
+            if self.is_over:
+                self.progress.close()
         return self.progress
 
     def _emit_update(self, update: dict[str, Any]) -> None:

@@ -58,6 +58,7 @@ async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tup
     finally:
         current.reset(token)
         run.scopes.pop(scope, None)
+        context.is_over = True
         if context.progress is not None:
             context.progress.close()
 
