@@ -123,7 +123,7 @@ def test_the_mode_of_containers_is_chosen_beside_their_image_and_runtime(
     fake: type[FakeRuntime], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr("toolcell.sandbox.docker.backend.DockerBackend", lambda image, **given: made.append(given))
+    monkeypatch.setattr("toolcell.sandbox.docker.DockerBackend", lambda image, **given: made.append(given))
 
     for flags in (["--mode", "forked"], ["--mode", "single"], ["--image", "mine"]):
         assert invoke("run", "script.py", "--backend", "docker", *flags)[0] == exits.OK
