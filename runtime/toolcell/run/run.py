@@ -74,12 +74,15 @@ class Run:
         connection.begin_run()
         with anyio.move_on_after(self._limits.wall_s) as deadline:
             await self._send_script()
+            cancel = self._request.cancel
+            if cancel is not None and cancel.is_set():
+                self._abort()  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
-            call = await self._read() if self._request.cancel is None else None
-            if connection.stopped is None and (call is not None or self._request.cancel is not None):
+            call = await self._read() if cancel is None else None
+            if connection.stopped is None and (call is not None or cancel is not None):
                 await self._serve_calls(call)
             await connection.flush()
-        if deadline.cancelled_caught:
+        if deadline.cancel_called:
             wall_s = self._limits.wall_s
             connection.stop(LimitExceeded(Outcome.TIMEOUT, "wall_s", wall_s, time.perf_counter() - self._started))
         end = await self._wait_for_exit()
@@ -198,13 +201,16 @@ class Run:
             calls.finish(call, answer)
             await connection.flush()
             self._answers_sent()
-            queued = calls.next_queued()
+            queued = calls.next_queued() if connection.stopped is None else None
             if queued is None:
                 return
+            await anyio.lowlevel.checkpoint_if_cancelled()  # a run whose time is over makes no further call
             call, answer = queued, None
             with anyio.CancelScope() as scope:
                 calls.take_place(call, scope)
                 answer = await self._answer(self._dispatch(call))
+        if answer is not None:  # the tool went on when the run was over: its call is recorded all the same
+            calls.finish(call, answer)
 
     async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
         try:
@@ -226,6 +232,9 @@ class Run:
 
     async def _abort_on(self, cancel: anyio.Event) -> None:
         await cancel.wait()
+        self._abort()
+
+    def _abort(self) -> None:
         self._connection.stop(Aborted("cancelled by the caller"))
 
     # The end.
