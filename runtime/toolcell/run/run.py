@@ -201,7 +201,7 @@ class Run:
             calls.finish(call, answer)
             await connection.flush()
             self._answers_sent()
-            queued = calls.next_queued() if connection.stopped is None else None
+            queued = calls.next_queued() if self._connection.stopped is None else None
             if queued is None:
                 return
             await anyio.lowlevel.checkpoint_if_cancelled()  # a run whose time is over makes no further call
