@@ -100,8 +100,12 @@ class ToolCalls:
 
     def take_place(self, call: CallTool, scope: anyio.CancelScope) -> None:
         """Count a call that has to wait, until `next_queued`, and let the script cancel it, until it is finished."""
-        self._running += 1
+        self.keep_place()
         self._scopes[call.id] = scope
+
+    def keep_place(self) -> None:
+        """Count a call whose answer takes long to write, until `next_queued`."""
+        self._running += 1
 
     def cancel(self, call_id: int) -> None:
         """Cancel a call that is being made, or one that waits for its turn."""

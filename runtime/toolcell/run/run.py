@@ -180,7 +180,8 @@ class Run:
                     calls.finish(call, finished.value)
                     if connection.unsent_bytes > GATHERED_BYTES:
                         # In a task of its own: the guest may not read it before the host reads what the guest writes.
-                        self._start(tasks, connection.write, connection.take_unsent())
+                        calls.keep_place()
+                        self._start(tasks, self._write_answer, connection.take_unsent())
                 except Exception as exc:
                     self._stop_for(exc)
                 else:
@@ -201,16 +202,30 @@ class Run:
             calls.finish(call, answer)
             await connection.flush()
             self._answers_sent()
-            queued = calls.next_queued() if self._connection.stopped is None else None
-            if queued is None:
+            made = await self._make_queued()
+            if made is None:
                 return
-            await anyio.lowlevel.checkpoint_if_cancelled()  # a run whose time is over makes no further call
-            call, answer = queued, None
-            with anyio.CancelScope() as scope:
-                calls.take_place(call, scope)
-                answer = await self._answer(self._dispatch(call))
+            call, answer = made
         if answer is not None:  # the tool went on when the run was over: its call is recorded all the same
             calls.finish(call, answer)
+
+    async def _write_answer(self, data: bytes) -> None:
+        """Write a large answer, then make whichever call waits for its turn."""
+        await self._connection.write(data)
+        if (made := await self._make_queued()) is not None:
+            await self._finish(*made)
+
+    async def _make_queued(self) -> tuple[CallTool, Answer | None] | None:
+        """Free the place of a call whose answer was written. Make the call that waits for a place, if there is one."""
+        queued = self._calls.next_queued() if self._connection.stopped is None else None
+        if queued is None:
+            return None
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a run whose time is over makes no further call
+        answer = None
+        with anyio.CancelScope() as scope:
+            self._calls.take_place(queued, scope)
+            answer = await self._answer(self._dispatch(queued))
+        return queued, answer
 
     async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
         try:
