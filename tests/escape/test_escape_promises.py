@@ -17,7 +17,11 @@ def promised() -> set[str]:
 def attacked() -> set[str]:
     return {
         f"{path.name}::{node.name}"
-        for path in (*HERE.glob("test_*.py"), *HERE.parent.glob("docker/test_*.py"))
+        for path in (
+            *HERE.glob("test_*.py"),
+            *HERE.parent.glob("docker/test_*.py"),
+            *HERE.parent.glob("hostile/test_*.py"),
+        )
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
     }
