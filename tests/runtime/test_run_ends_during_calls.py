@@ -14,6 +14,10 @@ from toolcell_bridge.wire.messages import CallTool, Done, Log
 
 pytestmark = pytest.mark.anyio
 
+WALL_S = 1.0
+"""Enough for a run to begin its first call on a busy machine."""
+PAST_WALL_S = 1.3
+
 STUBBORN = CallTool(1, "stubborn", {}, None)
 NOTE = CallTool(2, "note", {}, None)
 
@@ -24,13 +28,14 @@ class Case:
     def __init__(self) -> None:
         self.registry = ToolRegistry()
         self.did: list[str] = []
+        self.takes_s = 0.1
         self.registry.add(self.stubborn)
         self.registry.add(self.note)
 
     async def stubborn(self) -> str:
         """Go on, also when the run is over."""
         with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.1)
+            await anyio.sleep(self.takes_s)
         self.did.append("stubborn")
         return "made"
 
@@ -66,8 +71,9 @@ async def test_a_call_that_is_finished_after_its_run_is_recorded_as_finished() -
 
 async def test_a_queued_call_is_not_made_when_the_time_of_the_run_is_over() -> None:
     case = Case()
+    case.takes_s = PAST_WALL_S
 
-    result = await case.run([STUBBORN, NOTE, Hang()], wall_s=0.05, concurrent_calls=1)
+    result = await case.run([STUBBORN, NOTE, Hang()], wall_s=WALL_S, concurrent_calls=1)
 
     assert (result.outcome, case.did) == (Outcome.TIMEOUT, ["stubborn"])
     assert [call.status for call in result.calls] == ["ok", "pending"]
@@ -75,7 +81,8 @@ async def test_a_queued_call_is_not_made_when_the_time_of_the_run_is_over() -> N
 
 async def test_a_run_whose_time_is_over_is_a_timeout_whatever_its_tools_do() -> None:
     case = Case()
+    case.takes_s = PAST_WALL_S
 
-    result = await case.run([STUBBORN, Hang()], wall_s=0.05)
+    result = await case.run([STUBBORN, Hang()], wall_s=WALL_S)
 
     assert (result.outcome, case.did) == (Outcome.TIMEOUT, ["stubborn"])
