@@ -10,7 +10,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/toolcell demo
 
 # Most tests wait for something, so more of them run at once than there are processors. A file stays in one process.
-TOGETHER := -n 4 --dist loadscope
+TOGETHER ?= -n 4 --dist loadscope
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -q $(TOGETHER)

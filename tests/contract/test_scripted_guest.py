@@ -87,7 +87,7 @@ async def test_a_generator_receives_the_answers_of_its_calls() -> None:
     ],
 )
 async def test_every_end_of_a_run_can_be_played(steps: list[Any], outcome: Outcome) -> None:
-    result = await played([Result("early", []), *steps], wall_s=0.2 if outcome is Outcome.TIMEOUT else 20)
+    result = await played([Result("early", []), *steps], wall_s=1 if outcome is Outcome.TIMEOUT else 20)
 
     assert result.outcome is outcome
     assert result.value == "early"
