@@ -4,22 +4,30 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check bench lint clean
+# The tests start hundreds of Pythons. Where bytecode may not be written, each of them compiles all of toolcell again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test check docs bench lint clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/toolcell demo
 
-# Most tests wait for something, so more of them run at once than there are processors. A file stays in one process.
-TOGETHER ?= -n 4 --dist loadscope
+# Most tests wait for something, so more of them run at once than there are processors. Neighbours stay together, and a
+# process that has nothing left to do takes tests from another one.
+TOGETHER ?= -n 4 --dist worksteal
+PYTEST   ?= $(BIN)/pytest
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -q $(TOGETHER)
+	$(PYTEST) -q $(TOGETHER)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q $(TOGETHER) $(TESTS)
+	$(PYTEST) -q $(TOGETHER) $(TESTS)
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --json benchmarks/results.json
@@ -29,7 +37,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .site
 
 # One stamp per set of dependencies, so that a first `make demo` installs no test tools.
 $(VENV)/.created:

@@ -14,15 +14,15 @@ import statistics
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import anyio
 
-from toolcell import PoolConfig, Runtime, ToolRegistry
-from toolcell.run import monitor, run
+from toolcell import PoolConfig, Runtime, ToolRegistry, time_slice
+from toolcell.run import monitor
 from toolcell.sandbox import stream
 
 ROUNDS = 31
@@ -45,6 +45,10 @@ class Calls:
 
     python: float
     c: float
+    own_python: float = 0
+    """Of toolcell's own functions; the others are those of asyncio, anyio and the standard library."""
+    own_c: float = 0
+    """From toolcell's own functions."""
 
 
 class CallCounter:
@@ -61,8 +65,10 @@ class CallCounter:
     def stop(self) -> Calls:
         """Stop counting; return what was called, without this call itself and without looks in vain."""
         sys.setprofile(None)
-        looks = sum(number for (name, _), number in self.c.items() if name == "sched_yield")
-        return Calls(self.python.total() - 1, self.c.total() - 1 - CALLS_OF_A_LOOK * looks)
+        in_vain = CALLS_OF_A_LOOK * sum(number for (name, _), number in self.c.items() if name == "sched_yield")
+        own_python = sum(number for code, number in self.python.items() if _is_own(code))
+        own_c = sum(number for (_, code), number in self.c.items() if _is_own(code))
+        return Calls(self.python.total() - 1, self.c.total() - 1 - in_vain, own_python, own_c - in_vain)
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
@@ -74,6 +80,10 @@ class CallCounter:
         """Every function that was called, most often first: Python functions, then C functions."""
         python = [(number, _name(code)) for code, number in self.python.most_common()]
         return python + [(number, f"{name} from {_name(code)}") for (name, code), number in self.c.most_common()]
+
+
+def _is_own(code: CodeType) -> bool:
+    return not PACKAGES.isdisjoint(Path(code.co_filename).parts)
 
 
 def _name(code: CodeType) -> str:
@@ -104,7 +114,11 @@ async def full(runtime: Runtime) -> None:
 @asynccontextmanager
 async def steady_runtime(made: ToolRegistry, looks: bool) -> AsyncIterator[Runtime]:
     """A runtime that does nothing because time has passed. `looks`: it does not sleep while the guest works."""
-    patches = [(run, "SLICE_S", AGES_S), (monitor, "TICK_S", AGES_S), (stream, "SPIN_S", AGES_S if looks else 0.0)]
+    patches = [
+        (time_slice, "SLICE_S", AGES_S),
+        (monitor, "TICK_S", AGES_S),
+        (stream, "SPIN_S", AGES_S if looks else 0.0),
+    ]
     before = [getattr(module, name) for module, name, _ in patches]
     for module, name, value in patches:
         setattr(module, name, value)
@@ -135,23 +149,24 @@ def registry() -> ToolRegistry:
 
 
 async def measure(rounds: int = ROUNDS, looks: bool = True) -> dict[str, Calls]:
-    """Count a run without tool calls, and each further tool call of a run that makes some. Medians."""
-    samples: dict[str, list[Calls]] = {EMPTY: [], script(1): [], script(1 + CALLS): []}
+    """Count a run without tool calls, and each further tool call of a run that makes some. Medians.
+
+    The two runs that are compared both make many calls: in both the pool starts another sandbox meanwhile.
+    """
+    samples: dict[str, list[Calls]] = {EMPTY: [], script(CALLS): [], script(2 * CALLS): []}
     async with steady_runtime(registry(), looks) as runtime:
         for number in range(WARM_UP + rounds):
             for source, found in samples.items():
                 calls, _ = await count(runtime, source)
                 if number >= WARM_UP:
                     found.append(calls)
-    empty, one, many = map(_median, samples.values())
-    return {
-        "run without calls": empty,
-        "one more tool call": Calls((many.python - one.python) / CALLS, (many.c - one.c) / CALLS),
-    }
+    empty, some, more = map(_median, samples.values())
+    each = Calls(*((after - before) / CALLS for before, after in zip(astuple(some), astuple(more), strict=True)))
+    return {"run without calls": empty, "one more tool call": each}
 
 
 def _median(samples: list[Calls]) -> Calls:
-    return Calls(statistics.median(each.python for each in samples), statistics.median(each.c for each in samples))
+    return Calls(*map(statistics.median, zip(*map(astuple, samples), strict=True)))
 
 
 async def profile(calls: int) -> None:
@@ -173,10 +188,11 @@ def main() -> None:
     if options.profile is not None:
         anyio.run(profile, options.profile)
         return
-    print(f"{'':36} {'Python':>8} {'C':>8}")
+    print(f"{'':36} {'Python':>8} {'own':>8} {'C':>8} {'own':>8}")
     for looks, how in ((True, "looks again"), (False, "sleeps")):
         for name, calls in anyio.run(measure, ROUNDS, looks).items():
-            print(f"{f'{name}, host {how}':36} {calls.python:8.0f} {calls.c:8.0f}")
+            figures = (calls.python, calls.own_python, calls.c, calls.own_c)
+            print(f"{f'{name}, host {how}':36} " + " ".join(f"{figure:8.0f}" for figure in figures))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import anyio
 
@@ -46,13 +47,13 @@ Figures = dict[str, float | None]
 
 
 class AttachedStreamBackend(DockerBackend):
-    """The forked mode without direct channels: every sandbox uses the attached stream."""
+    """The forked mode as with a remote daemon: without direct channels, every sandbox uses the attached stream."""
 
     async def open(self) -> None:
-        """Open the backend, and turn direct channels off."""
+        """Open the backend, and treat its daemon as a remote one."""
         await super().open()
-        assert self._shared is not None
-        self._shared.is_direct = False
+        client = self.engine.client
+        client.info = replace(client.info, is_local=False)
 
 
 def tools() -> ToolRegistry:

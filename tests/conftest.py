@@ -1,6 +1,6 @@
 """What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
 
-In CI a skipped isolation or Docker test is a failure: there, skipping means that nobody looked.
+In CI a skipped isolation, Docker or browser test is a failure: there, skipping means that nobody looked.
 
 With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
 process adds the counts up. A test that looks for leftovers looks below its own process only.
@@ -23,10 +23,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
-MUST_RUN = ("isolation", "docker")
+MUST_RUN = ("isolation", "docker", "browser")
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What programs keep in the user's state directory goes elsewhere, also that of child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(
@@ -42,6 +50,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if " at 0x" in item.nodeid:  # the processes of `-n` must find the same tests, and an address is one process's
+            raise pytest.UsageError(f"an address in the name of a test; give its parameters other ids: {item.nodeid}")
     for item in items:
         if item.get_closest_marker("isolation") and sys.platform != "linux":
             item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import re
@@ -26,7 +27,7 @@ from toolcell_bridge.wire.messages import TAGS
 
 ROOT = Path(__file__).parent.parent
 HOST = Path(toolcell.__file__).parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "sandbox_images").glob("*.md")])
 OLD_NAMES = ROOT / "CHANGELOG.md"
 """The one page that may name what is no longer there."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -165,7 +166,7 @@ def test_every_name_that_a_page_imports_or_spells_out_exists(page: Path) -> None
 # Words that this project once used for what the field has a name for. None of them has an ordinary use here.
 
 RETIRED = re.compile(
-    r"\b(?:wardens?|leash(?:es)?|walls|walled|witness(?:es)?|heard|seats?|breach(?:es|ed)?|traits|corpses?|soak|knocks?|trials?"
+    r"\b(?:wardens?|leash(?:es)?|walls|walled|heard|seats?|breach(?:es|ed)?|traits|corpses?|soak|knocks?|trials?"
     r"|hooking|gates|beginnings|vouch(?:es)?|projections|raise_here|raise_around|take_late|explained_at|lent_worker"
     r"|NotPrepared|CarefulSigner|turned down|taken back)\b|_bury\b|_hear\b|_Growing\b|snapshot\.take",
     re.IGNORECASE,
@@ -179,6 +180,15 @@ DESCRIBED = [
 ]
 TEST_NAME = re.compile(r"`test_\w+\.py::test_\w+`")
 """The name of a test in SECURITY.md."""
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/audit.md", "docs/promises.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / page).read_text(encoding="utf-8"))
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = [name for file, name in named if f"def {name}(" not in texts.get(file, "")]
+
+    assert named and not missing
 
 
 def test_no_retired_word_is_used() -> None:
@@ -225,8 +235,14 @@ def host_module(filename: str) -> str:
     return f"toolcell/{path.relative_to(HOST)}" if path.is_relative_to(HOST) else ""
 
 
+def is_beside_the_run() -> bool:
+    """True in a task that the pool has started: when it goes on has nothing to do with the run that is traced."""
+    task = asyncio.current_task()
+    return task is not None and ".Pool." in task.get_name()
+
+
 class EntryTrace:
-    """The functions of the host package that are entered while the trace is on, in the order of the first entry."""
+    """The functions of the host package that a run enters while the trace is on, in the order of the first entry."""
 
     def __init__(self) -> None:
         self.entered: dict[tuple[str, str], None] = {}
@@ -239,11 +255,14 @@ class EntryTrace:
         sys.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and (module := host_module(frame.f_code.co_filename)):
+        if event == "call" and (module := host_module(frame.f_code.co_filename)) and not is_beside_the_run():
             self.entered.setdefault((module, frame.f_code.co_qualname))
 
 
 async def trace(runtime: Runtime, source: str) -> list[tuple[str, str]]:
+    with anyio.fail_after(60):
+        while runtime.pool.starting or runtime.pool.busy or not runtime.pool.idle:
+            await anyio.sleep(PAUSE_S)
     with EntryTrace() as trace:
         result = await runtime.execute_code(source)
     assert result.ok, result.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,32 @@ LAYERS = (
     ("toolcell_bridge.wire",),
     ("toolcell_bridge.guest", "toolcell_bridge.isolation"),
     ("toolcell_bridge.entry",),
-    ("toolcell.atomic", "toolcell.lazy", "toolcell.errors", "toolcell.config", "toolcell.results", "toolcell.text"),
+    (
+        "toolcell.atomic",
+        "toolcell.lazy",
+        "toolcell.effects",
+        "toolcell.errors",
+        "toolcell.flows",
+        "toolcell.event_loop",
+        "toolcell.lifetime",
+        "toolcell.config",
+        "toolcell.daemon_threads",
+        "toolcell.host_work",
+        "toolcell.json_text",
+        "toolcell.packing",
+        "toolcell.quotas",
+        "toolcell.time_slice",
+        "toolcell.results",
+        "toolcell.text",
+    ),
     ("toolcell.audit", "toolcell.sandbox", "toolcell.tools"),
     ("toolcell.run",),
+    ("toolcell.control",),
+    ("toolcell.sessions",),
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents",),
     ("toolcell.cli", "toolcell.testing"),
+    ("toolcell.__main__",),
 )
 """Lowest first; a module may import its own row and those above it in this table."""
 
@@ -112,6 +133,17 @@ def test_importing_toolcell_loads_next_to_nothing() -> None:
     assert heavy.isdisjoint(loaded.split())
 
 
+def test_a_runtime_loads_sessions_commits_and_quotas_when_they_are_used_first() -> None:
+    later = ["session", "settings", "state", "sandbox", "steps"]
+    names = [f"toolcell.sessions.{name}" for name in later]
+    names += ["toolcell.control.commit", "toolcell.control.preflight", "toolcell.control.repair", "toolcell.quotas"]
+    assert all(name in HOUSE.modules for name in names)
+    code = (
+        f"import sys; from toolcell.runtime import Runtime; Runtime(); print([n for n in {names} if n in sys.modules])"
+    )
+    assert fresh(code) == "[]"
+
+
 def test_every_public_name_can_be_had() -> None:
     for name in toolcell.__all__:
         assert getattr(toolcell, name) is not None
@@ -166,11 +198,16 @@ def test_both_packages_carry_one_version() -> None:
     assert {toolcell.__version__, toolcell_bridge.__version__, guest, host} == {host}
 
 
+ARGUMENTS = {"own_backend.py": [] if os.environ.get("CI") == "true" else ["values", "output", "isolation", "usage"]}
+"""The whole contract takes half a minute; CI checks all of it."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 @pytest.mark.isolation
 def test_every_example_runs(path: Path) -> None:
     if "bwrap" in path.read_text() and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap, which this example wraps, is not installed: apt-get install bubblewrap")
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -22,7 +22,10 @@ MANY_CALLS = Limits(tool_calls=1_000_000, concurrent_calls=512)
 BURST_POOL = 16
 """Warm sandboxes for a burst: twice its size, so that new ones are started when the burst is over."""
 
-LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB)
+_MANY_ELEMENTS = {"message_elements": 2**20} if "message_elements" in Limits.model_fields else {}
+"""An older tree, in a comparison, has another bound or none."""
+
+LARGE_RESULT = Limits(frame_bytes=64 * MIB, result_bytes=32 * MIB, **_MANY_ELEMENTS)
 """`frame_bytes` is fixed when a sandbox starts, so the same zygote starts a new one for such a run."""
 
 

@@ -10,32 +10,58 @@ from toolcell.lazy import lazy_names
 __version__ = "0.1.0"
 
 __all__ = [
-    "AuditConfig", "AuditLog", "ErrorInfo", "ExecutionResult", "Limits", "Logs", "Outcome", "OutputFile",
-    "PackageError", "Policy", "PoolConfig", "RegistrationError", "RunContext", "Runtime", "SandboxUnavailable",
-    "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolDefinition", "ToolRegistry", "ToolResult", "ToolcellError",
-    "Usage", "UsageError", "__version__", "tool",
+    "Agent", "AnthropicProvider", "AuditConfig", "AuditError", "AuditLog", "DockerBackend", "ErrorInfo",
+    "ExecutionResult", "Flow", "Limits", "Logs", "Misconfigured", "OpenAIProvider", "Outcome", "OutputFile",
+    "PackageError", "PendingCall", "Policy", "PoolConfig", "Quota", "QuotaExceeded", "Quotas", "RegistrationError",
+    "ResumeError", "RunContext", "Runtime", "SandboxUnavailable", "SessionError", "Suspension", "SyncRuntime",
+    "ToolAbort", "ToolCallRecord", "ToolContext", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult",
+    "ToolcellError", "Usage", "UsageError", "__version__", "tool",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from toolcell.agents.agent import Agent
+    from toolcell.agents.providers.anthropic import AnthropicProvider
+    from toolcell.agents.providers.openai import OpenAIProvider
     from toolcell.audit.config import AuditConfig
     from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
     from toolcell.errors import (
+        AuditError,
+        Misconfigured,
         PackageError,
+        QuotaExceeded,
         RegistrationError,
+        ResumeError,
         SandboxUnavailable,
+        SessionError,
         ToolAbort,
         ToolcellError,
+        ToolError,
         UsageError,
     )
-    from toolcell.results import ErrorInfo, ExecutionResult, Logs, Outcome, OutputFile, ToolCallRecord, Usage
+    from toolcell.flows import Flow
+    from toolcell.quotas import Quota, Quotas
+    from toolcell.results import (
+        ErrorInfo,
+        ExecutionResult,
+        Logs,
+        Outcome,
+        OutputFile,
+        PendingCall,
+        Suspension,
+        ToolCallRecord,
+        Usage,
+    )
     from toolcell.runtime import Runtime
+    from toolcell.sandbox.docker.backend import DockerBackend
     from toolcell.sync import SyncRuntime
-    from toolcell.tools import RunContext, ToolDefinition, ToolRegistry, ToolResult, tool
+    from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         "toolcell.errors",
+        "toolcell.quotas",
+        "toolcell.flows",
         "toolcell.results",
         "toolcell.config",
         "toolcell.tools",
@@ -43,4 +69,8 @@ else:
         "toolcell.sync",
         "toolcell.audit.config",
         "toolcell.audit.log",
+        "toolcell.sandbox.docker.backend",
+        "toolcell.agents.agent",
+        "toolcell.agents.providers.openai",
+        "toolcell.agents.providers.anthropic",
     )

@@ -37,7 +37,7 @@ def new_directory(target: Path, prefix: str = ".building-") -> Iterator[Path]:
 
 
 def write_file(target: Path, content: bytes, *, mode: int = 0o600, replace: bool = True) -> None:
-    """Write a file that appears whole at `target`.
+    """Write a file that appears whole at `target`. By default only its owner may read it.
 
     Raises:
         FileExistsError: `target` exists, and `replace` is false.

@@ -5,20 +5,35 @@ This module holds values only. It does not enforce a limit or start a sandbox.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from toolcell.errors import UsageError
+from toolcell.flows import Flow
 from toolcell.text import one_line
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 
 MAX_SHOWN_CHARS = 80
 """Characters of a wrong value that an error message shows."""
@@ -33,11 +48,56 @@ DEFAULT_LAYERS: frozenset[Layer] = frozenset(set(get_args(Layer)) - {"cgroup"})
 """Layers that a run requires by default. A `cgroup` needs root or a delegated cgroup. It is used where one is
 available, but it is not required; `rlimits` and the process watch bound every run."""
 
+CONTAINER_LAYERS: frozenset[Layer] = frozenset({"landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"})
+"""Layers that `Policy(profile="container")` requires: those that a process without privileges can apply to itself."""
+
+Profile = Literal["full", "container"]
+
+PROFILES: Mapping[Profile, frozenset[Layer]] = {"full": DEFAULT_LAYERS, "container": CONTAINER_LAYERS}
+"""Layers that each profile requires by default."""
+
 LintProfile = Literal["off", "standard", "strict"]
 
 
 class SettingsModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    """Settings that never change. A wrong name or value is a `UsageError` of one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Names that people give to a field elsewhere, with the field."""
+
+    def __init__(self, *values: Any, **settings: Any) -> None:
+        kind = type(self)
+        if values:
+            first = next(iter(kind.model_fields))
+            raise UsageError(f"{kind.__name__} takes its settings by name, such as {kind.__name__}({first}=...)")
+        try:
+            super().__init__(**settings)
+        except ValidationError as exc:
+            raise UsageError(f"{kind.__name__}: {_problems(exc, kind)}") from exc
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("must not be a bool")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self).__name__
+        raise UsageError(f"{kind} does not change; write .model_copy(update={{{name!r}: {_shown(value)}}}) for a copy")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, with `update` in it.
+
+        Raises:
+            UsageError: a name or value in `update` is wrong.
+        """
+        if update is None:
+            return super().model_copy(deep=deep)
+        given = {name: getattr(self, name) for name in self.model_fields_set}  # what has its default may depend on it
+        return type(self)(**{**given, **update})
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
@@ -48,17 +108,46 @@ class SettingsModel(BaseModel):
         """
         try:
             return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except ValidationError as exc:
-            raise UsageError(f"cannot load {cls.__name__} from {path}: {_problems(exc)}") from exc
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            raise UsageError(f"cannot load {cls.__name__} from {path}: {exc}") from exc
+        except (UsageError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            said = str(exc).removeprefix(f"{cls.__name__}: ")
+            raise UsageError(f"cannot load {cls.__name__} from {path}: {said}") from exc
 
 
-def _problems(exc: ValidationError) -> str:
+def parse_size(text: str) -> int:
+    """Read a number of bytes such as 65536, 64k, 1.5GiB.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size such as 65536, 512k, 64MiB or 1.5g")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _problems(exc: ValidationError, kind: type[SettingsModel]) -> str:
     """Name each wrong value with its key and what it should be, on one line."""
+    found = [each for each in exc.errors() if each["type"] != "default_factory_not_called"]
     return "; ".join(
-        f"{'.'.join(map(str, each['loc']))} = {_shown(each['input'])}: {each['msg']}" for each in exc.errors()
+        f"{'.'.join(map(str, each['loc']))} = {_shown(each['input'])}: "
+        + (_unknown(str(each["loc"][-1]), kind) if each["type"] == "extra_forbidden" else _expected(each["msg"]))
+        for each in found
     )
+
+
+def _expected(message: str) -> str:
+    """Return pydantic's message as the end of one of ours."""
+    text = message.removeprefix("Value error, ")
+    if text.startswith(("Input should be a valid frozenset", "Input should be a valid tuple")):
+        return "must be a list"
+    return text.replace("Input should be", "must be", 1)
+
+
+def _unknown(key: str, kind: type[SettingsModel]) -> str:
+    fields = list(kind.model_fields)
+    meant = kind.other_names.get(key) or next((name for name in fields if name.startswith(f"{key}_")), None)
+    close = [meant] if meant else difflib.get_close_matches(key, fields, 1)
+    return "there is no such key; " + (f"did you mean {close[0]}?" if close else f"the keys are {', '.join(fields)}")
 
 
 def _shown(value: object) -> str:
@@ -82,14 +171,52 @@ def settings_of(kind: type[Settings], given: Settings | None, name: str) -> Sett
     return given
 
 
+def names_of(given: Iterable[object], name: str) -> tuple[str, ...]:
+    """Return the names that were given as the argument `name`.
+
+    Raises:
+        UsageError: `given` is one text, which would be taken apart into letters, or something in it is no name.
+    """
+    if isinstance(given, str):
+        raise UsageError(f"{name}= takes a list of names, not the text {_shown(given)}; write {name}=[{given!r}]")
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{name}= takes a list of names, not {type(given).__name__} {_shown(given)}")
+    names = []
+    for each in given:
+        if not isinstance(each, str) or not each.strip():
+            raise UsageError(f"{name}= takes a list of names, and {_shown(each)} is none")
+        names.append(each)
+    return tuple(names)
+
+
 class Limits(SettingsModel):
-    """What one run may use. Each name ends in its unit. No value means 'unlimited'."""
+    """What one run may use. Each name ends in its unit. No value means 'unlimited'. Sizes may be text: `"64MiB"`."""
+
+    other_names = {
+        "timeout": "wall_s", "timeout_s": "wall_s", "time_s": "wall_s", "max_time": "wall_s", "seconds": "wall_s",
+        "cores": "cpu_cores", "cpus": "cpu_cores", "max_memory": "memory_bytes", "mem": "memory_bytes",
+        "pids": "processes", "threads": "processes", "max_calls": "tool_calls", "calls": "tool_calls",
+        "elements": "message_elements", "max_elements": "message_elements", "answer_bytes": "frame_bytes",
+        "message_bytes": "frame_bytes", "max_output": "output_bytes", "stdout_bytes": "output_bytes",
+        "file_bytes": "files_bytes",
+    }  # fmt: skip
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _sizes(cls, value: Any, info: ValidationInfo) -> Any:
+        is_size = isinstance(value, str) and info.field_name is not None and info.field_name.endswith("_bytes")
+        return parse_size(value) if is_size else value
 
     wall_s: PositiveFloat = Field(default=30.0, le=86_400)
     """Seconds from Run to Done, including the time in which tools run. Outcome `timeout`."""
 
     cpu_s: PositiveFloat = Field(default=30.0, le=86_400)
     """CPU seconds of the whole process tree. Outcome `cpu_limit`."""
+
+    cpu_cores: float | None = Field(default=None, ge=0.01, le=4096)
+    """Processors that the whole process tree may keep busy. A script past it is slowed down, not ended. Default None:
+    the share of all sandboxes of the runtime, nine tenths of the machine where there is a cgroup; in Docker `cpus`.
+    Where it cannot be held, a run that asks for it raises `SandboxUnavailable`."""
 
     memory_bytes: int = Field(default=512 * MIB, ge=32 * MIB)
     """Memory of the whole process tree, tmpfs files included. Swap is 0. Outcome `memory_limit`. Without a cgroup, a
@@ -118,6 +245,14 @@ class Limits(SettingsModel):
     frame_bytes: int = Field(default=8 * MIB, ge=4 * KIB, le=256 * MIB)
     """Bytes of one message on the bridge, in either direction. A larger one from the guest is a `protocol_error`."""
 
+    message_elements: int = Field(default=2**18, ge=8192, le=2**20)
+    """Lists, dicts, and the items, keys and values in them, in one message of the script: a result, the arguments of a
+    call, progress. For more, the call raises in the script. The default takes the host's event loop some 50 ms."""
+
+    answer_elements: int = Field(default=2**20, ge=8192, le=2**20)
+    """The same for one answer to the script. A tool that returns more has failed; its bytes count for
+    `frame_bytes`."""
+
     result_bytes: int = Field(default=4 * MIB, ge=64)
     """Bytes of the encoded value given to `set_result`. For a larger value `set_result` raises in the script."""
 
@@ -125,15 +260,20 @@ class Limits(SettingsModel):
     """Files that a run may return."""
 
     files_bytes: int = Field(default=32 * MIB, ge=0)
-    """Bytes of all returned files together."""
+    """Bytes of all returned files together. They count for `host_work` too: raise both for more than 500 MB."""
 
-    tool_calls: int = Field(default=100, ge=0)
+    tool_calls: int = Field(default=1000, ge=0)
     """Tool calls that one run may make. The next call raises `ToolError` in the script. If that ends the run, the
     outcome is `call_limit`."""
 
     call_args_bytes: int = Field(default=32 * MIB, ge=1024)
-    """Size of the arguments of all calls of one run together, as the host counts it: the encoded bytes, and 64 bytes
-    for each element. A call past it is refused."""
+    """Size of the arguments of all calls of one run together, as the host counts it: the encoded bytes of each call,
+    and 64 bytes for each element. A call past it is refused."""
+
+    host_work: int = Field(default=512 * MIB, ge=64 * KIB)
+    """Work that a run makes for the host with what it sends: 1 for each byte, 64 for each list, dict, item and key, 256
+    for each message, and 64 for each value that checking a call's arguments looks at. 100 million take a second at
+    most, and usually far less. Outcome `host_work_limit`."""
 
     concurrent_calls: PositiveInt = 10
     """Tool calls of one run that execute at the same time. Further calls wait."""
@@ -141,6 +281,8 @@ class Limits(SettingsModel):
 
 class PoolConfig(SettingsModel):
     """How many sandboxes the pool keeps."""
+
+    other_names = {"size": "warm", "min_size": "warm", "max": "cap", "max_size": "cap", "timeout": "start_s"}
 
     warm: int = Field(default=2, ge=0, le=1024)
     """Sandboxes that are started in advance and wait for a script."""
@@ -151,12 +293,21 @@ class PoolConfig(SettingsModel):
     idle_s: PositiveFloat = 300.0
     """Age in seconds at which a warm sandbox is replaced."""
 
+    start_s: PositiveFloat = Field(default=30.0, le=3600)
+    """Seconds in which a sandbox must start. It takes milliseconds; when none has started for this long, runs that
+    wait for one raise `SandboxUnavailable`. Time in which every place of `cap` is busy does not count."""
+
 
 class Policy(SettingsModel):
     """What must hold before a script starts, and what it finds in its environment."""
 
-    require: frozenset[Layer] = DEFAULT_LAYERS
-    """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade."""
+    profile: Profile = "full"
+    """How the process backend isolates. `full`: namespaces and a root file system of its own. `container`: less, for a
+    container or pod that allows no namespaces; see docs/containers.md. Never chosen for you."""
+
+    require: frozenset[Layer] = Field(default_factory=lambda given: PROFILES[given.get("profile", "full")])
+    """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade. By
+    default those of the profile."""
 
     lint: LintProfile = "off"
     """RestrictedPython profile that checks a script inside the sandbox before it runs. It refuses early, with readable
@@ -165,7 +316,7 @@ class Policy(SettingsModel):
     seed: int | None = None
     """Seed for `random` and for numpy's legacy generator. None: fresh entropy."""
 
-    clock: float | None = None
+    clock: float | None = Field(default=None, gt=-1e15, lt=1e15)
     """Start of the script's wall clock, in seconds since the epoch. The clock advances when the script sleeps, and when
     the script has read it a thousand times in between. Monotonic clocks are real. None: the real time."""
 
@@ -183,6 +334,10 @@ class Policy(SettingsModel):
         """Return the variables that are added to a script's environment."""
         passed = {name: os.environ[name] for name in self.env_passthrough if name in os.environ}
         return passed | dict(self.env)
+
+    flows: tuple[Flow, ...] = ()
+    """Where runs must not send what they have read: rules about tools with `reads=` and `sends=`. They hold for scripts
+    and plans of the runtime, and for every registry and agent that offers its `execute_code`."""
 
     logs_to_model: bool = True
     """Append what the script printed to the text that the model reads."""

@@ -2,11 +2,16 @@
 
     ToolcellError
     ├── UsageError              the calling program: the call is wrong, and a retry cannot help
-    │   └── RegistrationError   the calling program: a tool's definition is wrong, found when it is registered
+    │   ├── RegistrationError   the calling program: a tool's definition is wrong, found when it is registered
+    │   ├── Misconfigured       the calling program: found in a run, which ends with it (a ToolAbort too)
+    │   ├── ResumeError         the calling program: this run cannot be carried on with this token, here or now
+    │   └── SessionError        the calling program: this session is closed, used up, or cannot be rebuilt
     ├── SandboxUnavailable      the machine: no guest code ran, and a retry may help
+    │   └── QuotaExceeded       the user, tenant or agent: its quota is used up; says when it is free again
     ├── PackageError            the machine: the requested packages could not be installed
     ├── ToolError               a tool: it fails its call, with a message for the model
     ├── ToolAbort               a tool: it ends the whole run, not only its call
+    │   └── RunEnded            toolcell: the run ends with an outcome of its own, such as `suspended`
     ├── AuditError              the audit log: it could not be written, or it does not verify
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
@@ -14,6 +19,8 @@ Code that fails inside the sandbox raises nothing on the host: the `ExecutionRes
 A tool that fails raises nothing either: its `ToolResult` has a status, whatever the tool raised.
 """
 
+import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,10 +44,33 @@ class RegistrationError(UsageError):
     code = "registration_error"
 
 
+class ResumeError(UsageError):
+    """A run cannot be carried on: the token is foreign, used or expired, or the tools are others. Nothing was made."""
+
+    code = "resume_error"
+
+
+class SessionError(UsageError):
+    """A session cannot do this: it is closed or used up, or its journal cannot bring it back. No code ran."""
+
+    code = "session_error"
+
+
 class SandboxUnavailable(ToolcellError, RuntimeError):
     """No sandbox could be started. No guest code ran, and nothing needs to be cleaned up."""
 
     code = "sandbox_unavailable"
+
+
+class QuotaExceeded(SandboxUnavailable):
+    """A user, tenant or agent has used up its quota. No guest code ran, and no call was made."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Seconds until something of it is free again; infinite when the quota is 0."""
 
 
 class PackageError(ToolcellError, RuntimeError):
@@ -63,7 +93,7 @@ class ToolError(ToolcellError, RuntimeError):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = f"{message}"
         self.code = code
         self.retryable = retryable
         self.details = dict(details or {})
@@ -73,9 +103,40 @@ class ToolAbort(ToolcellError, RuntimeError):
     """Raised by a tool to end the whole run. Every other exception of a tool ends only its call."""
 
     code = "tool_abort"
+    outcome = "cancelled"
+    """Of the run that it ends."""
+
+
+class RunEnded(ToolAbort):
+    """Ends a run with an outcome of its own. Raised inside toolcell; a program sees the result."""
+
+    code = "run_ended"
+
+    def __init__(self, message: str, outcome: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class Misconfigured(UsageError, ToolAbort):
+    """What a run needs is set up wrongly: a Runtime that is not open, a provider's key. No model can mend that, so it
+    ends the run, and comes out of whatever started the run, however many agents, scripts and plans are in between."""
+
+    code = "usage_error"
 
 
 class AuditError(ToolcellError, RuntimeError):
     """The audit log could not be written, read or verified."""
 
     code = "audit_error"
+
+
+_OURS = frozenset({"toolcell", "toolcell_bridge", "asyncio", "anyio", "trio", "uvloop", "contextlib", "threading"})
+"""Packages whose lines say nothing to somebody who is warned."""
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and point at the line of the program that led here, whatever is in between."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

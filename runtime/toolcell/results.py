@@ -6,10 +6,20 @@ Knows no sandbox, no registry and no wire; everything else may import it.
 from __future__ import annotations
 
 import enum
-import json
+import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from toolcell.effects import Effect, Preflight, shown_effects
+from toolcell.json_text import json_text
+from toolcell.text import clean
+
+SHORT = reprlib.Repr()
+"""Writes the beginning and the end of what is long, and looks at no more of it than that."""
+SHORT.maxstring = SHORT.maxother = 200
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 10
+SHORT.maxlevel = 4
 
 
 class Outcome(enum.StrEnum):
@@ -31,6 +41,8 @@ class Outcome(enum.StrEnum):
     """A process or thread past `processes` was refused, and the run did not end well."""
     CALL_LIMIT = "call_limit"
     """A tool call past `tool_calls` was refused, and that ended the script."""
+    HOST_WORK_LIMIT = "host_work_limit"
+    """What the script sent made more work for the host than `host_work`; the sandbox was killed."""
     KILLED = "killed"
     """The sandbox died by itself: a signal, a crash, a forbidden system call ABI."""
     PROTOCOL_ERROR = "protocol_error"
@@ -41,6 +53,20 @@ class Outcome(enum.StrEnum):
     """The caller cancelled the run, or a tool raised `ToolAbort`."""
     UNAVAILABLE = "unavailable"
     """No sandbox could be had; no code ran."""
+    SUSPENDED = "suspended"
+    """A call needs a decision. `suspension` has the calls and the token that carries the run on."""
+    DIVERGED = "diverged"
+    """A run that was carried on did not repeat what it had done. `divergence` says where; nothing was made twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFrame:
+    """One frame of the script when it failed, as the guest claims."""
+
+    line: int
+    function: str
+    locals: Mapping[str, str]
+    """Variables and short texts of their values; secrets that the run knows are taken out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +90,8 @@ class ErrorInfo:
     exit_code: int | None = None
     findings: tuple[Mapping[str, Any], ...] = ()
     """Lint findings: line, column, rule, message."""
+    frames: tuple[ErrorFrame, ...] = ()
+    """The script's innermost frames, outermost first. Not part of the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +139,7 @@ class OutputFile:
     """Path relative to the workspace, with forward slashes."""
     media_type: str
     size: int
-    data: bytes | None
+    data: bytes | None = field(repr=False)
     """None when it was not sent; `problem` says why."""
     sha256: str | None = None
     problem: str | None = None
@@ -126,7 +154,7 @@ class ToolCallRecord:
     name: str
     args: Mapping[str, Any]
     status: str
-    """'ok', or the status of the tool's result: error, blocked, timeout, cancelled, pending."""
+    """'ok', or its status: error, blocked, timeout, cancelled, pending; 'collected' by a dry run."""
     error_code: str | None = None
     message: str | None = None
     started_s: float = 0.0
@@ -134,6 +162,91 @@ class ToolCallRecord:
     duration_s: float = 0.0
     line: int | None = None
     """Line of the script that called, as the guest claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A tool call that waits for a decision."""
+
+    id: str
+    """What a decision refers to."""
+    tool: str
+    args: Mapping[str, Any]
+    """As the tool will receive them: checked, and with defaults."""
+    line: int | None
+    digest: str
+    """Sha256 of tool and arguments: what was approved is what runs."""
+    reason: str = "needs approval"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """What a suspended run waits for."""
+
+    run_id: str
+    """Name of the run's journal."""
+    calls: tuple[PendingCall, ...]
+    expires: float
+    """Seconds since the epoch."""
+    token: str = field(repr=False)
+
+    def to_json(self) -> str:
+        """Return the signed token for `Runtime.resume`. It holds the calls, and nothing else of the run."""
+        return self.token
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a run first differed from the record of an earlier run of the same script."""
+
+    kind: str
+    """call, extra_call, missing_call, no_answer, outcome, error, value, stdout, stderr, files."""
+    message: str
+    index: int | None = None
+    """Of the call, counting the script's own calls from 1."""
+    line: int | None = None
+    source_line: str = ""
+    expected: Any = None
+    got: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedCall:
+    """One call of a repaired script, or of the run that it repairs."""
+
+    tool: str
+    args: Mapping[str, Any]
+    status: str
+    """Of the call in the earlier run: answered, failed or in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repaired script took over from the run that it repairs."""
+
+    repaired: str
+    """Id of that run."""
+    reused: tuple[RepairedCall, ...] = ()
+    """Answered from the journal; the tool did not run."""
+    new: tuple[RepairedCall, ...] = ()
+    """Made now."""
+    orphaned: tuple[RepairedCall, ...] = ()
+    """Writes of the earlier run that the repaired script does not ask for: they were made, and stay made."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedThread:
+    """A thread of a synchronous tool that runs on after its call timed out or was cancelled."""
+
+    tool: str
+    call_id: str
+    run_id: str
+    since: float
+    """When the call was given up, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +264,8 @@ class Usage:
     """Bridge bytes, guest to host."""
     start_s: float = 0.0
     """Time the run waited for its sandbox."""
+    host_work: int = 0
+    """Work that the run made for the host with what it sent, in the unit of `Limits.host_work`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +279,24 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionReport:
+    """What a run was in its session."""
+
+    id: str
+    script: int
+    """Which script of the session it was, counting from 1."""
+    began: Literal["new", "live", "journal", "empty"]
+    """From what the script began: the first one; the state that the scripts before had left; the same, rebuilt from the
+    journal; nothing, although there were scripts before."""
+    lost: str = ""
+    """Why the session lost its sandbox in this run; empty when the state is kept."""
+    ended: tuple[str, ...] = ()
+    """Threads and processes that still ran after the script and were ended."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ExecutionResult:
-    """Everything one run left behind."""
+    """Everything one run left behind. `print` shows what there is of it in a few lines; long values are cut."""
 
     run_id: str
     outcome: Outcome
@@ -177,22 +308,83 @@ class ExecutionResult:
     files: tuple[OutputFile, ...] = ()
     error: ErrorInfo | None = None
     calls: tuple[ToolCallRecord, ...] = ()
+    abandoned: tuple[AbandonedThread, ...] = ()
+    """Threads of tools that still ran when the run was over, though their calls had been given up."""
     usage: Usage = field(default_factory=Usage)
     isolation: Isolation = field(default_factory=lambda: Isolation("none"))
+    suspension: Suspension | None = None
+    """Of a suspended run."""
+    divergence: Divergence | None = None
+    """Of a run that diverged."""
+    repair: Repair | None = None
+    """Of a run with `repairs=`."""
+    preflight: Preflight | None = None
+    """Of a run with `preflight=True`."""
+    effects: tuple[Effect, ...] = ()
+    """Of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
+    draft_id: str = field(default="", repr=False)
+    """Name of the draft, for `Runtime.commit`; empty when this was no dry run."""
+    session: SessionReport | None = None
+    """Of a script of a session."""
+    journal_id: str = field(default="", repr=False)
+    """Name of the run's journal."""
 
     @property
     def ok(self) -> bool:
         """True when the script reached its end."""
         return self.outcome is Outcome.OK
 
+    def __repr__(self) -> str:
+        given = {"value": self.value} if self.has_value else {}
+        told = {"logs": self.logs.text, "files": self.files, "error": self.error, "calls": self.calls}
+        shown = "".join(
+            f", {name}={SHORT.repr(each)}" for name, each in (given | told).items() if each or name in given
+        )
+        return f"ExecutionResult({self.run_id!r}, {str(self.outcome)!r}{shown}, isolation={self.isolation.backend!r})"
+
+    def __str__(self) -> str:
+        usage = self.usage
+        lines = [f"{self.outcome} in {usage.wall_s:.3g} s, {len(self.calls)} tool calls, run {self.run_id}"]
+        if self.has_value:
+            lines.append(f"value: {SHORT.repr(self.value)}")
+        if self.logs.entries:
+            lines.append(f"logs:  {SHORT.repr(self.logs.text)}")
+        lines += [
+            f"file:  {each.name} ({each.media_type}, {each.problem or f'{each.size} bytes'})" for each in self.files
+        ]
+        if self.error is not None:
+            where = f"line {self.error.line}: " if self.error.line else ""
+            lines.append(f"error: {where}{self.error.type}: {self.error.message}")
+        if self.draft_id:
+            lines.append(shown_effects(self.effects))
+        return clean("\n".join(lines))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: bytes become sizes, enums become strings."""
-        plain = asdict(self) | {"outcome": str(self.outcome)}
+        plain = _fields_of(self)
+        plain["outcome"] = str(self.outcome)
         plain["logs"] = {"stdout": self.logs.stdout, "stderr": self.logs.stderr, "truncated": self.logs.truncated}
+        for name in ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight"):
+            plain[name] = None if plain[name] is None else _fields_of(plain[name])
+        for name, parts in _PARTS.items():
+            for part in parts if plain[name] is not None else ():
+                plain[name][part] = tuple(map(_fields_of, plain[name][part]))
+        for name in ("files", "calls", "abandoned", "effects"):
+            plain[name] = tuple(map(_fields_of, plain[name]))
         for entry in plain["files"]:
             entry.pop("data")
         return plain
 
     def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON text; values JSON does not have are written as their `str`."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, default=str)
+        """`to_dict` as strict JSON text; a value that JSON does not have, NaN included, is written as its `str`."""
+        return json_text(self.to_dict(), indent=indent)
+
+
+_PARTS = {
+    "error": ("frames",), "suspension": ("calls",), "repair": ("reused", "new", "orphaned"), "preflight": ("calls",),
+}  # fmt: skip
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Return a record as a dict. What a guest sent is not copied: that takes as long as the guest likes."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}

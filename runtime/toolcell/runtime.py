@@ -6,42 +6,62 @@ backend, the connection and the registry.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from toolcell.config import Limits, LintProfile, Policy, PoolConfig, settings_of
-from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.results import ExecutionResult
+from toolcell import daemon_threads
+from toolcell.config import Limits, LintProfile, Policy, PoolConfig, names_of, settings_of
+from toolcell.control.controlled import Begin, Refresh, RunHandlers, Script
+from toolcell.control.draft import Draft
+from toolcell.control.drafting import DraftingRuntime, draft_of_plan
+from toolcell.control.store import JournalConfig, JournalStore
+from toolcell.control.suspension import OnApproval
+from toolcell.errors import UsageError
+from toolcell.host_work import HostWork
+from toolcell.lifetime import Lifetime, OpenedInBlock
+from toolcell.results import AbandonedThread, ExecutionResult
+from toolcell.run.arguments import check_run_arguments
+from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
+from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.request import FileInput, RunRequest, fits, guest_files, run_message
-from toolcell.run.run import Run
+from toolcell.run.request import RunRequest, run_message
 from toolcell.run.tool_bridge import ToolBridge
-from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.backend import Backend, check_choice
+from toolcell.sandbox.built_in import built_in_backend
 from toolcell.sandbox.pool import Pool
+from toolcell.sandbox.shortages import check_supported, possible_cap
+from toolcell.sandbox.start_clock import StartClock
+from toolcell.sessions.keeper import SessionKeeper, SessionRuntime
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
+from toolcell.tools.checks import check_kind
+from toolcell.tools.code import plan_of
+from toolcell.tools.registry import registry_of
+from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
+    from toolcell.effects import Preflight
+    from toolcell.quotas import Quotas
 
 
-class Runtime:
+class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
     def __init__(
         self,
-        registry: ToolRegistry | None = None,
+        registry: ToolRegistry | Iterable[Any] | None = None,
         *,
         backend: str | Backend = "process",
         limits: Limits | None = None,
@@ -51,45 +71,68 @@ class Runtime:
         pool: PoolConfig | None = None,
         policy: Policy | None = None,
         audit: str | os.PathLike[str] | AuditLog | None = None,
+        journal: str | os.PathLike[str] | JournalConfig | None = None,
+        quotas: Quotas | None = None,
         allow_unisolated: bool = False,
     ) -> None:
-        """`allow_unisolated`: take a backend without isolation. For tests of your own code, never for a model's."""
-        self.registry = registry if registry is not None else ToolRegistry()
-        self.limits = settings_of(Limits, limits, "limits")
+        """`registry` may be a list of tools. `journal`: a directory in which the journals of runs outlive this process.
+        `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
+        check_choice(backend, python)
+        if not (audit is None or isinstance(audit, str | os.PathLike) or hasattr(audit, "is_open")):
+            raise UsageError(f"audit= takes a folder or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
+        self.registry = registry_of(registry, "Runtime")
+        if quotas is not None:
+            from toolcell.quotas import Quotas
+
+            check_kind("quotas=", quotas, Quotas, cure="write Quotas(Quota(runs=100), by=...)")
+        self.limits, self.quotas = settings_of(Limits, limits, "limits"), quotas
         self.policy = settings_of(Policy, policy, "policy")
         self.pool_config = settings_of(PoolConfig, pool, "pool")
         self._python = python
-        self._packages, self._preload = tuple(packages), tuple(preload)
+        self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
+        self.packages = self._packages
+        """What scripts may import besides the standard library; with versions once the runtime is open."""
         self._backend_choice = backend
         self._allow_unisolated = allow_unisolated
         self._audit = audit
         self._recorder: Recorder | None = None
+        self._journals = JournalStore(journal)
+        self._begin_drafting()
         self._about_environment: dict[str, Any] = {"packages": self._packages, "preload": self._preload}
         self._backend: Backend | None = None
         self._fixed: Collection[str] = ()
         self.pool: Pool[GuestConnection] | None = None
         """The sandboxes; None before the runtime is opened."""
-        self._stack: AsyncExitStack | None = None
+        self._sessions = SessionKeeper(self.pool_config.cap)
+        self._lifetime = Lifetime("Runtime", self._open)
+        self._clock = StartClock(self.pool_config.start_s)
         self._monitor = RunMonitor()
         self._numbers = itertools.count(1)
+        self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
 
     # Opening and closing.
 
-    async def __aenter__(self) -> Self:
-        if self._stack is not None:
-            raise UsageError("this Runtime is already open; one Runtime is one `async with`")
-        stack = AsyncExitStack()
-        try:
-            await self._open(stack)
-        except BaseException as exc:
-            if not await stack.__aexit__(type(exc), exc, exc.__traceback__):
-                raise
-        self._stack = stack
-        return self
+    async def open(self) -> None:
+        """Start everything that runs need. `async with` does this and closes at the end of its block.
+
+        Raises:
+            UsageError: it is open already, or an argument cannot work.
+            SandboxUnavailable: this machine cannot start sandboxes; the message says why.
+        """
+        await self._lifetime.open()
+
+    async def close(self) -> None:
+        """End every sandbox. Runs under way end with outcome `cancelled`. May be called from any task, and twice."""
+        await self._lifetime.close()
 
     async def _open(self, stack: AsyncExitStack) -> None:
         self._open_audit(stack)
-        self._backend = await self._make_backend()
+        self._journals.open()
+        if isinstance(self._backend_choice, str) and self.policy.hash_seed is None:
+            self.policy = self.policy.model_copy(update={"hash_seed": self._journals.hash_seed})
+        self._backend = await built_in_backend(
+            self._backend_choice, self.policy, self._python, self._packages, self._preload, self._environment
+        )
         if not (self._backend.isolates or self._allow_unisolated):
             raise UsageError(
                 f"the backend {self._backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
@@ -97,6 +140,7 @@ class Runtime:
         await self._backend.open()
         stack.push_async_callback(self._backend.close)
         self._fixed = getattr(self._backend, "fixed", ())
+        check_supported(self._backend, self.limits)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         config = self.pool_config
@@ -106,21 +150,17 @@ class Runtime:
             lambda connection: connection.is_usable,
             lambda connection: connection.sandbox.freeze(),
             warm=config.warm,
-            cap=config.cap,
+            cap=possible_cap(config.cap, getattr(self._backend, "descriptors_per_sandbox", 0)),
             idle_s=config.idle_s,
+            clock=self._clock,
         )
         stack.push_async_callback(self.pool.close)
+        stack.push_async_callback(self._sessions.close)
+        stack.push_async_callback(self._monitor.abort_all, "the Runtime was closed")
+        stack.callback(self.pool.refuse)
         tasks.start_soon(self._monitor.tick)
+        tasks.start_soon(self._sessions.tick)
         await self.pool.open(tasks)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None
-        stack, self._stack = self._stack, None
-        # Close as if nothing had happened: the task group would wrap the caller's exception in a group.
-        await stack.__aexit__(None, None, None)
-        return None
 
     def _open_audit(self, stack: AsyncExitStack) -> None:
         if self._audit is None:
@@ -135,45 +175,18 @@ class Runtime:
         if isinstance(self._backend_choice, str):
             self.policy = self._recorder.policy(self.policy)
 
-    async def _make_backend(self) -> Backend:
-        choice = self._backend_choice
-        if not isinstance(choice, str):
-            return choice
-        if choice == "process" and sys.platform != "linux":
-            raise SandboxUnavailable(
-                f'the process backend needs Linux namespaces, which {sys.platform} has not; use backend="docker"'
-            )
-        if choice == "process":
-            from toolcell.sandbox.process.backend import ProcessBackend
-
-            packages = await self._environment()
-            return ProcessBackend(policy=self.policy, packages=packages, preload=self._preload, python=self._python)
-        if choice == "docker":
-            if self._python is not None:
-                raise UsageError("a container runs its image's interpreter; python= is the process backend's")
-            from toolcell.sandbox.docker.backend import DockerBackend
-
-            return DockerBackend(policy=self.policy, packages=self._packages, preload=self._preload)
-        raise UsageError(f'backend must be "process", "docker" or a Backend, not {choice!r}')
-
     async def _environment(self) -> Any:
         if not self._packages:
             return None
         from toolcell.sandbox.process import packages
         from toolcell.sandbox.process.root_filesystem import interpreter
 
-        resolved = await anyio.to_thread.run_sync(
+        resolved = await daemon_threads.run_sync(
             lambda: packages.resolve(self._packages, python=interpreter(self._python).executable)
         )
         self._about_environment["digest"] = resolved.digest
+        self.packages = resolved.versions(self._packages)
         return resolved.path
-
-    async def _connect(self, limits: Limits | None = None) -> GuestConnection:
-        """Start a sandbox and wait for its Hello."""
-        assert self._backend is not None
-        connection = GuestConnection(await self._backend.start(limits or self.limits))
-        await connection.hello()
-        return connection
 
     # Running scripts.
 
@@ -182,22 +195,31 @@ class Runtime:
         source: str,
         *,
         inputs: Mapping[str, Any] | None = None,
-        files: Iterable[FileInput] = (),
-        tools: CallableTools | None = None,
+        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
+        tools: CallableTools | Iterable[Any] | None = None,
         limits: Limits | None = None,
         lint: LintProfile | None = None,
         context: RunContext | None = None,
         seed: int | None = None,
         clock: float | None = None,
+        on_approval: OnApproval = "ask",
+        repairs: ExecutionResult | str | None = None,
+        refresh: Refresh = "",
+        dry_run: bool | Draft = False,
+        preflight: bool = False,
         cancel: anyio.Event | None = None,
-        on_log: Callable[[str, str], None] | None = None,
-        on_progress: Callable[[object], None] | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Run a script in a fresh sandbox and return everything it left behind.
 
         `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; `seed` and
-        `clock` take precedence over the policy's; setting `cancel` ends the run with outcome `cancelled` and keeps what
-        it had done until then.
+        `clock` take precedence over the policy's; `on_approval="suspend"` ends the run at calls that need approval, for
+        `resume`; `repairs` answers calls that an earlier run made from its journal, with `refresh="reads"` only writes;
+        `dry_run=True` makes no call of a tool that writes: the result has them as `effects`, for `commit`;
+        `preflight=True` does not run a script with calls of unknown tools or with missing arguments: it is `denied`;
+        setting `cancel` ends the run with outcome `cancelled` and keeps what it had done until then. `on_log` gets
+        (stream, text) and `on_progress` values while the script runs; both may be async, and are awaited in order.
 
         Raises:
             UsageError: an argument cannot be sent to a sandbox; names it.
@@ -207,74 +229,102 @@ class Runtime:
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        if self.pool is None or self._stack is None:
-            raise UsageError("this Runtime is not open; use it as `async with Runtime(...) as runtime:`")
-        wanted = self.limits if limits is None else settings_of(Limits, limits, "limits")
-        registry: CallableTools = (tools if tools is not None else self.registry).snapshot()
-        seed, clock = self._seed_and_clock(seed, clock)
-        names, profile = registry.names(Origin.CODE), lint or self.policy.lint
-        message = run_message(next(self._numbers), source, inputs, names, wanted, profile, seed, clock)
-        context = context or RunContext(run_id=os.urandom(16).hex())
-        request = RunRequest(message, wanted, guest_files(files), context.run_id, cancel, on_log, on_progress)
-        observer = self._observer(request, registry, context)
-        bridge = ToolBridge(registry, context, observer)
+        registry = self._tools(tools)
+        check_run_arguments(lint, seed, clock, cancel, context, on_log=on_log, on_progress=on_progress)
+        context = self._drafting(dry_run, context, on_approval)
+        if limits is not None:
+            check_supported(self._backend, settings_of(Limits, limits, "limits"))
+        seed, clock = self._seed_and_clock(seed, clock, self._journals.is_durable or on_approval == "suspend")
+        script = Script(
+            source, inputs, guest_files(files), limits or self.limits, lint or self.policy.lint, seed, clock
+        )
+        begin = self._first_run(script, registry, on_approval, repairs, refresh)
+        planned = await self.preflight(source, tools=registry, limits=limits) if preflight else None
+        if planned is not None and planned.problems:
+            from toolcell.control.preflight import refused
+
+            return refused(context.run_id if context is not None else os.urandom(16).hex(), planned)
+        result = await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
+        return result if planned is None else dataclasses.replace(result, preflight=planned)
+
+    def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
+        self._lifetime.check()
+        given: CallableTools = self.registry if tools is None else registry_of(tools, "tools=")
+        return given.snapshot()
+
+    async def _execute(
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext | None,
+        handlers: RunHandlers,
+        begin: Begin,
+        held: GuestConnection | None = None,
+    ) -> ExecutionResult:
+        limits, settings = script.limits, (script.lint, script.seed, script.clock)
+        names = tools.names(Origin.CODE)
+        message = run_message(
+            script.number or next(self._numbers), script.source, script.inputs, names, limits, *settings
+        )
+        work, abandoned = HostWork(limits.host_work), AbandonedThreads(self._abandoned)
+        made = MadeCalls(context.made if context is not None else None)
+        own: dict[str, Any] = {"work": work, "abandoned": abandoned, "made": made}
+        context = context.child(**own) if context is not None else RunContext(run_id=os.urandom(16).hex(), **own)
+        control = begin(message, self._under_rules(context))
+        context, journal = control.context, control.journal
+        request = RunRequest(
+            message, limits, script.files, context.run_id, *handlers, work, journal.id, journal.answer,
+            context.dry_run.key if context.dry_run is not None else "",
+        )  # fmt: skip
+        observer, started = NULL_OBSERVER, time.perf_counter()
         try:
-            result = await self._run(request, bridge, observer)
+            observer = await self._observer(request, tools, context)
+            bridge = ToolBridge(control.tools, context, observer)
+            result = control.finish(await self._run(request, bridge, observer, abandoned, held))
         except BaseException as exc:
+            self._count_run(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
+            control.abandon()
             observer.on_failure(exc)
             raise
+        self._count_run(context, result.usage.cpu_s)
+        self._reverts.keep(result.journal_id, made)
         observer.on_end(result)
         return result
 
-    async def _run(self, request: RunRequest, bridge: ToolBridge, observer: RunObserver) -> ExecutionResult:
-        waiting = time.perf_counter()
-        assert self.pool is not None
-        limits = request.limits
-        # A sandbox of the pool will do if its limits can be lowered to those of the run.
-        is_pooled = fits(limits, self.limits, self._fixed)
-        connection = await (self.pool.acquire() if is_pooled else self._connect(limits))
-        try:
-            observer.on_sandbox(connection.sandbox)
-            await connection.sandbox.prepare(limits)
-            run = Run(connection, request, bridge.dispatch, observer, time.perf_counter() - waiting)
-            self._monitor.add(run)
-            try:
-                return await run.execute()
-            finally:
-                self._monitor.discard(run)
-        finally:
-            if is_pooled:
-                self.pool.release(connection)
-            else:
-                with anyio.CancelScope(shield=True):
-                    await connection.sandbox.destroy()
-
-    def _seed_and_clock(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
-        if seed is None:
-            seed = self.policy.seed
-        if clock is None:
-            clock = self.policy.clock
-        return (seed, clock) if self._recorder is None else self._recorder.replay_seed(seed, clock)
-
-    def _observer(self, request: RunRequest, registry: CallableTools, context: RunContext) -> RunObserver:
+    async def _observer(self, request: RunRequest, registry: CallableTools, context: RunContext) -> RunObserver:
         """Return the observer that writes to the audit log, or the null one."""
-        recorder = self._recorder
-        if recorder is None:
+        if self._recorder is None:
             return NULL_OBSERVER
-        from toolcell.audit.recorder import AuditRunObserver  # only a runtime with a log pays for it
-
-        return AuditRunObserver(
-            lambda sandbox: recorder.begin(
-                request.message,
-                limits=request.limits,
-                policy=self.policy,
-                registry=registry,
-                context=context,
-                files=request.files,
-                sandbox=sandbox,
-                environment=self._about_environment,
-            )
+        return await self._recorder.run_observer(
+            request.message, request.limits, request.files, registry, context, self.policy, self._about_environment
         )
+
+    async def preflight(
+        self, source: str, *, tools: CallableTools | Iterable[Any] | None = None, limits: Limits | None = None
+    ) -> Preflight:
+        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+
+        Raises:
+            UsageError: `source` is no text, or too large.
+            SandboxUnavailable: no sandbox could be started.
+        """
+        from toolcell.control.preflight import preflight_request, read_preflight
+
+        registry = self._tools(tools)
+        request = preflight_request(next(self._numbers), source, limits or self.limits)
+        bridge = ToolBridge(registry, RunContext(), NULL_OBSERVER)  # this script makes no call
+        abandoned = AbandonedThreads(self._abandoned)
+        return read_preflight(await self._run(request, bridge, NULL_OBSERVER, abandoned, None), registry)
+
+    def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
+        """Return threads of synchronous tools that still run although their calls timed out or were cancelled.
+
+        They are those of calls that scripts and plans of this runtime made. A closed runtime lists them too.
+        """
+        return self._abandoned.list()
+
+    def _observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
+        return self._recorder.observe(context, kind) if self._recorder is not None else nullcontext(context)
 
     # Running plans.
 
@@ -282,23 +332,26 @@ class Runtime:
         self,
         steps: Sequence[Mapping[str, Any]],
         *,
-        tools: ToolRegistry | None = None,
+        tools: ToolRegistry | Iterable[Any] | None = None,
         context: RunContext | None = None,
+        dry_run: Draft | None = None,
     ) -> list[dict[str, Any]]:
         """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
 
         Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
-        "error" with "error". docs/tools.md has the further keys of a step.
+        "error" with "error". docs/tools.md has the further keys of a step. `dry_run`: collects the calls that write.
 
         Raises:
-            UsageError: the plan cannot run as written; no step ran. A step that fails is a row, not an exception.
+            UsageError: the plan cannot run as written, or this runtime is not open here; no step ran. A step that
+                fails is a row, not an exception.
         """
-        registry = (tools if tools is not None else self.registry).snapshot()
-        context = context or RunContext(run_id=os.urandom(16).hex())
-        observed = self._recorder.observe(context, "plan") if self._recorder is not None else nullcontext(context)
-        with observed as run:
-            result = await registry.run_plan({"steps": [dict(step) for step in steps]}, run)
+        self._lifetime.check()
+        check_run_arguments(context=context)
+        plan = plan_of(steps)
+        registry: Any = self._tools(tools)
+        context = self._drafting(draft_of_plan(dry_run), context) or RunContext(run_id=os.urandom(16).hex())
+        with self._observed(context.child(abandoned=self._abandoned), "plan") as run:
+            result = await registry.run_plan(plan, self._under_rules(run))
         if result.is_error:
             raise UsageError(result.text)
-        rows: list[dict[str, Any]] = result.value
-        return rows
+        return list(result.value)

@@ -2,53 +2,270 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
+from toolcell import daemon_threads
+from toolcell.control.draft import Draft
+from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.results import ExecutionResult
+from toolcell.results import AbandonedThread, ExecutionResult, Suspension
 from toolcell.runtime import Runtime
+from toolcell.sessions.session import Session, SessionFile
 from toolcell.tools import ToolRegistry
+
+T = TypeVar("T")
+
+END_S = 30.0
+"""How long the end of the program, or of an unused `SyncRuntime`, waits for the end of its sandboxes."""
 
 
 class SyncRuntime:
-    """A blocking `Runtime` with the same arguments. It also works inside a running event loop, as in a notebook."""
+    """A blocking `Runtime` with the same arguments. It also works inside a running event loop, as in a notebook.
 
-    def __init__(self, registry: ToolRegistry | None = None, **options: Any) -> None:
+    One that nobody closes ends with the program.
+    """
+
+    def __init__(self, registry: ToolRegistry | Iterable[Any] | None = None, **options: Any) -> None:
         self.runtime = Runtime(registry, **options)
-        self._stack: ExitStack | None = None
-        self._portal: BlockingPortal | None = None
+        self._thread: _LoopThread | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def open(self) -> None:
+        """Start everything that runs need; see `Runtime.open`. `with` does this and closes at the end of its block."""
+        if self._thread is not None:
+            raise UsageError("this SyncRuntime is already open; close it first, or make another one")
+        thread = _LoopThread()
+        try:
+            thread.call(self.runtime.open)
+        except BaseException:
+            thread.stop()
+            raise
+        self._thread = thread
+        self._end = weakref.finalize(self, _end, thread, self.runtime)
+
+    def close(self) -> None:
+        """End every sandbox; see `Runtime.close`. Does nothing when it is not open."""
+        thread = self._thread
+        if thread is None:
+            return
+        thread.check()
+        self._thread = None
+        if self._end is not None:
+            self._end.detach()
+        try:
+            thread.call(self.runtime.close)
+        finally:
+            thread.stop()
 
     def __enter__(self) -> Self:
-        if self._stack is not None:
-            raise UsageError("this SyncRuntime is already open; use one `with` block for each SyncRuntime")
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            stack.enter_context(self._portal.wrap_async_context_manager(self.runtime))
-            self._stack = stack.pop_all()
+        self.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None
-        stack, self._stack = self._stack, None
-        return stack.__exit__(kind, exc, trace)
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> NoReturn:
+        raise UsageError("a SyncRuntime is opened with `with SyncRuntime(...)`; for `async with` there is Runtime")
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Never reached: `__aenter__` raises."""
 
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Runtime.execute_code` for options and errors."""
-        return self._open_portal().call(partial(self.runtime.execute_code, source, **options))
+        return self._opened().call(partial(self.runtime.execute_code, source, **options))
+
+    def session(self, name: str | None = None, **options: Any) -> SyncSession:
+        """Return a session, to be used with `with`; see `Runtime.session`."""
+        thread = self._opened()
+        return SyncSession(self.runtime.session(name, **options), thread)
+
+    def resume(self, token: str | Suspension, decisions: Any = None, **options: Any) -> ExecutionResult:
+        """Carry a suspended run on and wait for it; see `Runtime.resume`."""
+        return self._opened().call(partial(self.runtime.resume, token, decisions, **options))
+
+    def commit(self, draft: ExecutionResult | Draft, approve: Any = "all", **options: Any) -> CommitResult:
+        """Make the effects of a dry run and wait for them; see `Runtime.commit`."""
+        return self._opened().call(partial(self.runtime.commit, draft, approve, **options))
+
+    def preflight(self, source: str, **options: Any) -> Preflight:
+        """Return the calls that a script can make; see `Runtime.preflight`."""
+        return self._opened().call(partial(self.runtime.preflight, source, **options))
+
+    def revert(self, result: ExecutionResult | CommitResult, **options: Any) -> RevertResult:
+        """Undo what a run or a commit has made; see `Runtime.revert`."""
+        return self._opened().call(partial(self.runtime.revert, result, **options))
+
+    def suspended_runs(self) -> list[Suspension]:
+        """Return what each suspended run waits for; see `Runtime.suspended_runs`."""
+        return self.runtime.suspended_runs()
+
+    def interrupted_runs(self) -> list[str]:
+        """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
+        return self.runtime.interrupted_runs()
 
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> list[dict[str, Any]]:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
-        return self._open_portal().call(partial(self.runtime.execute_plan, steps, **options))
+        return self._opened().call(partial(self.runtime.execute_plan, steps, **options))
 
-    def _open_portal(self) -> BlockingPortal:
-        if self._portal is None or self._stack is None:
-            raise UsageError("this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`")
-        return self._portal
+    def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
+        """Return threads of tools that run on after their calls; see `Runtime.abandoned_threads`."""
+        return self.runtime.abandoned_threads()
+
+    def _opened(self) -> _LoopThread:
+        if self._thread is None:
+            raise UsageError(
+                "this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`, or call its open() first"
+            )
+        self._thread.check()
+        return self._thread
+
+
+class SyncSession:
+    """A blocking `Session` with the same methods. Ctrl-C interrupts its script, and the state is kept."""
+
+    def __init__(self, session: Session, thread: _LoopThread) -> None:
+        self.session = session
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        self._call(self.session.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy the sandbox; see `Session.close`."""
+        self._call(self.session.close)
+
+    def execute_code(self, source: str, **options: Any) -> ExecutionResult:
+        """Run a script and wait for it; see `Session.execute_code`."""
+        return self._call(partial(self.session.execute_code, source, **options), self.session.interrupt)
+
+    def put_files(self, files: Any) -> None:
+        """Write files to the workspace; see `Session.put_files`."""
+        self._call(partial(self.session.put_files, files))
+
+    def files(self) -> tuple[SessionFile, ...]:
+        """List the files in the workspace; see `Session.files`."""
+        return self._call(self.session.files)
+
+    def read_file(self, name: str) -> bytes:
+        """Return the content of a file in the workspace; see `Session.read_file`."""
+        return self._call(partial(self.session.read_file, name))
+
+    def interrupt(self) -> bool:
+        """Interrupt the script that another thread runs; see `Session.interrupt`."""
+        return self._call(self.session.interrupt)
+
+    def reset(self) -> None:
+        """Forget everything; see `Session.reset`."""
+        self._call(self.session.reset)
+
+    def put_down(self) -> None:
+        """Destroy the sandbox until the next script; see `Session.put_down`."""
+        self._call(self.session.put_down)
+
+    def fork(self, name: str | None = None) -> SyncSession:
+        """Return another session with the same state; see `Session.fork`."""
+        return SyncSession(self._call(partial(self.session.fork, name)), self._thread)
+
+    def _call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
+        self._thread.check()
+        return self._thread.call(function, interrupt)
+
+
+class _LoopThread:
+    """An event loop in a daemon thread: it keeps no program alive."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._started: Future[BlockingPortal] = Future()
+        self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
+        self._portal = self._started.result()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve)
+        except BaseException as exc:
+            if not self._started.done():
+                self._started.set_exception(exc)
+
+    async def _serve(self) -> None:
+        async with BlockingPortal() as portal:
+            self._started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def check(self) -> None:
+        """Check that it can be used here.
+
+        Raises:
+            UsageError: this is a forked child, or the loop's own thread, where waiting for the loop would never end.
+        """
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"this SyncRuntime was opened in process {self._pid}, and this is its forked child {os.getpid()}; open "
+                "a SyncRuntime of its own in each process"
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                "this SyncRuntime was called from a coroutine in its own event loop, such as an async tool; a sync "
+                "tool may call it, and an async one can await `runtime.runtime.execute_code(...)`"
+            )
+
+    def call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
+        """Run a coroutine function in the loop and return its result.
+
+        Ctrl-C meanwhile cancels it; or with `interrupt` that is awaited, and then the end of the function.
+        """
+        future = self._portal.start_task_soon(partial(_outcome, function))
+        try:
+            result, problem = future.result()
+        except BaseException:
+            if interrupt is not None:
+                self._portal.start_task_soon(partial(_outcome, interrupt))
+                future.result()
+            future.cancel()
+            raise
+        if problem is not None:
+            raise problem
+        return result  # type: ignore[return-value]
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self._portal.start_task_soon(self._portal.stop, True)
+        self._thread.join(END_S)
+
+
+async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
+    """Return what a function returns or raises. A KeyboardInterrupt raised in the loop would end the loop."""
+    try:
+        return await function(), None
+    except (Exception, KeyboardInterrupt, SystemExit) as exc:
+        return None, exc
+
+
+def _end(thread: _LoopThread, runtime: Runtime) -> None:
+    """Close what nobody closed: at the end of the program, or when the SyncRuntime is not used any more."""
+    try:
+        thread.check()
+    except UsageError:  # in a forked child it is not ours
+        return
+    try:
+        thread.call(runtime.close)
+    finally:
+        thread.stop()

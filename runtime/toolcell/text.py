@@ -34,7 +34,7 @@ def for_terminal(text: str) -> str:
 
 def one_line(text: str, columns: int = 200) -> str:
     """Return `text` for a terminal, on one line of at most `columns` characters."""
-    line = for_terminal(text).replace("\n", "\\n").replace("\t", " ")
+    line = for_terminal(text[: columns + 1]).replace("\n", "\\n").replace("\t", " ")
     return line if len(line) <= columns else line[: columns - 1] + "…"
 
 
@@ -53,6 +53,19 @@ def cut_text(text: str, max_chars: int) -> tuple[str, bool]:
         return text[:max_chars], True
     head = room - room // 3
     return text[:head] + mark + text[head - room :], True
+
+
+def cut_bytes(text: str, max_bytes: int) -> tuple[str, bool]:
+    """Do the same for so many bytes of UTF-8. No character is split."""
+    if len(text) * 4 <= max_bytes or len(data := text.encode("utf-8", "replace")) <= max_bytes:
+        return text, False
+    mark = CUT_MARK.format(cut=len(text))  # as long as any that is needed
+    room = max_bytes - len(mark)
+    if room < len(mark):
+        return data[:max_bytes].decode("utf-8", "ignore"), True
+    head = data[: room - room // 3].decode("utf-8", "ignore")
+    tail = data[len(data) - room // 3 :].decode("utf-8", "ignore")
+    return head + CUT_MARK.format(cut=len(text) - len(head) - len(tail)) + tail, True
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -8,7 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from toolcell.agents import Agent, Network, RetryPolicy
+from toolcell import Runtime, UsageError
+from toolcell.agents import Agent, Network, ProviderError, RetryPolicy
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.tools import Block, Budget, Call, File, RunContext, Status, ToolContext, ToolRegistry, ToolResult
 from toolcell.tools.result import TokenUsage
@@ -281,3 +282,36 @@ async def test_an_agent_has_its_own_tools_and_its_callers_hooks_and_rules() -> N
     assert seen == ["aide", "mine", "guarded"]
     assert inner_model.requests[0].tool_names == ["mine", "guarded"]
     assert "outer_only" not in inner_model.requests[0].tool_names
+
+
+async def test_a_refused_key_of_a_sub_agent_is_the_developers_error_through_every_level() -> None:
+    refused = [ProviderError("no such key", status=401)] * 3
+
+    def lead(*tools: Any, name: str, args: Any) -> Agent:
+        return answering(calls((name, args)), "never said", tools=tools)
+
+    aide = answering(*refused).as_tool("aide", "Helps with everything there is.")
+    middle = lead(aide, name="aide", args={"task": "go"}).as_tool("middle", "Passes everything on to the aide.")
+    plan = {"steps": [{"tool": "middle", "args": {"task": "go"}}, {"tool": "middle", "args": {"task": "stay"}}]}
+    top = answering(calls(("execute_plan", plan)), "never said", tools=[middle], plan_execution=True)
+
+    with pytest.raises(UsageError, match=r"no such key.*check the provider's key"):
+        await top.run("go")
+    with pytest.raises(UsageError, match="no such key"):
+        await ToolRegistry([aide]).execute("aide", {"task": "go"})
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_other_failures_of_a_sub_agents_provider_stay_its_result(status: int) -> None:
+    aide = answering(ProviderError("not now", status=status), retry=ONCE).as_tool("aide", "Helps with everything.")
+
+    result = await answering(calls(("aide", {"task": "go"})), "sorry", tools=[aide]).run("go")
+
+    assert result.content == "sorry"
+
+
+async def test_a_runtime_that_is_not_open_is_the_developers_error() -> None:
+    agent = answering(calls(("execute_code", {"code": "1"})), "never said", code_execution=Runtime())
+
+    with pytest.raises(UsageError, match="not open"):
+        await agent.run("go")

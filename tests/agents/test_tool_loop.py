@@ -358,7 +358,7 @@ async def test_a_busy_provider_is_asked_again_after_its_retry_after_or_with_grow
 
 
 @pytest.mark.conforms("O-b4")
-@pytest.mark.parametrize("error", [HttpError(401), HttpError(403), HttpError(400), ValueError("bad code")])
+@pytest.mark.parametrize("error", [HttpError(400), HttpError(413), ValueError("bad code")])
 async def test_a_permanent_provider_error_is_not_retried(error: Exception) -> None:
     model = Refusing(error)
 
@@ -366,6 +366,17 @@ async def test_a_permanent_provider_error_is_not_retried(error: Exception) -> No
 
     assert (result.stop_reason, model.asked) == ("provider_error", 1)
     assert str(error) in (result.error or "")
+
+
+@pytest.mark.conforms("O-b4")
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_refused_key_or_an_unknown_model_is_raised_at_once(status: int) -> None:
+    model = Refusing(HttpError(status))
+
+    with pytest.raises(UsageError, match=r"LLM call failed: .*check the provider's key"):
+        await loop(model)
+
+    assert model.asked == 1
 
 
 @pytest.mark.conforms("O-b4")

@@ -1,4 +1,4 @@
-"""Processes that write audit logs, to be counted, forked and killed. Run as a script, with what to do and where.
+"""Processes that write audit logs, for tests that count, fork and kill them. Run as a script, with task and directory.
 
 write DIR RUNS     so many runs, then the end
 fork DIR           what a forked child of a writer gets to hear

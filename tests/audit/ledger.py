@@ -1,4 +1,4 @@
-"""A log for tests: filled with runs that need no sandbox, read back as plain records."""
+"""A log for tests, filled with runs that need no sandbox, and read back as plain records."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from toolcell.audit.recorder import Recorder
 from toolcell.audit.run_record import RunRecord
 from toolcell.audit.verify import Report, verify
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome
+from toolcell.sandbox.backend import GuestFile
 from toolcell.tools import Origin, RunContext, ToolError
 from toolcell_bridge.wire.messages import RunScript
 
@@ -84,7 +85,9 @@ class Ledger:
         message = RunScript(
             next(self._count), source, fields.pop("inputs", {}), [*self.registry], "off", 1, 1, 1, 7, 1e9
         )
-        options = {"limits": Limits(), "policy": Policy(hash_seed=1), **fields}
+        files = [GuestFile(name, data) for name, data in fields.pop("files", ())]
+        entries = anyio.run(recorder.file_entries, files, context)
+        options = {"limits": Limits(), "policy": Policy(hash_seed=1), "files": entries, **fields}
         return recorder.begin(message, registry=self.registry.snapshot(), context=context, **options)
 
     def run(

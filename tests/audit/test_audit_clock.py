@@ -1,4 +1,4 @@
-"""The clock of a recorded run: close enough to a real one that turning the audit log on changes no script."""
+"""The clock of a recorded run is close to a real one, so the audit log changes no script's behaviour."""
 
 from __future__ import annotations
 

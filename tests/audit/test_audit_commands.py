@@ -1,4 +1,4 @@
-"""`toolcell audit`: what a reviewer types, what is shown, and the exit status a script goes by."""
+"""`toolcell audit`: arguments, output and exit status of every command."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 from audit.ledger import Ledger
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.audit import keys
-from toolcell.audit.format import INDEX_FILE, LOG_FILE
+from toolcell.audit.format import LOG_FILE
 from toolcell.audit.reader import RecordedCall
 from toolcell.cli import audit_arguments, audit_render, build, exits
 from toolcell.errors import UsageError
-from toolcell.tools import RunContext
+from toolcell.tools import RunContext, Substitute, ToolResult
 
 
 def invoke(*arguments: str | Path) -> tuple[int, str, str]:
@@ -66,7 +66,7 @@ def test_runs_are_listed_the_newest_last(filled: Ledger) -> None:
     lines = out.splitlines()
 
     assert status == exits.OK
-    assert lines[0].split() == ["started", "run", "outcome", "calls", "took", "script", "what"]
+    assert lines[0].split() == ["started", "run", "outcome", "trust", "calls", "took", "script", "what"]
     assert "aaaa1111" in lines[1] and "4 (1 failed)" in lines[1] and "hits = call_tool" in lines[1]
     assert "bbbb2222" in lines[2]
 
@@ -134,6 +134,21 @@ def test_a_run_as_json_holds_everything(filled: Ledger) -> None:
     assert shown["calls"][3]["parent"] == 3
     assert shown["end"]["value"] == {"n": 1}
     assert shown["limits"]["memory_bytes"] == 512 * 1024 * 1024
+
+
+def test_a_call_that_a_hook_answered_is_shown_with_its_answer_and_not_as_refused(filled: Ledger) -> None:
+    filled.registry.add_hook(before=lambda call: Substitute(ToolResult.of({"from": "the cache"})))
+    with filled.opened() as recorder:
+        context = RunContext(run_id="dddd4444")
+        filled.run(recorder, SCRIPT, [("search", {"query": "boxes"})], context=context)
+
+    _, out, _ = invoke("show", filled.directory, "dddd")
+    shown = json.loads(invoke("show", filled.directory, "dddd", "--json")[1])
+
+    assert "refused" not in out
+    assert "answered by a hook, the tool did not run" in out
+    assert '-> {"from": "the cache"}' in out
+    assert [(call["verdict"], call["status"]) for call in shown["calls"]] == [("substituted", "ok")]
 
 
 def test_nothing_a_script_did_reaches_the_terminal_raw(filled: Ledger) -> None:
@@ -221,7 +236,7 @@ def test_a_receipt_is_written_and_verified(filled: Ledger, tmp_path: Path) -> No
 
     assert status == exits.BROKEN
     assert "does not hold what was recorded" in out
-    assert json.loads(invoke("export", filled.directory, "aaaa", "-o", "-")[1])["format"] == "toolcell receipt 1"
+    assert json.loads(invoke("export", filled.directory, "aaaa", "-o", "-")[1])["format"] == "toolcell receipt 2"
 
 
 def test_a_receipt_is_verified_elsewhere_with_the_public_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,8 +373,8 @@ def test_the_guide_names_the_commands_that_take_no_json() -> None:
     without = [name for name, each in commands.items() if "--json" not in {o for p in each.params for o in p.opts}]
     guide = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 
-    assert sorted(without) == ["export", "keygen"]
-    assert "All but `keygen` and `export` take `--json`" in guide
+    assert sorted(without) == ["events", "export", "keygen"]
+    assert "All but `keygen`, `events` and `export` take `--json`" in guide
 
 
 def test_asking_for_help_loads_nothing_of_the_log() -> None:
@@ -369,6 +384,16 @@ def test_asking_for_help_loads_nothing_of_the_log() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_that_read_a_log_load_no_tools() -> None:
+    program = (
+        "import sys\nfrom toolcell.cli import build\n"
+        "try: build(['audit'])(['audit', 'list', '/nonexistent'])\n"
+        "except SystemExit: print([n for n in sys.modules if n.startswith(('toolcell.tools', 'toolcell.runtime'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # Replay
@@ -406,6 +431,21 @@ def test_a_difference_is_shown_with_its_line_and_both_values(replayable: Ledger,
     assert 'got      {"text": "no page"}' in out
     plain = json.loads(invoke("replay", replayable.directory, "aaaa", "--source", "changed.py", "--json")[1])
     assert plain["divergence"]["index"] == 2
+
+
+@pytest.mark.isolation
+def test_a_replay_shows_no_secret_that_it_was_given(
+    replayable: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGE", "planted-planted")
+    (tmp_path / "changed.py").write_text(SCRIPT.replace("no such page", "planted-planted"))
+    wanted = ("replay", replayable.directory, "aaaa", "--source", tmp_path / "changed.py")
+
+    assert "planted-planted" in invoke(*wanted)[1]
+    status, out, _ = invoke(*wanted, "--secret", "PAGE")
+    assert status == exits.FAILED and "planted-planted" not in out.split("expected")[1]
+    status, _, err = invoke(*wanted, "--secret", "NOWHERE")
+    assert status == exits.USAGE and "--secret NOWHERE: the environment has no such variable" in err
 
 
 @pytest.mark.isolation
@@ -464,7 +504,7 @@ def test_dates_and_times_are_local() -> None:
         audit_arguments.parse_time("2026-11-21T14:30") - audit_arguments.parse_time("2026-11-21")
         == timedelta(hours=14.5) // timedelta(microseconds=1) * 1000
     )
-    assert audit_render.show_time(audit_arguments.parse_time("2026-11-21T14:30:05")) == "2026-11-21 14:30:05"
+    assert audit_render.show_time(audit_arguments.parse_time("2026-11-21T14:30:05"))[:19] == "2026-11-21 14:30:05"
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "5 minutes", "-3h", "99999-01-01"])
@@ -500,4 +540,3 @@ def test_a_list_fits_the_terminal(filled: Ledger) -> None:
     assert isinstance(console.file, io.StringIO)
 
     assert max(map(len, console.file.getvalue().splitlines())) <= 92
-    assert INDEX_FILE in os.listdir(filled.directory)

@@ -1,4 +1,4 @@
-"""Frames: every record is read back, a cut record is recognized as cut, and nothing else is taken for a record."""
+"""Frames: every record is read back, a cut record is recognized, and no other bytes are taken for a record."""
 
 from __future__ import annotations
 
@@ -98,4 +98,6 @@ def test_a_frame_is_intact_only_as_a_whole(position: str) -> None:
 
 
 def test_a_digest_can_stand_for_a_body_in_the_chain() -> None:
-    assert hash_digest(GENESIS, body_digest(b"x")) == hash_record(GENESIS, b"x")
+    body = bytes(16) + (7).to_bytes(8, "big") + b"x"
+    assert hash_digest(GENESIS, 7, body_digest(body)) == hash_record(GENESIS, body)
+    assert hash_digest(GENESIS, 8, body_digest(body)) != hash_record(GENESIS, body)

@@ -1,4 +1,4 @@
-"""Keys: made once, kept private, named without being told, and both kinds sign."""
+"""Keys: made once, kept private, found by default, and both kinds sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log as it is written: in order, to the disk, by one process at a time, in segments, and forgetting in good order."""
+"""Writing the log: in order, synced to disk, by one process at a time, in segments, with old segments removed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from audit.ledger import RUN_KINDS, Ledger
 from toolcell.audit import records, writer
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import MAGIC, Frame, chain_directories, segment_files, segment_path, split_segment
-from toolcell.audit.log import AuditEvent, AuditLog
+from toolcell.audit.log import AuditLog
 from toolcell.audit.pruning import ClosedSegment, count_expired
 from toolcell.audit.recorder import Recorder
 from toolcell.audit.signatures import read_prune_record
+from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import Origin, RunContext
 
@@ -221,7 +222,7 @@ def test_a_checkpoint_covers_everything_before_it(ledger: Ledger) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.sleep(0.005)
 
@@ -244,7 +245,7 @@ def test_after_so_many_records_one_is_signed_at_once(ledger: Ledger) -> None:
     with ledger.opened(settings={"checkpoint_s": 3600, "checkpoint_records": 20}) as recorder:
 
         async def until_signed() -> None:
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while "records" not in [fields["reason"] for fields in ledger.fields(records.CHECKPOINT)]:
                     await anyio.to_thread.run_sync(lambda: recorder.log.append(records.RUN_STARTED, 0, ("x",) * 15))
 
@@ -384,9 +385,10 @@ def test_a_key_that_is_away_when_its_log_is_closed_is_named(ledger: Ledger, monk
         with pytest.raises(AuditError, match="the key service is away"):
             log.close()
     ledger.fill(1)
+    unsigned = {chain.unsigned for chain in ledger.verify().chains}
 
     assert ledger.verify().ok
-    assert ledger.verify().chains[0].unsigned == 0
+    assert unsigned == {0, 8}  # the next writer does not sign what this one could not
 
 
 def test_a_log_without_a_name_is_not_the_current_directory() -> None:
@@ -435,7 +437,7 @@ def test_after_a_disk_failed_nothing_more_is_taken(ledger: Ledger, monkeypatch: 
     monkeypatch.setattr(os, "fsync", fsync)
 
     async def until_refused() -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while True:
                 log.append(records.CALL_STARTED, 1, (1, "c", None, "x", "code", 1, {}, {}))
                 await anyio.sleep(0.001)
@@ -500,15 +502,16 @@ def test_a_damaged_chain_is_left_alone_as_evidence(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("cut", [1, 40, 100])
 def test_an_end_that_was_torn_off_stays_and_the_next_writer_says_so(ledger: Ledger, cut: int) -> None:
-    ledger.fill(1)
+    ledger.fill(1, heads=ledger.directory.parent / "heads")
     (path,) = ledger.segments()
     path.write_bytes(path.read_bytes()[:-cut])
+    torn = path.read_bytes()
     ledger.fill(1)
-    first, second = ledger.segments()
+    (left,) = [fields["left"] for fields in ledger.fields(records.OPENED) if fields["left"]]
 
-    assert first.read_bytes() == path.read_bytes()
-    assert second.name == "00000002.log"
-    assert ledger.fields(records.OPENED)[1]["torn"][0] == 1
+    assert path.read_bytes() == torn
+    assert left[0][0] == path.parent.name
+    assert "cut short" in left[0][3]
     assert ledger.verify(heads=[]).ok
 
 
@@ -608,7 +611,7 @@ def test_nothing_is_forgotten_unless_asked(ledger: Ledger) -> None:
 
 
 HOUR_NS = 3600 * 10**9
-AGES = [ClosedSegment(1, 100, 0), ClosedSegment(2, 100, 5 * HOUR_NS), ClosedSegment(3, 100, 9 * HOUR_NS)]
+AGES = [ClosedSegment(number, 100, hours * HOUR_NS, number, b"", b"") for number, hours in ((1, 0), (2, 5), (3, 9))]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The index: answers from a log, keeps up with it, and can always be made again."""
+"""The index answers from a log, follows it, and can always be rebuilt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell.audit.format import INDEX_FILE
+from toolcell.audit import indexing, receipt
 from toolcell.audit.query import Filter, Index, RunSummary
 from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
@@ -83,6 +83,14 @@ def test_runs_are_found_by_time(filled: Ledger) -> None:
     assert len(asked(filled, since_ns=between)) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [("\nimport os\nx = os.name", "x = os.name"), (" import os; os.getpid()", "import os; os.getpid()"), ("", "")],
+)
+def test_a_title_is_the_first_line_that_says_something(source: str, title: str) -> None:
+    assert indexing.title_of(source) == title
+
+
 def test_a_line_says_what_a_run_was(filled: Ledger) -> None:
     first, second, _, fourth, last = asked(filled)
 
@@ -116,6 +124,32 @@ def test_a_beginning_that_several_ids_share_is_not_enough(ledger: Ledger) -> Non
             index.find("sam")
 
 
+def test_runs_with_one_id_are_reached_by_their_place_in_the_log(ledger: Ledger) -> None:
+    """List, show, export, receipts and a search name each of them in a way that only it has."""
+    for number in range(3):
+        with ledger.opened() as recorder:
+            ledger.run(recorder, f"set_result({number})", context=RunContext(run_id="same"))
+    with Index(ledger.directory, [ledger.key]) as index:
+        index.refresh()
+        runs = index.runs()
+        with pytest.raises(UsageError, match="several runs have the id 'same'") as caught:
+            index.find("same")
+
+        assert len({run.id for run in runs}) == 3
+        for number, run in enumerate(runs):
+            assert run.id == f"{run.chain}:{run.seq}"
+            assert f"{run.id} (verified)" in str(caught.value)
+            assert index.find(run.id) == run
+            loaded = index.load(run)
+            assert (loaded.id, loaded.source) == (run.id, f"set_result({number})")
+            assert loaded.who["run"] == "same"
+            made = receipt.export(index, run)
+            checked = receipt.check(made, [ledger.key])
+            assert checked.ok and checked.run is not None, checked.problems
+            assert (checked.run.id, checked.run.seq) == ("same", run.seq)
+        assert len({receipt.file_name(run.id) for run in runs}) == 3
+
+
 def test_an_index_keeps_up_with_a_log_that_is_being_written(ledger: Ledger) -> None:
     with ledger.opened(settings=SMALL) as recorder, Index(ledger.directory) as index:
         for number in range(1, 15):
@@ -142,7 +176,8 @@ def test_an_index_made_anew_is_the_same(filled: Ledger) -> None:
 @pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
 def test_a_damaged_index_is_made_again(filled: Ledger, content: bytes) -> None:
     assert len(asked(filled)) == 5
-    (filled.directory / INDEX_FILE).write_bytes(content)
+    (file,) = indexing.default_index_dir().iterdir()
+    file.write_bytes(content)
 
     assert len(asked(filled)) == 5
 
@@ -151,12 +186,15 @@ def test_an_index_of_another_log_is_made_again(filled: Ledger, tmp_path: Path) -
     other = Ledger(tmp_path / "other")
     other.fill(1)
     asked(other)
-    (other.directory / INDEX_FILE).replace(filled.directory / INDEX_FILE)
+    (file,) = indexing.default_index_dir().iterdir()
+    asked(filled)
+    (own,) = set(indexing.default_index_dir().iterdir()) - {file}
+    file.replace(own)
 
     assert len(asked(filled)) == 5
 
 
-def test_a_log_that_may_only_be_read_is_indexed_in_memory(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_a_log_is_indexed_in_memory(filled: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sqlite3.connect
 
     def connect(path: str, **options: Any) -> sqlite3.Connection:
@@ -166,7 +204,6 @@ def test_a_log_that_may_only_be_read_is_indexed_in_memory(filled: Ledger, monkey
 
     monkeypatch.setattr(sqlite3, "connect", connect)
     assert len(asked(filled)) == 5
-    assert not (filled.directory / INDEX_FILE).exists()
 
 
 def test_pruned_runs_leave_the_index(ledger: Ledger) -> None:
@@ -194,13 +231,16 @@ def test_what_is_damaged_is_passed_over_and_counted(filled: Ledger) -> None:
 
 
 def test_a_record_damaged_after_it_was_indexed_is_not_shown(filled: Ledger) -> None:
-    assert len(asked(filled)) == 5
-    (path,) = filled.segments()
-    data = bytearray(path.read_bytes())
-    data[data.index(b"b = 1")] ^= 1
-    path.write_bytes(bytes(data))
-    with Index(filled.directory) as index, pytest.raises(AuditError, match="no intact record"):
-        index.load(index.runs()[1])
+    with Index(filled.directory) as index:
+        index.refresh()
+        line = index.runs()[1]
+        (path,) = filled.segments()
+        data = bytearray(path.read_bytes())
+        data[data.index(b"b = 1")] ^= 1
+        path.write_bytes(bytes(data))
+
+        with pytest.raises(AuditError, match="no intact record"):
+            index.load(line)
 
 
 def test_counts_are_by_outcome_tool_and_day(filled: Ledger) -> None:

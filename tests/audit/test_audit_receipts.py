@@ -1,19 +1,24 @@
-"""A receipt proves one run to whoever has the key to check with, and shows nothing of any other run."""
+"""A receipt proves one run to everybody with the key, and shows nothing of other runs."""
 
 from __future__ import annotations
 
 import base64
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from audit.ledger import Ledger
 from toolcell.audit import keys, receipt, records
+from toolcell.audit.keys import save_private
 from toolcell.audit.query import Index
+from toolcell.cli import build
 from toolcell.errors import AuditError
+from toolcell.results import ExecutionResult, Outcome
 
 SMALL = {"segment_bytes": 4096}
 
@@ -40,8 +45,6 @@ def made(ledger: Ledger) -> dict[str, Any]:
 
 
 def finished(run_id: str) -> Any:
-    from toolcell.results import ExecutionResult, Outcome
-
     return ExecutionResult(run_id, Outcome.OK, [1, "two"], True)
 
 
@@ -157,21 +160,68 @@ def test_whatever_is_taken_out_of_a_receipt_it_does_not_verify(ledger: Ledger, m
         assert name == "format" or not receipt.check(changed, [ledger.key]).ok
 
 
-def test_a_call_cannot_be_hidden_behind_its_digest(ledger: Ledger, made: dict[str, Any]) -> None:
-    """The chain still holds; but the run's end says how many calls there were."""
-    import hashlib
+def hidden(step: dict[str, Any], run: int | None = None) -> dict[str, Any]:
+    """A step that shows only run and digest, as those of other runs do."""
+    body = base64.b64decode(step["body"])
+    return {"run": records.parse(body).run if run is None else run, "sha256": hashlib.sha256(body).hexdigest()}
 
+
+def kind_of(step: dict[str, Any]) -> str:
+    return records.parse(base64.b64decode(step["body"])).kind if "body" in step else ""
+
+
+def test_no_record_of_the_run_can_be_hidden_behind_its_digest(ledger: Ledger, made: dict[str, Any]) -> None:
+    """The chain of hashes still holds; but the run's number is a part of each hash."""
     steps = made["ways"][-1]["records"]
     for index, step in enumerate(steps):
-        body = base64.b64decode(step.get("body", ""))
-        kind = records.parse(body).kind if body else ""
-        if kind not in (records.CALL_STARTED, records.CALL_ENDED):
+        if kind_of(step) not in (records.CALL_STARTED, records.CALL_ENDED, records.RUN_ENDED):
             continue
-        changed = copy.deepcopy(made)
-        changed["ways"][-1]["records"][index] = {"sha256": hashlib.sha256(body).hexdigest()}
-        checked = receipt.check(changed, [ledger.key])
-        assert not checked.ok
-        assert any("it does not show how call" in p or "of the run's 2 calls" in p for p in checked.problems)
+        for claimed in (None, 0, 1):
+            changed = copy.deepcopy(made)
+            changed["ways"][-1]["records"][index] = hidden(step, claimed)
+            checked = receipt.check(changed, [ledger.key])
+            assert not checked.ok
+            wanted = "belongs to the run and is hidden" if claimed is None else "not what was signed"
+            assert any(wanted in problem for problem in checked.problems)
+
+
+def test_a_run_that_ends_behind_the_receipt_is_a_part_and_says_so(ledger: Ledger, tmp_path: Path) -> None:
+    """A receipt made while the run goes on is right as far as it goes, and is not taken for the whole run."""
+    with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+        record = ledger.begin(recorder)
+        ledger.call(record, "search", {"query": "x"}, 1)
+        recorder.log.checkpoint()
+        receipt.write(exported(ledger), tmp_path / "part.json")
+        ledger.call(record, "search", {"query": "y"}, 2)
+        record.end(finished(record.context.run_id))
+    key = tmp_path / "key"
+    save_private(key, ledger.key.to_text())
+    checked = receipt.check(receipt.read(tmp_path / "part.json"), [ledger.key])
+    words = ["audit", "verify", str(tmp_path / "part.json"), "--key", str(key)]
+    done = CliRunner().invoke(build(words), words)
+
+    assert checked.ok
+    assert checked.is_partial
+    assert "it does not show the run's end" in checked.missing[0]
+    assert done.exit_code == 1
+    assert "partial" in done.output
+    assert not receipt.check(exported(ledger), [ledger.key]).is_partial
+
+
+@pytest.mark.parametrize("kind", [records.SETTINGS, records.TOOLS])
+def test_settings_and_tools_cannot_be_left_out_quietly(ledger: Ledger, made: dict[str, Any], kind: str) -> None:
+    changed = copy.deepcopy(made)
+    changed["ways"] = [way for way in made["ways"] if kind_of(way["records"][0]) != kind]
+    word, name = ("settings", "terms") if kind == records.SETTINGS else ("tools", "tools")
+    own = ("limits", "policy", "isolation") if kind == records.SETTINGS else ("definitions",)
+    changed["run"] |= {key: [] if key == "definitions" else {} for key in own}
+    if kind == records.SETTINGS:
+        changed["run"]["policy"] = {key: made["run"]["start"][key] for key in ("lint", "seed", "clock")}
+    checked = receipt.check(changed, [ledger.key])
+
+    assert made["run"]["start"][name]
+    assert checked.missing == (f"it does not show the run's {word}",), checked.problems
+    assert checked.is_partial
 
 
 def test_a_receipt_is_not_verified_by_another_key(made: dict[str, Any]) -> None:

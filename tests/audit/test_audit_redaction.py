@@ -1,4 +1,4 @@
-"""What may not be written is not written: registered secrets however spelled, known credentials, telling names."""
+"""Redaction: registered secrets in every spelling, known kinds of credentials, and fields with telling names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from audit.ledger import Ledger
+from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, ToolContent
-from toolcell.audit.redact import PATTERNS, REDACTED, Redactor
+from toolcell.audit.credentials import CREDENTIALS as RULES
+from toolcell.audit.credentials import REDACTED
+from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
 from toolcell.tools import RunContext, Secrets
 
@@ -23,7 +26,7 @@ SECRET = 'hunter2-"quoted"\\é/and more'
 
 
 def cleaned(redactor: Redactor, value: Any) -> Any:
-    rules = redactor.scan(records.pack(value))
+    rules = redactor.scan(packing.pack(value))
     return value if rules is None else redactor.clean(value, rules)[0]
 
 
@@ -36,6 +39,15 @@ SPELLINGS = {
     "in a URL": f"https://x.test/?q={urllib.parse.quote(SECRET)}",
     "in a form": urllib.parse.urlencode({"q": SECRET}),
     "in base64": base64.b64encode(SECRET.encode()).decode(),
+    "in a URL, without slashes": urllib.parse.quote(SECRET, safe=""),
+    "in a URL, in lower case": re.sub("%..", lambda match: match[0].lower(), urllib.parse.quote(SECRET, safe="")),
+    "as ascii() shows it": ascii([SECRET]),
+    "in JSON in JSON": json.dumps({"body": json.dumps({"x": SECRET})}),
+    "in JSON as Python shows it": repr(json.dumps({"x": SECRET})),
+    "in base64, as a password": base64.b64encode(f"user:{SECRET}".encode()).decode(),
+    "in base64, one byte later": base64.b64encode(f"a{SECRET} and more".encode()).decode(),
+    "in base64, two bytes later": base64.urlsafe_b64encode(f"ab{SECRET}".encode()).decode(),
+    "in hex": SECRET.encode().hex(),
     "as bytes": b"\xff" + SECRET.encode() + b"\x00",
     "as a key": {SECRET: 1},
     "deep inside": [[{"a": [SECRET]}]],
@@ -44,10 +56,13 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("value", SPELLINGS.values(), ids=SPELLINGS.keys())
 def test_a_registered_secret_is_found_however_it_is_spelled(value: Any) -> None:
-    packed = records.pack(cleaned(Redactor([SECRET]), value))
+    packed = packing.pack(cleaned(Redactor([SECRET]), value))
 
     assert SECRET.encode() not in packed
     assert b"hunter2" not in packed
+    assert b"dW50ZXIy" not in packed
+    assert b"h1bnRlcj" not in packed
+    assert b"odW50ZXI" not in packed
     assert base64.b64encode(SECRET.encode())[:-2] not in packed
     assert REDACTED.encode() in packed
 
@@ -149,14 +164,14 @@ def test_a_pattern_that_is_none_is_refused_at_once(tmp_path: Any) -> None:
         AuditConfig.from_toml(tmp_path / "audit.toml")
 
 
-PIECES = [*(rule.anchor for rule in PATTERNS), "passw", "secret", "token", "api", "zebra", "kr"]
+PIECES = [*(anchor for rule in RULES for anchor in rule.anchors), "passw", "secret", "token", "api", "zebra", "kr"]
 
 
 @given(st.lists(st.sampled_from(PIECES).flatmap(lambda piece: st.integers(0, len(piece)).map(lambda end: piece[:end]))))
 def test_the_quick_scan_finds_what_looking_for_each_word_would(pieces: list[str]) -> None:
     redactor = Redactor(names=["token", "zebra", "kr"])
     text = "".join(pieces).encode()
-    words = {rule.anchor for rule in PATTERNS} | set(redactor.words)
+    words = {anchor for rule in RULES for anchor in rule.anchors} | set(redactor.words)
 
     assert (redactor.scan(text) is not None) == any(word.encode() in text for word in words)
 
@@ -185,7 +200,7 @@ def test_what_the_quick_scan_spares_held_nothing(text: str, as_key: bool) -> Non
     """Where a word of ours is about at all: one that is spelled with a Kelvin sign alone is not looked for."""
     redactor = Redactor(["hunter3"])
     value = [{text: "a value"} if as_key else {"text": text}, "token"]
-    rules = redactor.scan(records.pack(value))
+    rules = redactor.scan(packing.pack(value))
 
     assert (value if rules is None else redactor.clean(value, rules)[0]) == redactor.clean_all(value)
 
@@ -194,7 +209,7 @@ def test_redacting_twice_changes_nothing() -> None:
     value = {"password": "x", "text": 'token = "abcdefgh"', "url": "a://b:cccc@d"}
     once = cleaned(Redactor(), value)
 
-    rules = Redactor().scan(records.pack(once))
+    rules = Redactor().scan(packing.pack(once))
     assert rules is not None
     assert Redactor().clean(once, rules) == (once, 0) or Redactor().clean(once, rules)[0] == once
 
@@ -303,9 +318,9 @@ def test_each_tool_is_recorded_in_full_by_digest_or_not(ledger: Ledger, keep: An
     fields = ledger.fields(kind)[0]
     in_full, by_digest = KEEPS[keep]
 
-    assert (b"needle" in records.pack([fields[name], fields["more"]])) is in_full
+    assert (b"needle" in packing.pack([fields[name], fields["more"]])) is in_full
     assert ("sha256" in fields["more"].get(f"{name}_cut", {})) is (by_digest and not in_full)
-    assert b"needle" in records.pack(ledger.fields(kind)[1]["args" if part == "args" else "more"]), "another tool's"
+    assert b"needle" in packing.pack(ledger.fields(kind)[1]["args" if part == "args" else "more"]), "another tool's"
 
 
 def test_messages_and_tracebacks_of_a_tool_not_to_be_recorded_are_not(ledger: Ledger) -> None:

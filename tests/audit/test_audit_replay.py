@@ -1,4 +1,4 @@
-"""Replay: the same script with the same answers does the same, and what differs is pinned to its call and line."""
+"""Replay: the same script with the same answers does the same. A difference is reported with its call and line."""
 
 from __future__ import annotations
 
@@ -301,21 +301,24 @@ def test_a_call_that_was_taken_back_is_left_unanswered_again(ledger: Ledger) -> 
         "except TimeoutError:\n    set_result(call_tool('search', query='after'))"
     )
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
-        assert runtime.execute_code(script).ok
+        result = runtime.execute_code(script)
+        assert result.ok, result.error
     run = ledger.the_run()
     with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
+    assert done.notes == ()
     assert done.answered == 1
 
 
 @pytest.mark.parametrize(
-    "source", ["while True: pass", "import os\nos._exit(5)", "call_tool('slow', delay_s=60, tag=1)"]
+    ("source", "wall_s"),
+    [("while True: pass", 0.3), ("import os\nos._exit(5)", 10), ("call_tool('slow', delay_s=60, tag=1)", 2.5)],
 )
-def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str) -> None:
+def test_a_run_its_host_ended_ends_that_way_again(ledger: Ledger, source: str, wall_s: float) -> None:
     tools_for(ledger)
-    limits = Limits(wall_s=10 if "_exit" in source else 2.5)
+    limits = Limits(wall_s=wall_s)
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL, limits=limits) as runtime:
         outcome = runtime.execute_code(source).outcome
     run = ledger.the_run()
@@ -474,16 +477,98 @@ def test_a_replay_does_not_write_to_the_log(recorded: Ledger, runtime: ReplayRun
 
 
 def test_randomness_of_every_kind_is_that_of_the_record(ledger: Ledger) -> None:
-    """uuid, secrets, os.urandom, tempfile and unseeded generators draw from the run's seed as `random` does."""
+    """uuid, secrets, os.urandom, os.getrandom, tempfile, unseeded generators and forked children draw from the seed."""
     script = """
 import os, random, secrets, tempfile, uuid
 set_result([str(uuid.uuid4()), str(uuid.uuid1()), secrets.token_hex(8), os.urandom(4).hex(), random.Random().random(),
-            tempfile.mkdtemp(), random.random()])
+            tempfile.mkdtemp(), random.random(), os.getrandom(4).hex()])
+def child(draw):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, draw().encode())
+        os._exit(0)
+    os.wait()
+    return os.read(read, 99).decode()
+drawn = [child(lambda: repr([random.random(), os.urandom(4), uuid.uuid4().hex])) for _ in range(2)]
+assert drawn[0] != drawn[1] != repr([random.random(), os.urandom(4), uuid.uuid4().hex])
+print(drawn)
 """
     with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
-        assert runtime.execute_code(script).ok
+        result = runtime.execute_code(script)
+        assert result.ok, result.error
     run = ledger.the_run()
     with opened(run) as runtime:
         done = again(runtime, run)
 
     assert done.ok, done.divergence
+    assert done.notes == ()
+
+
+UNREPEATABLE = {
+    "open('/dev/urandom', 'rb').read(4)": "/dev/urandom",
+    "import ssl; ssl.RAND_bytes(4)": "ssl",
+    "import sqlite3\nsqlite3.connect(':memory:').execute('select RANDOM()').fetchone()": "SQLite",
+    "import subprocess": "programs",
+    "import random; random.random()": None,
+}
+
+
+def test_what_a_script_draws_that_no_replay_repeats_is_named(recorded: Ledger, runtime: ReplayRuntime) -> None:
+    run = pinned(recorded)
+    for source, name in UNREPEATABLE.items():
+        notes = " ".join(again(runtime, run, source=f"try:\n    {source!r}\nfinally:\n    pass").notes)
+        assert (name is None) == ("does not repeat" not in notes)
+        assert name is None or name in notes
+
+
+def test_what_was_not_compared_is_said(ledger: Ledger) -> None:
+    """Output that was cut or is too large, omitted arguments, results too large with a secret, the order of streams."""
+    secret = "hunter22-hunter22"
+    script = f"""
+import sys
+call_tool('search', query='a')
+call_tool('search', query='b')
+print('x' * 2000)
+print('y', file=sys.stderr)
+set_result(['{secret}', 'z' * 70_000])
+"""
+    settings = {"tools": {"search": ToolContent(args="omit")}, "logs_bytes": 1000}
+    with SyncRuntime(ledger.registry, audit=ledger.log(settings=settings, secrets=[secret]), pool=POOL) as runtime:
+        assert runtime.execute_code(script).ok
+        assert runtime.execute_code("import sys\nprint('x' * 100_000); print(1, file=sys.stderr)", limits=SHORT).ok
+    second, first = runs_of(ledger)[::-1]
+    with opened(first) as replaying:
+        assert "result" not in " ".join(again(replaying, first, source=script, secrets=[secret]).not_compared)
+        done = again(replaying, first, source=script)
+        assert done.ok, done.divergence
+        left_out = " ".join(done.not_compared)
+        for words in ("arguments of search (not recorded, as configured)", "output (too large", "result (secrets were"):
+            assert words in left_out, left_out
+    with opened(second) as replaying:
+        left_out = " ".join(again(replaying, second).not_compared)
+        assert "the middle of the output" in left_out
+        assert "in which order" in left_out
+
+
+SHORT = Limits(output_bytes=600)
+
+
+def test_secrets_make_no_difference_and_are_in_none_that_is_shown(ledger: Ledger) -> None:
+    secret, script = (
+        "hunter22-hunter22",
+        "x = call_tool('search', query=key)\nprint(key)\nset_result({'k': key, 'n': [key + '!']})",
+    )
+    with SyncRuntime(ledger.registry, audit=ledger.log(secrets=[secret]), pool=POOL) as runtime:
+        assert runtime.execute_code(script, inputs={"key": secret}).ok
+        assert runtime.execute_code(f"raise ValueError('{secret}')").error is not None
+    fails, run = runs_of(ledger)[::-1]
+    with opened(run) as replaying:
+        for options in ({}, {"inputs": {"key": secret}}, {"inputs": {"key": secret}, "secrets": [secret]}):
+            done = again(replaying, run, **options)
+            assert done.ok, done.divergence
+        assert again(replaying, fails, source=f"raise ValueError('{secret}')").ok
+        changes = {"query=key": "query=key, limit=3", "print(key)": "print(key); print(1)", "'n'": "'m'", "'k'": "key"}
+        for old, new in changes.items():
+            done = again(replaying, run, source=script.replace(old, new), inputs={"key": secret})
+            assert done.divergence is not None, new
+            assert secret not in str(done.to_dict()), new

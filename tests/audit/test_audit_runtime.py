@@ -1,4 +1,4 @@
-"""A runtime with an audit log: what every script did is recorded, whatever became of it."""
+"""A runtime with an audit log records every run, however it ends."""
 
 from __future__ import annotations
 

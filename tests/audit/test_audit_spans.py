@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span per run and call, named by the conventions for generative AI, below whatever was current."""
+"""OpenTelemetry: a span for each run and call, named by the conventions for generative AI, below the current span."""
 
 from __future__ import annotations
 

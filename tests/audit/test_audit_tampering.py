@@ -1,4 +1,4 @@
-"""Whatever is done to a log afterwards is found, and where; a clean log raises no alarm. One test per row of docs/audit.md.
+"""Every change to a log is found, with its place. An unchanged log gives no alarm. One test per row of docs/audit.md.
 
 Whoever tampers may write the log's directory, and has neither the key nor the heads kept elsewhere.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from audit.ledger import Ledger
+from toolcell import packing
 from toolcell.audit import chain_check, records, verify
 from toolcell.audit.chain_check import ChainCheck
 from toolcell.audit.format import (
@@ -275,7 +276,7 @@ def signed_again(written: Written, data: bytes) -> bytes:
         if record.kind == records.CHECKPOINT:
             reason = record.fields["reason"]
             statement = checkpoint_statement(log, chain, record.seq, record.at_ns, last_hash, reason)
-            content = records.pack_fields((reason, key.key_id, key.sign(statement)))
+            content = packing.pack_fields((reason, key.key_id, key.sign(statement)))
             body = records.encode_body(record.seq, record.at_ns, record.run, record.kind, content)
         framed, last_hash = encode_frame(last_hash, body)
         made += framed
@@ -303,7 +304,7 @@ def test_a_head_that_was_changed_is_found(written: Written) -> None:
     forged = Head(head.log, head.chain, head.seq - 5, head.record_hash, head.at_ns, head.key, head.signature)
     report = verify.verify(written.ledger.directory, [written.ledger.key], heads=[forged])
 
-    assert [finding.kind for finding in report.findings] == [verify.BAD_HEAD]
+    assert [finding.kind for finding in report.findings] == [chain_check.BAD_HEAD]
 
 
 def test_a_head_that_needs_a_key_that_was_not_given_is_not_called_forged(written: Written) -> None:
@@ -443,7 +444,7 @@ def test_a_record_the_writer_never_writes_is_found_even_when_signed(ledger: Ledg
     ledger.fill(1)
     log = create_log(ledger.directory)
     chain = ChainWriter.open(ledger.directory, log, ledger.key)
-    chain.append_packed(records.CALL_ENDED, 5, b"\x91\xcc\x01", 1)
+    chain.append_packed(records.CALL_ENDED, 5, b"\x96\xcc" + packing.pack_fields((1, "ok", 5, None, None, {}))[1:], 1)
     chain.checkpoint("closed")
     chain.release()
 

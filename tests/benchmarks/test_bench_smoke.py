@@ -50,6 +50,16 @@ def test_idle_sandboxes_are_counted_in_bytes_per_sandbox(tmp_path: Path) -> None
     assert 1 < group["competitors"]["python subprocess"]["p50"] < 100
 
 
+def test_the_command_line_is_timed_beside_a_plain_python() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.command_line", "--rounds", "1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert "python -c pass" in done.stdout, done.stderr
+    assert "toolcell run" in done.stdout
+
+
 def test_the_profile_prints_every_phase_of_a_start_and_of_a_run() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.profile_start", "--rounds", "2", "--packages"],
@@ -89,3 +99,13 @@ def test_an_unknown_measurement_is_refused_with_the_names_there_are() -> None:
 
     assert done.returncode == 2
     assert "throughput" in done.stderr
+
+
+def test_sessions_are_timed_beside_a_bare_loop_and_idle_ones_are_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sessions", "--rounds", "1", "--idle", "2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    for row in ("bare loop, in a row", "session, journal, after 20 ms", "memory of each of 2 idle", "brought back"):
+        assert row in done.stdout, done.stderr

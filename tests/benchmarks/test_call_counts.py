@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 from benchmarks.count_calls import Calls, measure
+from benchmarks.sessions import count
 
 pytestmark = pytest.mark.isolation
 
-BOUNDS = {"run without calls": Calls(260, 200), "one more tool call": Calls(100, 90)}
+BOUNDS = {"run without calls": Calls(220, 155), "one more tool call": Calls(104, 95)}
 """docs/benchmarks.md has the figures. They leave a little for other versions of Python and of the libraries."""
 
 
@@ -16,3 +17,25 @@ def test_a_run_and_a_tool_call_take_few_function_calls() -> None:
     for name, calls in anyio.run(measure, 5).items():
         assert calls.python <= BOUNDS[name].python, name
         assert calls.c <= BOUNDS[name].c, name
+
+
+OWN_BOUNDS = {"run without calls": Calls(172, 130), "one more tool call": Calls(94, 82)}
+"""Of toolcell's own functions. How often the event loop turns meanwhile depends on the machine."""
+
+
+def test_a_host_that_sleeps_meanwhile_calls_few_more_functions_of_its_own() -> None:
+    for name, calls in anyio.run(measure, 5, False).items():
+        assert calls.own_python <= OWN_BOUNDS[name].python, name
+        assert calls.own_c <= OWN_BOUNDS[name].c, name
+
+
+IN_A_SESSION = Calls(430, 400)
+
+
+def test_a_script_of_a_session_measures_its_sandbox_at_its_start_and_end_and_takes_few_function_calls() -> None:
+    calls, counter = anyio.run(count)
+
+    measured = sum(number for code, number in counter.python.items() if code.co_qualname == "ProcessSandbox.sample")
+    assert measured == 2
+    assert calls.python <= IN_A_SESSION.python
+    assert calls.c <= IN_A_SESSION.c

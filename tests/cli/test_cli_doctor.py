@@ -1,13 +1,16 @@
-"""`toolcell doctor`: one line per layer, the remedy where one is missing, and an exit status a script can use."""
+"""`toolcell doctor`: a line for each layer, the remedy for a missing one, and an exit status for scripts."""
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from toolcell.cli import build, doctor, doctor_docker, exits
+from toolcell import Policy
+from toolcell.cli import build, doctor, doctor_docker, doctor_profiles, exits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import probes
 from toolcell.sandbox.process.child_probe import Probe
@@ -31,6 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         )
 
     monkeypatch.setattr(probes, "probe_all", probe_all)
+    monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "")
     monkeypatch.setattr(doctor_docker, "examine", lambda: doctor_docker.no_engine("unix:///nowhere", "it is off"))
     return live
 
@@ -109,6 +113,27 @@ def test_who_may_not_use_the_socket_is_not_told_to_install_an_engine(
 
 def test_every_layer_has_its_purpose() -> None:
     assert set(doctor.PURPOSE) == set(probes.NAMES)
+
+
+def test_a_machine_where_no_script_runs_fails_although_every_layer_is_live(
+    machine: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_profiles, "why_no_script_runs", lambda required, profile: "EMFILE: too many open files")
+    status, text, _ = invoke()
+    assert status == exits.UNAVAILABLE
+    assert "EMFILE: too many open files; no script will run" in text
+    assert json.loads(invoke("--json")[1])["problem"] == "EMFILE: too many open files"
+
+
+@pytest.mark.isolation
+def test_a_script_is_run_for_real_before_doctor_says_that_one_runs() -> None:
+    assert doctor_profiles.why_no_script_runs(Policy().require, "full") == ""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))
+        assert "open files" in doctor_profiles.why_no_script_runs(frozenset(), "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.isolation

@@ -1,6 +1,8 @@
-"""What the commands are made of: flags from the model, sources, exit status, errors, saved files."""
+"""The parts of the commands: flags from the model, sources, exit status, errors, saved files."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolcell.cli import COMMANDS, arguments, build, exits, render, run
+from toolcell.cli import COMMANDS, arguments, build, exits, run, terminal
 from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
-from toolcell.results import Outcome, OutputFile
+from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -44,7 +46,7 @@ def test_every_command_explains_itself() -> None:
         status, text, _ = invoke(name, "--help")
         assert status == 0
         assert "Usage:" in text
-        assert "--json" in text or "Commands" in text
+        assert "--json" in text or "Commands" in text or name == "repl"  # which is for a person alone
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
@@ -53,11 +55,11 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 def test_every_field_of_limits_is_a_flag_with_its_own_words_and_default() -> None:
     by_name = {each.name: each for each in typer.main.get_command(build(["run"])).commands["run"].params}  # type: ignore[attr-defined]
+    about, shown = arguments.described_limits(), " ".join(invoke("run", "--help")[1].replace("│", " ").split())
     for name, field in Limits.model_fields.items():
-        flag = by_name[name]
-        assert flag.opts == [arguments.flag_name(name)]
-        assert " ".join(str(field.description).split()).replace("`", "")[:40] in flag.help
-        assert "Default " in flag.help
+        assert by_name[name].opts == [arguments.flag_name(name)]
+        assert len(about[name]) > 30 and about[name][:20] in shown
+        assert ("Default " if field.default is not None else "None: ") in about[name]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,23 @@ def test_a_wrong_value_in_a_limits_file_is_one_line_naming_file_field_value_and_
     with pytest.raises(UsageError) as caught:
         arguments.make_limits(file, {})
     assert str(caught.value) == (
-        f"cannot load Limits from {file}: wall_s = -3: Input should be greater than 0; "
-        "nonsense = 'x': Extra inputs are not permitted"
+        f"cannot load Limits from {file}: wall_s = -3: must be greater than 0; "
+        f"nonsense = 'x': there is no such key; the keys are {', '.join(Limits.model_fields)}"
     )
+
+
+def test_a_limits_file_takes_sizes_as_flags_do_and_says_which_key_was_meant(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text('memory_bytes = "64MiB"\n')
+    assert arguments.make_limits(file, {}).memory_bytes == 64 << 20
+
+    for text, problem in (
+        ("wal_s = 3", "did you mean wall_s?"),
+        ('memory_bytes = "lots"', "'lots' is no size such as"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=re.escape(problem)):
+            arguments.make_limits(file, {})
 
 
 def test_inputs_are_json_under_names_a_script_can_use() -> None:
@@ -151,12 +167,12 @@ def test_an_error_of_ours_becomes_its_message_and_its_status(
         raise ExceptionGroup("unhandled errors in a TaskGroup", [error])
 
     with pytest.raises(typer.Exit) as caught:
-        render.reporting(fail)(as_json=True)
+        terminal.reporting(fail)(as_json=True)
     assert caught.value.exit_code == status
     assert json.loads(capsys.readouterr().out)["error"] == {"code": error.code, "message": "x"}
 
     with pytest.raises(typer.Exit):
-        render.reporting(fail)()
+        terminal.reporting(fail)()
     assert capsys.readouterr().err == f"{error.code.replace('_', ' ')}: x\n"
 
 
@@ -166,7 +182,7 @@ def test_an_interrupt_in_a_group_is_an_interrupt(capsys: pytest.CaptureFixture[s
         raise BaseExceptionGroup("unhandled errors in a TaskGroup", [inner])
 
     with pytest.raises(typer.Exit) as caught:
-        render.reporting(fail)()
+        terminal.reporting(fail)()
     assert caught.value.exit_code == exits.INTERRUPTED
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -176,11 +192,32 @@ def test_a_bug_of_ours_is_not_dressed_up_as_an_error_of_the_user() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        render.reporting(fail)()
+        terminal.reporting(fail)()
+
+
+def test_a_json_document_is_strict_whatever_the_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    value = {"a": [float("nan"), -math.inf, (1.5, {(1, 2): math.nan})], math.inf: b"x", 1: None}
+    terminal.print_json(value)
+    texts = [capsys.readouterr().out, ExecutionResult("r", Outcome.OK, {**value, "s": "\ud800é"}, True).to_json()]
+    documents = [json.loads(text, parse_constant=refuse) for text in texts]
+
+    assert documents[0] == {"a": ["nan", "-inf", [1.5, {"(1, 2)": "nan"}]], "inf": "b'x'", "1": None}
+    assert documents[1]["value"] == {**documents[0], "s": "\ud800é"}
+    texts[1].encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (65536, "64 KiB"), (3 << 40, "3072 GiB")]
+)
+def test_sizes_are_written_in_binary_units(count: int, text: str) -> None:
+    assert terminal.size(count) == text
 
 
 def test_json_output_is_ascii_whatever_a_script_said(capsys: pytest.CaptureFixture[str]) -> None:
-    render.print_json({"text": "\u202e\x1b[2J\u2028é\ud800"})
+    terminal.print_json({"text": "\u202e\x1b[2J\u2028é\ud800"})
     shown = capsys.readouterr().out
     assert shown.isascii()
     assert "\x1b" not in shown
@@ -214,3 +251,17 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             run.save_files(returned(name), out)
     assert list(elsewhere.iterdir()) == []
+
+
+def test_printing_a_result_is_readable_and_cut() -> None:
+    files = (OutputFile("a.bin", "application/octet-stream", 1 << 20, b"x" * (1 << 20)),)
+    error = ErrorInfo("ValueError", "no \x1b[2Jsuch thing", line=3)
+    logs = Logs((LogEntry("stdout", "line\n" * 10_000),))
+    result = ExecutionResult("r1", Outcome.ERROR, {"rows": [{"a": "b" * 10_000}] * 10_000}, True, logs, files, error)
+    for text in (str(result), repr(result), repr(files)):
+        assert len(text) < 4000
+        assert "\x1b" not in text
+    assert str(result).splitlines()[0] == "error in 0 s, 0 tool calls, run r1"
+    assert "error: line 3: ValueError: no such thing" in str(result)
+    assert str(ExecutionResult("r2", Outcome.OK, None, True)).splitlines()[1] == "value: None"
+    assert repr(ExecutionResult("r2", Outcome.OK)) == "ExecutionResult('r2', 'ok', isolation='none')"

@@ -1,6 +1,7 @@
-"""`toolcell run`: what reaches the runtime, what a person sees of a result, and the exit status."""
+"""`toolcell run`: what the runtime gets, what the terminal shows, and the exit status."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import anyio
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 import toolcell.runtime
-from toolcell.cli import build, demo, exits
+from toolcell.cli import build, demo, execution, exits, run
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import (
@@ -133,6 +135,23 @@ def test_the_mode_of_containers_is_chosen_beside_their_image_and_runtime(
 def test_a_script_may_come_from_stdin(fake: type[FakeRuntime], folder: Path) -> None:
     invoke("run", "-", input="set_result('é')")
     assert fake.seen["source"] == "set_result('é')"
+
+
+def test_a_script_may_be_given_with_c_and_only_once(fake: type[FakeRuntime], folder: Path) -> None:
+    assert invoke("run", "-c", "set_result('é')")[0] == exits.OK
+    assert fake.seen["source"] == "set_result('é')"
+    for wrong in ((), ("script.py", "-c", "1")):
+        assert invoke("run", *wrong)[0] == exits.USAGE
+
+
+def test_only_the_document_reaches_stdout_with_json(fake: type[FakeRuntime], folder: Path) -> None:
+    (folder / "loud.py").write_text(
+        "print('loading')\n\ndef add(a: int) -> int:\n    'Return one more than the number that was given.'\n    return a + 1\n"
+    )
+    fake.result = ExecutionResult("r1", Outcome.OK, float("nan"), True)
+    _, out, err = invoke("run", "-c", "1", "--json", "-t", "loud.py")
+    assert json.loads(out)["value"] == "nan"
+    assert err == "loading\n"
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -465,10 +484,13 @@ def test_a_real_file_goes_in_and_comes_out(folder: Path) -> None:
 
 @pytest.mark.isolation
 def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None:
-    (folder / "s.py").write_text("call_tool('ready')\nprint('so far')\nimport time\ntime.sleep(60)\n")
+    (folder / "s.py").write_text(
+        "call_tool('ready')\nprint('so far')\ncall_tool('interrupt_me')\nimport time\ntime.sleep(60)\n"
+    )
     (folder / "ready_tools.py").write_text(
         "import os, signal\n"
-        "def ready() -> str:\n    '''Tell the test that the script has started.'''\n"
+        "def ready() -> str:\n    '''Return at once.'''\n    return 'ok'\n"
+        "def interrupt_me() -> str:\n    '''Tell the test that the script has come this far.'''\n"
         "    os.write(3, b'x')\n    return 'ok'\n"
     )
     reader, writer = os.pipe()
@@ -483,10 +505,11 @@ def test_ctrl_c_ends_a_real_run_and_keeps_what_it_had_said(folder: Path) -> None
     ) as process:  # fmt: skip
         assert os.read(reader, 1) == b"x"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     os.close(reader)
     os.close(writer)
     assert process.returncode == exits.INTERRUPTED
+    assert "so far" in out
     assert "cancelled" in err
     assert "ready()  ok" in err
 
@@ -518,8 +541,6 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
 
     from rich.console import Console
 
-    from toolcell.cli import execution
-
     monkeypatch.setattr(execution, "QUIET_S", 0.0)
     monkeypatch.setattr(execution, "REFRESH_S", 0.001)
 
@@ -546,3 +567,46 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
     silent = io.StringIO()
     execution.run_watched(quick, Console(file=silent, width=80))
     assert silent.getvalue() == ""
+
+
+@pytest.mark.isolation
+def test_a_plain_run_from_the_command_line_loads_neither_rich_nor_the_other_backends(folder: Path) -> None:
+    probe = (
+        "import sys\nfrom toolcell.cli import main\ntry: main()\nfinally: "
+        "print([n for n in ('rich', 'docker', 'toolcell.sandbox.contained') if n in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, "run", "-c", "6 * 7"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[]\n")
+
+
+@pytest.mark.isolation
+def test_python_m_toolcell_is_the_command(folder: Path) -> None:
+    command = [sys.executable, "-m", "toolcell", "run", "--json", "-c", "print('\\x1b[2J'); float('nan')"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(done.stdout)["value"] == "nan"
+    assert subprocess.run([*command[:3], "--version"], capture_output=True, text=True).stdout.startswith("toolcell ")
+
+
+@pytest.mark.isolation
+def test_a_zygote_that_nobody_waits_for_ends_with_its_host(folder: Path) -> None:
+    early = (
+        "import sys\nfrom toolcell.sandbox.process.backend import ProcessBackend\n"
+        "backend = ProcessBackend()\nbackend.spawn()\n"
+        "import psutil; print(*[each.pid for each in psutil.Process().children(recursive=True)])"
+    )
+    done = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True, check=True)
+    started = [int(pid) for pid in done.stdout.split()]
+    assert started
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)], timeout=10)
+    assert not alive
+
+
+def test_the_progress_line_shows_what_an_installer_does() -> None:
+    async def shown() -> tuple[str, int]:
+        watch = execution.Watch()
+        logger = logging.getLogger("toolcell.sandbox.process.package_sources")
+        with run.showing_installation(watch):
+            logger.info("Downloading numpy (16 MB)")
+        return watch.line(3).plain, logger.level
+
+    assert anyio.run(shown) == ("installing 3 s  Downloading numpy (16 MB)", logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Strangers' text: everything a terminal would obey or hide becomes visible."""
+"""Text from scripts and tools: everything that a terminal would obey or hide becomes visible."""
 
 import unicodedata
 

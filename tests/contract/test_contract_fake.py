@@ -1,4 +1,4 @@
-"""The fake meets every case of the contract that needs no isolation."""
+"""The fake backend meets every case of the contract that needs no isolation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`FakeBackend` with a scripted guest: every end of a run, without a process, on every event loop."""
+"""`FakeBackend` with a scripted guest: every way a run can end, without a process, on every event loop."""
 
 from __future__ import annotations
 

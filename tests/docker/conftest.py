@@ -1,4 +1,4 @@
-"""Fixtures: an engine and an image with this tree's guest; tests skip, with the reason, without them."""
+"""Fixtures: an engine, and an image with this tree's guest. Without them, tests are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from toolcell import PoolConfig, SyncRuntime
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.images import build, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
+
+from .docker_sandboxes import LIMITS
+from .shared_sandboxes import tools
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +49,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     elif os.geteuid() != 0:
         pytest.skip("only root may take descriptors out of a container's process")
     return str(request.param)
+
+
+@pytest.fixture
+def runtime(docker_image: ImageRef, way: str) -> Iterator[SyncRuntime]:
+    """A runtime in the forked mode."""
+    backend = DockerBackend(docker_image.id, mode="forked")
+    with SyncRuntime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
+        yield runtime

@@ -77,7 +77,7 @@ async def bare(engine: Engine, source: str, limits: Limits = LIMITS, runtime: st
     container = await engine.launch(config, blueprint)
     try:
         pieces = []
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while piece := await container.stream.receive():
                 pieces.append(piece)
         text = b"".join(pieces).decode()

@@ -1,4 +1,4 @@
-"""Life and ends of a container: cancelled at any moment, dead in the pool, killed from outside, daemon gone."""
+"""Life of a container: cancelled at any moment, dead in the pool, killed from outside, without its daemon."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ from toolcell.sandbox.docker.reaper import LABEL_BACKEND
 from .docker_sandboxes import LIMITS, containers_of, greeted, opened
 
 pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Two are enough for containers: the stream is tried on uvloop in test_docker_attach.py."""
+    return str(request.param)
 
 
 @pytest.fixture
@@ -77,7 +83,7 @@ async def test_a_run_that_is_cancelled_ends_its_container(client: Client, docker
                 tasks.start_soon(run)
                 await started.wait()
                 scope.cancel()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not await nothing_left(client, backend.engine.key):
                 await anyio.sleep(0.02)
         result = await runtime.execute_code("set_result('next')")
@@ -124,13 +130,13 @@ async def test_a_container_that_dies_in_the_pool_is_never_handed_out(client: Cli
         assert (await runtime.execute_code("set_result(1)")).value == 1
         pool = runtime.pool
         assert pool is not None
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not pool.idle:
                 await anyio.sleep(0.02)
         (dead, *_) = pool.idle
         assert isinstance(dead.sandbox, DockerSandbox)
         await client.remove(dead.sandbox.container_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while dead.is_usable:
                 await anyio.sleep(0.01)
 
@@ -303,7 +309,7 @@ async def test_a_daemon_that_dies_ends_its_runs_and_one_that_comes_back_serves_a
         assert result.value == "again"
         key = backend.engine.key
     assert isinstance(key, str)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while await containers_of(theirs, LABEL_BACKEND, key):
             await anyio.sleep(0.1)
     await theirs.aclose()

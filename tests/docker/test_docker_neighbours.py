@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import anyio
 import pytest
 
-from toolcell import Outcome, PoolConfig, SyncRuntime
-from toolcell.sandbox.docker import DockerBackend
+from toolcell import Outcome, SyncRuntime
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.shared.backend import SLOTS
 
 from .docker_sandboxes import LIMITS
-from .shared_sandboxes import ECHO, TRY, containers, running, tools
+from .shared_sandboxes import ECHO, TRY, containers, running
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -21,13 +18,6 @@ pytestmark = pytest.mark.usefixtures("way")
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-def runtime(docker_image: ImageRef, way: str) -> Iterator[SyncRuntime]:
-    backend = DockerBackend(docker_image.id, mode="forked")
-    with SyncRuntime(tools(), backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
-        yield runtime
 
 
 @pytest.mark.docker

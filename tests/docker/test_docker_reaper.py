@@ -1,4 +1,4 @@
-"""Containers of a killed host are removed, whenever it was killed, and also when its watcher was killed too."""
+"""Containers of a killed host are removed, whenever it was killed, also if its watcher was killed too."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def a_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-async def gone(client: Client, key: str, within_s: float = 20) -> bool:
+async def gone(client: Client, key: str, within_s: float = 60) -> bool:
     with anyio.move_on_after(within_s):
         while await containers_of(client, LABEL_BACKEND, key):
             await anyio.sleep(0.1)
@@ -167,7 +167,7 @@ async def test_nothing_is_left_of_a_host_that_was_killed_while_scripts_ran(
     host.kill()
 
     assert await gone(client, host.key)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while is_running(host.watcher):
             await anyio.sleep(0.1)
     assert await containers_of(client, LABEL_BACKEND, host.key) == []
@@ -184,7 +184,7 @@ async def test_nothing_is_left_of_a_host_that_was_killed_while_it_made_container
 
     host.kill()
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while is_running(host.watcher):
             await anyio.sleep(0.1)
     assert await containers_of(client, LABEL_BACKEND, host.key) == []
@@ -199,7 +199,7 @@ async def test_guests_end_with_their_host_even_without_a_watcher(client: Client,
 
     host.kill()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while any(each["State"] == "running" for each in await client.list({LABEL_BACKEND: host.key})):
             await anyio.sleep(0.1)
     # A container that was just being created has no guest that ends it: the next host removes it.

@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from toolcell.sandbox.docker.seccomp_profile import MACHINES, UNTIL_GUEST, UNTIL_GUEST_RULES, container_profile
+from toolcell.sandbox.docker.seccomp_profile import (
+    BESIDE_GUESTS,
+    MACHINES,
+    UNTIL_GUEST,
+    UNTIL_GUEST_RULES,
+    container_profile,
+)
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, SeccompAction
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = container_profile()
-EARLY = set(UNTIL_GUEST.calls)
+EARLY = {*UNTIL_GUEST.calls, *BESIDE_GUESTS.calls}
 EARLY_RULES = {rule.call: rule for rule in UNTIL_GUEST_RULES}
 EPERM, ENOSYS = 1, 38
+ERRORS = {EPERM: SeccompAction.EPERM, ENOSYS: SeccompAction.ENOSYS, 0: SeccompAction.SKIP}
 
 GROUPS: dict[str, list[dict[str, Any]]] = {}
 for row in PROFILE["syscalls"]:
@@ -33,7 +40,7 @@ def decide(call: str, arguments: tuple[int, ...]) -> SeccompAction:
         if all(arguments[test["index"]] & test["value"] == test["valueTwo"] for test in tests):
             if row["action"] == "SCMP_ACT_ALLOW":
                 return SeccompAction.ALLOW
-            return {EPERM: SeccompAction.EPERM, ENOSYS: SeccompAction.ENOSYS}[row["errnoRet"]]
+            return ERRORS[row["errnoRet"]]
     return SeccompAction.EPERM
 
 

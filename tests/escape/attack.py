@@ -1,4 +1,4 @@
-"""Runs one attack source twice: in a plain interpreter, where it must succeed, and in a sandbox, where it must not.
+"""Runs one attack twice: in a plain interpreter, where it must succeed, and in a sandbox, where it must fail.
 
 `outside` is the plain interpreter; `Victim.run` is the sandbox, under a host process that a test may lose.
 """
@@ -61,7 +61,7 @@ RUNS_AFTER = 1 if BACKEND == "process" else 5
 to fail, and the next attack of the suite is a run after this one, too."""
 
 MIB = 1 << 20
-GROWTH_BYTES = 96 * MIB
+GROWTH_BYTES = 128 * MIB
 """Most that a host may hold of one guest's doing: a few frames, what is kept of output, a result, returned files."""
 
 
@@ -97,10 +97,10 @@ class Outside:
 
     value: Any
     status: int | None
-    """Exit status; None when it was still going when its time was up."""
+    """Exit status; None if it was still running when its time was up."""
     output: bytes
     believed: list[Any] = field(default_factory=list)
-    """Messages an unsuspecting host took from the bridge."""
+    """Messages that a host without checks took from the bridge."""
     received_bytes: int = 0
 
 
@@ -132,7 +132,7 @@ class UnsuspectingHost(threading.Thread):
             self._sock.shutdown(socket.SHUT_RD)
         except OSError:
             pass
-        self.join(5)
+        self.join(PATIENCE_S)
 
     def _believe(self, buffer: bytes) -> bytes:
         while len(buffer) >= 4 and len(buffer) >= 4 + (size := struct.unpack(">I", buffer[:4])[0]):
@@ -160,11 +160,11 @@ def outside(
     *,
     bridge: bool = False,
     environment: dict[str, str] | None = None,
-    within_s: float = 20.0,
+    within_s: float = PATIENCE_S,
     may_fail: bool = False,
     **inputs: Any,
 ) -> Outside:
-    """Run `source` with nothing around it but its own process group, which ends with it.
+    """Run `source` without isolation, in a process group of its own that ends with it.
 
     `may_fail`: dying of an exception is not a mistake of the attack's author.
     """
@@ -213,7 +213,7 @@ def outside(
 
 
 def _available(stream: Any) -> bytes:
-    """What was written, even when a surviving child of the attack keeps the pipe open."""
+    """Return what was written, also if a surviving child of the attack keeps the pipe open."""
     pieces = []
     while select.select([stream], [], [], 0.0)[0] and (piece := os.read(stream.fileno(), 65536)):
         pieces.append(piece)
@@ -221,7 +221,7 @@ def _available(stream: Any) -> bytes:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process we started, and its group."""
+    """Kill a process that we started, and its group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -240,7 +240,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class HostHung(AssertionError):
-    """The host did not answer: one guest has stopped it for everybody."""
+    """The host did not answer: one guest stopped it for all others."""
 
 
 @dataclass
@@ -269,7 +269,7 @@ class Inside:
 
 
 class Victim:
-    """A host process with a Runtime in it; started when first needed and again after it was lost."""
+    """A host process with a Runtime. It is started on first use, and again after it died."""
 
     def __init__(self, *, environment: dict[str, str] | None = None, before: str = "", **options: Any) -> None:
         """`before` is source that runs in the host process before toolcell is imported."""

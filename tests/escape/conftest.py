@@ -1,4 +1,4 @@
-"""One host process for all attacks; it is started again whenever an attack took it down."""
+"""One host process for all attacks. It is started again if an attack stopped it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of layers that this backend does not have."""
+    """Skip tests of layers that this backend does not have."""
     left_out: list[pytest.Item] = []
     reasons = config.stash.setdefault(LEFT_OUT, Counter())
     for item in items:
@@ -38,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session", autouse=True)
 def current_image() -> None:
-    """See that containers are made of this tree's guest. An older one is built anew on its own base, in seconds."""
+    """Make sure that containers run this tree's guest. An image with an older one is rebuilt on its base, in seconds."""
     if BACKEND == "process":
         return
     from toolcell.sandbox.docker.client import Client
@@ -64,6 +64,6 @@ def victim() -> Iterator[Victim]:
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A TCP port of this machine's loopback that accepts."""
+    """A TCP port on this machine's loopback that accepts connections."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield server.getsockname()[1]

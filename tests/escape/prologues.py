@@ -1,4 +1,4 @@
-"""Guest-side beginnings of attacks, as source text: the same text runs in a sandbox and in a plain interpreter.
+"""Source text with which attacks begin. The same text runs in a sandbox and in a plain interpreter.
 
 Both modes know `isolated` (bool), `set_result` and whatever inputs the test passes. Nothing here imports toolcell.
 """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from escape.attack import Victim, outside
+from escape.attack import PATIENCE_S, Victim, outside
 from escape.prologues import BRIDGE
 from escape.test_escape_ten_probes import PROBES
 from toolcell.audit.reader import Damage, read_log
@@ -32,15 +33,19 @@ def recorded(folder: Path) -> Iterator[Victim]:
 
 
 def cache_home() -> dict[str, str]:
-    """What was prepared for guests once need not be prepared again."""
+    """Keep what was prepared for guests, so that it is prepared once."""
     return {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")}
 
 
 def records(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    damage = Damage()
-    found = [(each.record.kind, each.record.fields) for each in read_log(folder / "log", damage)]
-    assert damage.pieces == 0
-    return found
+    """What the log holds. It is read again while its host is in the middle of writing."""
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        damage = Damage()
+        found = [(each.record.kind, each.record.fields) for each in read_log(folder / "log", damage)]
+        if damage.pieces == 0:
+            return found
+        assert time.monotonic() < give_up, damage
 
 
 def everything_under(folder: Path) -> bytes:
@@ -77,7 +82,7 @@ stay()
 
 
 def test_nothing_a_guest_says_becomes_a_record(recorded: Victim, folder: Path) -> None:
-    """Lines, escapes and claims of its own outcome stay inside the fields they were said in."""
+    """Line ends, escapes and false claims about its outcome stay inside the fields in which it sent them."""
     assert '"kind":"run_ended"' in repr(outside(FORGERY, bridge=True).believed)
     recorded.start()
     before = records(folder)
@@ -93,7 +98,7 @@ LEAKY = "import traceback\ntry:\n    raise KeyError(secret)\nexcept KeyError:\n 
 
 
 def test_the_log_holds_no_secret_of_the_host(recorded: Victim, folder: Path) -> None:
-    """None of its environment and memory, though every run is described in it."""
+    """The log describes every run, and holds nothing of the host's environment and memory."""
     assert (
         recorded.secret
         in outside("import os\nset_result(dict(os.environ))", environment={"S": recorded.secret}).value["S"]
@@ -103,11 +108,11 @@ def test_the_log_holds_no_secret_of_the_host(recorded: Victim, folder: Path) -> 
     assert recorded.secret.encode() not in everything_under(folder / "log")
 
 
-def test_the_log_holds_nothing_from_inside_a_tool_that_failed(recorded: Victim, folder: Path) -> None:
+def test_the_log_holds_of_a_tool_that_failed_only_what_its_exception_said(recorded: Victim, folder: Path) -> None:
     assert recorded.secret in outside(LEAKY, secret=recorded.secret).value
     told = recorded.run(
         "try:\n    call_tool('fails', {'how': 'cause'})\nexcept Exception as error:\n    set_result(str(error))"
     )
     assert recorded.secret not in told.value
-    assert b"fails" in everything_under(folder / "log")
+    assert b"RuntimeError: could not connect" in everything_under(folder / "log")
     assert recorded.secret.encode() not in everything_under(folder / "log")

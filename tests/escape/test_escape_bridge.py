@@ -10,83 +10,31 @@ import pytest
 
 from escape.attack import MIB, Victim, outside, process_only
 from escape.prologues import BASICS, BRIDGE
+from hostile.illegal_frames import FORGED, HONEST, ILLEGAL, ONE_OF_EACH
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b5", "Q-b21", "T7")]
 
 BRIDGE_IS_A_SOCKET = process_only("no descriptor can be sent along the two pipes of a container's bridge", "forked")
 
-ILLEGAL = {
-    "text": "b'HTTP/1.1 200 OK\\r\\n\\r\\n' * 100",
-    "noise": "random.Random(1).randbytes(100_000)",
-    "length 0": "raw(b'')",
-    "length of all ones": "b'\\xff' * 8",
-    "length just over the limit": "struct.pack('>I', (8 << 20) + 1)",
-    "length of 2 GiB": "struct.pack('>I', 1 << 31)",
-    "no array": "raw(msgpack.packb({'value': 1}))",
-    "empty array": "raw(b'\\x90')",
-    "unknown tag": "message(99, None)",
-    "tag of the host": "message(3, 1, 'answer')",
-    "tag that is no int": "message('21', None, [])",
-    "tag that is a bool": "message(True, None)",
-    "too few fields": "message(RESULT, None)",
-    "too many fields": "message(RESULT, None, [], None)",
-    "two messages in a frame": "raw(msgpack.packb([RESULT, 1, []]) * 2)",
-    "half a message in a frame": "raw(msgpack.packb([RESULT, 'x' * 100, []])[:50])",
-    "files that are no list": "message(RESULT, None, 'file')",
-    "files that are no names": "message(RESULT, None, [1])",
-    "call of a number": "message(CALL, 1, 5, {}, None)",
-    "call with a list of arguments": "message(CALL, 1, 'touch', ['forged'], None)",
-    "call with number keys": "raw(msgpack.packb([CALL, 1, 'touch', {1: 'forged'}, None]))",
-    "call with bytes keys": "raw(msgpack.packb([CALL, 1, 'touch', {b'tag': 'forged'}, None]))",
-    "call id 0": "message(CALL, 0, 'touch', {'tag': 'forged'}, None)",
-    "call id below 0": "message(CALL, -1, 'touch', {'tag': 'forged'}, None)",
-    "call id that is a float": "message(CALL, 1.0, 'touch', {'tag': 'forged'}, None)",
-    "call id beyond 64 bit": "raw(bytes.fromhex('9511') + b'\\xcf' + b'\\xff' * 8 + msgpack.packb('touch') + b'\\x80\\xc0' + b'\\xc0')",
-    "cancel of a call that never was": "message(CANCEL, 5)",
-    "log to a third stream": "message(LOG, 3, 'x')",
-    "log to stream 0": "message(LOG, 0, 'x')",
-    "log that is bytes": "message(LOG, 1, b'x')",
-    "log that is not UTF-8": "raw(b'\\x93\\x13\\x01\\xa2\\xff\\xfe')",
-    "log with a surrogate": "raw(b'\\x93\\x13\\x01\\xa3\\xed\\xa0\\x80')",
-    "extension type": "raw(msgpack.packb([RESULT, msgpack.ExtType(5, b'x'), []]))",
-    "timestamp": "raw(msgpack.packb([RESULT, msgpack.Timestamp(1, 1), []]))",
-    "long extension type": "raw(msgpack.packb([RESULT, ['x' * 1000, msgpack.ExtType(5, b'x' * 1000)], []]))",
-    "reserved byte": "raw(b'\\x93\\x15\\xc1\\x90')",
-    "depth 65": "raw(b'\\x93\\x15' + b'\\x91' * 65 + b'\\xc0' + b'\\x90')",
-    "depth 100000": "raw(b'\\x93\\x15' + b'\\x91' * 100_000 + b'\\xc0' + b'\\x90')",
-    "depth of maps": "raw(b'\\x93\\x15' + b'\\x81\\xa1k' * 3000 + b'\\xc0' + b'\\x90')",
-    "list that announces 4 billion": "raw(b'\\x93\\x15\\xdd\\xff\\xff\\xff\\xff' + b'\\xc0' * 600)",
-    "map that announces 4 billion": "raw(b'\\x93\\x15\\xdf\\xff\\xff\\xff\\xff' + b'\\xc0' * 600)",
-    "short list that announces millions": "raw(b'\\x93\\x15\\xdd\\x00\\x7f\\xff\\xff')",
-    "text that announces 4 billion": "raw(b'\\x93\\x15\\xdb\\xff\\xff\\xff\\xff' + b'x' * 600)",
-    "two million elements": "raw(msgpack.packb([RESULT, [None] * (2 << 20), []]))",
-    "a million empty lists, twice": "raw(msgpack.packb([RESULT, [[]] * (1 << 20), []]))",
-    "progress with a million maps": "raw(msgpack.packb([PROGRESS, [{}] * (1 << 20)]))",
-    "second hello": "message(16, 1, '9', '3', {'moat': 'live'})",
-    "piece of one file in another": "message(PART, 'a', '', b'1', False) + message(PART, 'b', '', b'2', True)",
-    "problem of one file in another": "message(PART, 'a', '', b'1', False) + message(PROBLEM, 'b', 1, 'x')",
-    "done with a number": "message(DONE, 1, None)",
-    "done with a list": "message(DONE, False, ['x'])",
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("kind", ILLEGAL)
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_illegal_bytes_end_the_run_as_a_protocol_error(kind: str, victim: Victim) -> None:
+    """The whole table is walked without a sandbox in `tests/hostile/test_illegal_frames.py`."""
     source = (
         BRIDGE
-        + f"""
-import random
-send(message(PROGRESS, "honest"))
-send({ILLEGAL[kind]})
-attempt(send, message(CALL, 7, "touch", {{"tag": "forged"}}, None) + message(RESULT, "forged", []) + message(DONE, True, None))
+        + """
+send(bytes.fromhex(honest))
+send(bytes.fromhex(illegal))
+attempt(send, bytes.fromhex(forged))
 stay()
 """
     )
-    plain = outside(source, bridge=True)
+    sent = {"honest": HONEST.hex(), "illegal": ILLEGAL[kind].hex(), "forged": FORGED.hex()}
+    plain = outside(source, bridge=True, **sent)
     assert plain.believed[0] == [20, "honest"]
     assert plain.received_bytes > 20
 
-    inside = victim.run(source, limits={"wall_s": 10})
+    inside = victim.run(source, limits={"wall_s": 10}, **sent)
     assert inside.outcome == "protocol_error"
     assert (inside.result.has_value, inside.result.calls, inside.effects) == (False, (), [])
     assert inside.growth_bytes < 200 * MIB
@@ -158,7 +106,7 @@ set_result(True if isolated else os.path.exists("late"))
 
 
 def test_a_done_nobody_earned_proves_no_more_than_a_script_that_ended(victim: Victim) -> None:
-    """The guest owns its word on how its code ended, and nothing else: no call, file or limit of it is believed."""
+    """The host believes what the guest says about the end of its code, but nothing about calls, files or limits."""
     source = (
         BRIDGE
         + """
@@ -253,41 +201,24 @@ def test_a_conversation_broken_off_anywhere_ends_the_run(kind: str, victim: Vict
 
 
 @BRIDGE_IS_A_SOCKET
-def test_descriptors_sent_along_are_not_taken(victim: Victim) -> None:
-    """SCM_RIGHTS with honest messages: the host's table of descriptors stays as it was."""
+def test_descriptors_cannot_be_sent_along(victim: Victim) -> None:
+    """SCM_RIGHTS with valid messages, to the host and to itself. A socket in flight inside itself has no owner."""
     source = (
         BRIDGE
         + """
-held = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]
-for number in range(20):
-    socket.send_fds(bridge, [message(PROGRESS, number)], held)
-    send(message(CALL, number + 1, "echo", {"text": "x"}, None))
-    receive()
-send(message(RESULT, "sent", []) + message(DONE, True, None))
-stay()
-"""
-    )
-    assert len(outside(source, bridge=True).believed) == 42
-    inside = victim.run(source)
-    assert (inside.outcome, inside.value) == ("ok", "sent")
-    victim.assert_healthy()
-
-
-@BRIDGE_IS_A_SOCKET
-def test_a_descriptor_of_the_bridge_itself_in_flight_holds_nothing_open(victim: Victim) -> None:
-    """A socket queued inside itself has no owner left but the kernel's collector."""
-    source = (
-        BRIDGE
-        + """
+import _socket, array
 left, right = socket.socketpair()
-for each in (left, right, bridge):
-    socket.send_fds(left, [b"x"], [each.fileno(), right.fileno(), bridge_descriptor()])
-socket.send_fds(bridge, [message(RESULT, "knot", [])], [left.fileno(), right.fileno(), bridge.fileno()])
-send(message(DONE, True, None))
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
+def pass_on(through, data, descriptors):
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    return attempt(_socket.socket.sendmsg, through, [data], [rights])
+told = [pass_on(bridge, message(PROGRESS, number), held) for number in range(20)]
+told += [pass_on(left, b"x", [left.fileno(), right.fileno(), bridge.fileno()])]
+send(message(RESULT, sorted(set(told)), []) + message(DONE, True, None))
 stay()
 """
     )
-    assert [21, "knot", []] in outside(source, bridge=True).believed
-    for _ in range(5):
-        assert victim.run(source).value == "knot"
+    assert [21, ["ok"], []] in outside(source, bridge=True).believed
+    inside = victim.run(source)
+    assert (inside.outcome, inside.value) == ("ok", ["EPERM"])
     victim.assert_healthy()

@@ -90,7 +90,7 @@ def test_only_regular_files_come_out_and_nothing_blocks(kind: str, victim: Victi
 
 
 def test_a_file_that_is_swapped_while_it_is_read_never_becomes_another(victim: Victim) -> None:
-    """A thread turns the name into a link, a fifo, a folder and back, as fast as it can."""
+    """A thread replaces the file by a link, a fifo, a directory and back, as fast as it can."""
     swap = (
         BASICS
         + """
@@ -187,7 +187,7 @@ FORGED_NAMES = [
 
 @pytest.mark.parametrize("name", FORGED_NAMES, ids=[f"{name[:20]!r}-{len(name)}" for name in FORGED_NAMES])
 def test_a_file_name_from_a_patched_guest_is_refused_or_harmless(name: str, victim: Victim) -> None:
-    """Whoever saves returned files joins their names to a folder and prints them on a terminal."""
+    """A caller joins the names of returned files to a directory, and prints them on a terminal."""
     source = (
         BRIDGE
         + """
@@ -221,7 +221,7 @@ stay()
 
 
 def test_names_made_in_the_workspace_are_refused_or_harmless(victim: Victim) -> None:
-    """The kernel allows any byte in a name but two."""
+    """The kernel allows all bytes but two in a name."""
     source = (
         BASICS
         + """
@@ -239,7 +239,7 @@ set_result(1) if not isolated else set_result(1, files=[*names, "."])
 
 
 def test_a_piece_of_one_file_never_ends_up_in_another(victim: Victim) -> None:
-    """A result in the middle of a file voids it; what follows is a new file."""
+    """A result in the middle of a file discards that file. What follows is a new file."""
     source = (
         BRIDGE
         + """

@@ -1,4 +1,4 @@
-"""The host's files, from every side: SECURITY.md, "filesystem"."""
+"""Ways to the host's files: SECURITY.md, "filesystem"."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ set_result({name: open("/etc/" + name).read() for name in names if os.path.exist
 
 
 def test_what_lies_between_the_folders_a_script_needs_cannot_be_listed(victim: Victim) -> None:
-    """Landlock alone does this: the folders are there, empty of secrets, and world-readable to the kernel."""
+    """Only Landlock refuses this: the directories exist, hold no secrets, and their modes allow everybody to read."""
     source = RAW + "set_result([attempt(os.listdir, folder) for folder in ('/', '/dev')] + [attempt(os.stat, '/')])"
     assert outside(source).value == ["ok", "ok", "ok"]
     assert victim.run(source).value == ["EACCES", "EACCES", "ok"]
@@ -188,7 +188,7 @@ set_result(sorted(path for path, how in tried.items() if how == "ok")[:20] + [le
 
 
 def test_what_is_in_the_workspace_cannot_be_executed(victim: Victim) -> None:
-    """Neither as a program, nor as a library, nor as a mapping of a file, wherever a file can be written."""
+    """A written file cannot be executed as a program, loaded as a library or mapped executable."""
     source = (
         RAW
         + """
@@ -220,7 +220,7 @@ set_result(tried)
 
 
 def test_no_node_in_the_workspace_is_a_device(victim: Victim) -> None:
-    """A whiteout is the one character device anybody may make: it has no driver, and nodev besides."""
+    """A whiteout is the only character device that everybody may make. It has no driver, and the mount is nodev."""
     source = (
         RAW
         + """
@@ -245,7 +245,7 @@ set_result([kinds, {name: attempt(os.open, name, os.O_RDWR) for name in nodes}])
 
 
 def test_fifos_and_locks_in_the_workspace_stay_in_the_workspace(victim: Victim, tmp_path: Path) -> None:
-    """Two concurrent runs use the same names; neither sees anything of the other's."""
+    """Two concurrent runs use the same names. Neither sees the other's files."""
     source = (
         RAW
         + """

@@ -1,4 +1,4 @@
-"""What a guest could learn of the machine it runs on: SECURITY.md, "information"."""
+"""What a guest could learn about its machine: SECURITY.md, "information"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.isolation
 
 
 def host_words() -> list[str]:
-    """Paths and names of this machine that mean something to somebody."""
+    """Paths and names of this machine that a guest must not learn."""
     repository = str(Path(toolcell.__file__).parents[2])
     words = {repository, sys.prefix, str(Path.home()), str(Path.cwd()), os.path.dirname(sys.executable)}
     if not sys.base_prefix.startswith("/usr"):
@@ -29,7 +29,7 @@ def host_words() -> list[str]:
 
 
 def disguised(words: list[str]) -> list[str]:
-    """As patterns that do not match themselves, since what is looked for also lies in the guest's memory."""
+    """Return patterns that do not match themselves, because the guest's memory also holds what it searches for."""
     return [
         "".join(f"[{char}]" if index == 1 else re.escape(char) for index, char in enumerate(word)) for word in words
     ]
@@ -98,7 +98,7 @@ def test_no_attribute_of_the_interpreter_names_a_place_of_the_host(victim: Victi
 
 
 def test_no_readable_file_names_a_place_of_the_host(victim: Victim) -> None:
-    """Compiled modules, build settings and shared libraries remember where they were made."""
+    """Compiled modules, build settings and shared libraries hold the paths where they were built."""
     source = (
         RAW
         + """
@@ -180,7 +180,7 @@ set_result([seen, found])
 
 
 def test_no_secret_of_the_host_is_in_the_guests_memory(victim: Victim) -> None:
-    """Planted in the host's environment and a hundred times on its heap; the guest reads all memory it has."""
+    """The secret is in the host's environment and a hundred times on its heap. The guest reads all of its own memory."""
     patterns = [SECRET_PATTERN]
     plain = outside(MEMORY, patterns=patterns, environment={"VICTIM_SECRET": victim.secret}).value
     assert plain[1][SECRET_PATTERN]
@@ -198,7 +198,7 @@ def test_no_path_of_the_host_is_in_the_guests_memory(victim: Victim) -> None:
 
 
 def test_no_trace_of_another_run_is_in_the_guests_memory(victim: Victim) -> None:
-    """Its source, its inputs, its answers: the sandboxes are siblings, and the parent never saw any of it."""
+    """Neither source nor inputs nor answers: sandboxes are siblings, and their parent never has these data."""
     token = "OTHERRUN-" + os.urandom(8).hex()
     earlier = "held = [data] * 3\nprint(data)\nset_result(call_tool('echo', {'text': data}))"
     assert victim.run(earlier, data=token).value == token
@@ -209,7 +209,7 @@ def test_no_trace_of_another_run_is_in_the_guests_memory(victim: Victim) -> None
 
 
 def test_the_name_of_the_hosts_domain_does_not_come_along() -> None:
-    """A UTS namespace starts as a copy: host name and domain name must both be overwritten."""
+    """A UTS namespace begins as a copy, so both host name and domain name must be overwritten."""
     renamed = (
         "import ctypes\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -247,7 +247,7 @@ def victim_names(source: str) -> list[str]:
 
 @process_only("a pipe has no peer whose identity could be asked for", "forked")
 def test_identities_on_the_bridge_are_not_told(victim: Victim) -> None:
-    """SO_PEERCRED would give the host's process id and user; ancillary data, its credentials."""
+    """SO_PEERCRED would give the host's process id and user, and ancillary data would give its credentials."""
     source = (
         RAW
         + """
@@ -270,7 +270,7 @@ set_result({
 
 
 def test_links_and_sizes_tell_nothing_of_the_hosts_hardware(victim: Victim) -> None:
-    """Neither readlink() nor stat() is anything that Landlock could refuse: what they are not to tell must not be there."""
+    """Landlock cannot refuse readlink() and stat(), so what they must not tell must not be in the file system."""
     found = [path for kind in ("block", "net", "bdi", "mem", "tty") for path in Path("/sys/class", kind).glob("*")]
     source = (
         RAW
@@ -286,7 +286,7 @@ set_result([path for path in paths if "ok" in (attempt(os.readlink, path), attem
 
 
 def test_a_core_dump_is_never_written(victim: Victim) -> None:
-    """Memory of a crash would lie on the host's disk, or in a collector's."""
+    """A core dump would lie on the host's disk, or with a program that collects dumps."""
     source = (
         RAW
         + """

@@ -1,4 +1,4 @@
-"""Output and exceptions as weapons: SECURITY.md, "output"."""
+"""Attacks by output and exceptions: SECURITY.md, "output"."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ RESULTS = {
 @pytest.mark.parametrize("kind", RESULTS)
 @pytest.mark.conforms("Q-b7", "T6")
 def test_a_result_that_is_no_plain_data_is_refused_in_the_script(kind: str, victim: Victim) -> None:
-    """Outside nobody converts anything: the attack is that the value exists and would be handed over."""
+    """Without isolation nothing converts the value: the attack succeeds if the value exists and would be passed on."""
     source = RESULTS[kind]
     taken = "taken = []\n" + source.replace("set_result(", "taken.append(") + "\nset_result(len(taken))"
     assert outside(taken, within_s=10).value == 1
@@ -184,7 +184,7 @@ def test_a_result_that_is_no_plain_data_is_refused_in_the_script(kind: str, vict
 
 
 def test_control_characters_in_output_stay_data(victim: Victim) -> None:
-    """The host hands text over as it came, as text: nothing in it is obeyed on the way."""
+    """The host passes text on unchanged, as text. Nothing on the way interprets it."""
     text = "\x1b]52;c;b3duZWQ=\x07\x1b[2J\u202egnirts\u2028\x00\r\n"
     source = f"print({text!r}, end='')"
     assert b"\x1b]52" in outside(source).output

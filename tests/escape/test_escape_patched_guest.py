@@ -17,7 +17,7 @@ DIG = (
     BASICS
     + """
 import signal, socket, stat
-from toolcell_bridge.wire import codec, connection, framing, messages
+from toolcell_bridge.wire import codec, connection, framing, messages, plain
 from toolcell_bridge.guest import channel as channels
 
 if isolated:
@@ -45,14 +45,14 @@ PATCHES = {
     "a message with other fields": """
         channel._sock.sendall(framing.frame(bytes.fromhex("93 15 01 02")))""",
     "encoding makes its own bytes": """
-        connection.encode = lambda message, size: b"\\0\\0\\0\\1\\xc1"
+        connection.encode = lambda message, *bounds: b"\\0\\0\\0\\1\\xc1"
         channel.send(messages.Progress(1))""",
     "frames have no limit": """
-        channel._connection._max_frame_bytes = 1 << 40
+        channel._connection.max_frame_bytes = 1 << 40
         channel.send(messages.Log(1, "x" * 9_000_000))""",
     "plain data is anything": """
         import msgpack
-        codec._packer = None
+        plain._packer = None
         channel._sock.sendall(framing.frame(msgpack.packb([21, msgpack.ExtType(1, b"pickle"), []])))""",
     "ids start again": """
         channel._next_id = 1
@@ -105,7 +105,7 @@ for name, module in list(sys.modules.items()):
             if callable(value) and not key.startswith("__"):
                 setattr(module, key, lambda *args, **named: "spoiled")
 """
-    look = "from toolcell_bridge.wire import codec\nset_result(str(codec.packed_size(1)))"
+    look = "from toolcell_bridge.wire import plain\nset_result(str(plain.packed_size(1)))"
     plain = "import types, sys\nsys.modules['toolcell_bridge'] = types.ModuleType('m')\n"
     plain += (
         "vars(sys.modules['toolcell_bridge'])['f'] = len\n" + spoil + "set_result(sys.modules['toolcell_bridge'].f())"
@@ -118,7 +118,7 @@ for name, module in list(sys.modules.items()):
 
 
 def test_a_forked_child_has_no_bridge_to_speak_through(victim: Victim) -> None:
-    """Unless it kept a copy on purpose; then it is one writer more, with no more rights."""
+    """A script that kept a copy on purpose is one more writer, without more rights."""
     source = (
         BASICS
         + """

@@ -1,4 +1,4 @@
-"""What one run could leave for the next, or tell the one beside it: SECURITY.md, "persistence"."""
+"""What a run could leave for the next run, or tell a concurrent one: SECURITY.md, "persistence"."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_run_finds_nothing_of_the_run_before_it(mark: str, victim: Victim) -> 
 
 
 def test_every_run_draws_its_own_randomness(victim: Victim) -> None:
-    """A fork of a seeded parent would draw the parent's next number, like all its siblings."""
+    """All forks of a seeded parent would draw the same number."""
     source = (
         BASICS
         + """

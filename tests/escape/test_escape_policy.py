@@ -1,16 +1,17 @@
-"""Failing closed: SECURITY.md, "layers"."""
+"""A missing layer means that nothing runs: SECURITY.md, "layers"."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
 
 import anyio
 import pytest
-from pydantic import ValidationError
 
-from escape.attack import BACKEND, OWN_LAYERS, HostHung, Victim, outside, process_only
+from escape.attack import BACKEND, OWN_LAYERS, PATIENCE_S, HostHung, Victim, outside, process_only
 from escape.prologues import RAW
 from toolcell import Policy, Runtime, ToolRegistry, UsageError
 from toolcell.config import DEFAULT_LAYERS
@@ -59,39 +60,52 @@ BROKEN = {
 ON_THIS_SIDE = "a container's isolation does not depend on the host's system calls: tests/docker has it refuse"
 
 
+HOSTS = f"""{WITHOUT}
+import json, os, sys
+import anyio
+from toolcell import Runtime
+
+async def start():
+    async with Runtime() as runtime:
+        return f"it started: {{await runtime.execute_code('1')}}"
+
+for layer, refused in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        try:
+            exec(f"without({{refused}})")
+            said = anyio.run(start)
+        except BaseException as exc:
+            said = f"{{type(exc).__name__}}: {{exc}}"
+        print(json.dumps([layer, said]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+"""A host for each broken machine, one after the other. To import toolcell takes longer than to fail."""
+
+
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
-    """How a host ended that was started on each broken machine; a few at a time, for each takes a second."""
-    with ThreadPoolExecutor(4) as pool:
-        return dict(zip(BROKEN, pool.map(start_on_broken_machine, BROKEN.values()), strict=True))
-
-
-def start_on_broken_machine(refused: str) -> str:
-    host = Victim(before=f"{WITHOUT}\nwithout({refused})\n")
-    try:
-        host.start()
-    except HostHung as exc:
-        return str(exc)
-    finally:
-        host.kill()
-    return "it started"
+    """How a host ended on each broken machine."""
+    command = [sys.executable, "-c", HOSTS, json.dumps(BROKEN)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
 @process_only(ON_THIS_SIDE)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are x86-64's")
 @pytest.mark.parametrize("layer", BROKEN)
 def test_a_wall_that_will_not_go_up_means_no_sandbox(layer: str, said: dict[str, str]) -> None:
-    """The machine refuses one call; then there is SandboxUnavailable, and not a sandbox with one layer less."""
+    """The machine refuses one call. The result is SandboxUnavailable, not a sandbox without that layer."""
     number, *rest = (int(each, 0) for each in BROKEN[layer].split(","))
     argument = rest[2] if rest else 0
     source = f"{RAW}{WITHOUT}\nwithout({BROKEN[layer]})\nset_result(call({number}, {argument}, 1, 0, 0, 0))"
     assert outside(source).value == "EPERM"
-    assert "SandboxUnavailable" in said[layer]
+    assert said[layer].startswith("SandboxUnavailable")
 
 
 @process_only("a container's cgroup is the daemon's; a layer that it does not give is required below")
 def test_a_required_layer_that_cannot_be_had_means_no_sandbox() -> None:
-    """A machine without a place for cgroups; root gets one by covering the tree in a mount namespace of its own."""
+    """A machine without a place for cgroups. For root, a mount namespace hides the tree."""
     covered = """
 import ctypes, os
 if os.geteuid() == 0:
@@ -111,7 +125,7 @@ if os.geteuid() == 0:
 
 
 def test_a_layer_that_this_backend_has_not_is_never_taken_as_given() -> None:
-    """A daemon gives a container no user namespace unless it was set up for that; the process backend makes its own."""
+    """A daemon gives containers user namespaces only if it was set up for that. The process backend makes its own."""
     host = Victim(policy={"require": [*OWN_LAYERS, "user"]})
     try:
         if BACKEND == "process":
@@ -145,12 +159,12 @@ def test_a_layer_nobody_knows_is_refused_before_anything_starts() -> None:
         async with Runtime(ToolRegistry(), policy=Policy(require=frozenset({"moat"}))):  # type: ignore[arg-type]
             pass
 
-    with pytest.raises((ValidationError, UsageError)):
+    with pytest.raises(UsageError, match="moat"):
         anyio.run(attempt)
 
 
 def test_every_result_carries_the_layers_that_were_up(victim: Victim) -> None:
-    """Also of a run that lied, died or was killed."""
+    """The same holds for a run that sent false data, died or was killed."""
     sources = [
         "set_result(1)",
         "1 / 0",

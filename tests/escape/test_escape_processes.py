@@ -1,4 +1,4 @@
-"""Other processes, and what is left of one's own: SECURITY.md, "process"."""
+"""Other processes, and processes that outlive their run: SECURITY.md, "process"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.isolation
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the host that has nothing to do with it."""
+    """A process on the host that is not part of any run."""
     with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "BYSTANDER": "secret"}) as process:
         yield process
         process.kill()
@@ -66,7 +66,7 @@ def test_a_process_of_the_host_cannot_be_seen_or_touched(victim: Victim, bystand
 
 
 def test_no_process_id_leads_out_of_the_sandbox(victim: Victim, bystander: subprocess.Popen[bytes]) -> None:
-    """Signal 0 to every id there can be: only its own init answers."""
+    """Signal 0 to every possible process id: only the sandbox's own init exists."""
     source = (
         RAW
         + """
@@ -78,7 +78,7 @@ set_result([pid for pid in range(1, last) if pid not in (os.getpid(), os.getppid
 
 
 def test_a_concurrent_sandbox_cannot_be_seen_or_touched(victim: Victim) -> None:
-    """Even told the real process ids of its neighbour, of the zygote and of the host, a guest reaches none of them."""
+    """A guest that knows the real process ids of its neighbour, the zygote and the host reaches none of them."""
     name = f"toolcell{secrets.token_hex(3)}"
     neighbour = (
         RAW
@@ -111,7 +111,7 @@ set_result([len(pids), told])
 
 @pytest.mark.parametrize("target", [0, -1], ids=["its group", "everybody"])
 def test_signals_to_many_stay_inside(target: int, victim: Victim) -> None:
-    """kill(0) goes to a process group, which no pid namespace bounds; kill(-1) to all one may signal."""
+    """kill(0) signals a process group, which a pid namespace does not bound. kill(-1) signals all processes it may."""
     source = (
         RAW
         + """
@@ -147,7 +147,7 @@ if isolated:  # the last one ends a guest that is not its own init
 
 
 def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
-    """An id of 0 means a leader outside the sandbox. Only other layers would keep signals to the group from it."""
+    """An id of 0 means that the leader is outside the sandbox. Then only other layers would stop signals to it."""
     source = RAW + "set_result([os.getpgrp(), os.getsid(0)])"
     assert 0 not in outside(source).value
     assert 0 not in victim.run(source).value
@@ -156,7 +156,7 @@ def test_its_process_group_and_session_are_its_own(victim: Victim) -> None:
 @pytest.mark.conforms("Q-b10")
 @pytest.mark.parametrize("ending", ["done", "exit", "crash", "timeout"])
 def test_a_daemon_does_not_outlive_its_run(ending: str, victim: Victim) -> None:
-    """Forked twice, in a session of its own, deaf to signals, holding stdout and the bridge."""
+    """A daemon: forked twice, in its own session, ignores signals, holds stdout and the bridge open."""
     name = f"escapee{secrets.token_hex(3)}"
     source = (
         RAW
@@ -194,7 +194,7 @@ if not isolated:
 
 
 def still_there(name: str, pids: list[int]) -> list[int]:
-    """Those of `pids` that go by `name` and do not end soon."""
+    """Return those of `pids` that have this name and do not end soon."""
     left = []
     for pid in pids:
         try:
@@ -215,7 +215,7 @@ GOING_ON = {
 
 @pytest.fixture(scope="module")
 def unhurried() -> Iterator[Victim]:
-    """A host in the middle of a burst of runs that does not end: what was used waits for its end."""
+    """A host during a burst of runs that does not end: used sandboxes wait until they are destroyed."""
     patience = "import toolcell.sandbox.pool as pool\npool.QUIET_S = pool.FROZEN_S = 600.0\n"
     patience += "import os\nos.environ['TOOLCELL_SETTLE_S'] = '3'\n"  # it never does: what was used is still there
     host = Victim(before=patience)
@@ -225,7 +225,7 @@ def unhurried() -> Iterator[Victim]:
 
 @pytest.mark.parametrize("kind", GOING_ON)
 def test_nothing_goes_on_between_its_run_and_its_end(kind: str, unhurried: Victim) -> None:
-    """A timer, children that make children, threads: all want to go on working when the run is over."""
+    """A timer, children that fork children, and threads all try to work on when the run is over."""
     name = f"goer{secrets.token_hex(3)}"
     source = (
         RAW
@@ -261,7 +261,7 @@ while not isolated:
 
 
 def stopped_work(victim: Victim, name: str) -> dict[int, float]:
-    """CPU seconds of every process of that name, once all of them are stopped or gone."""
+    """Return the CPU seconds of every process of that name, when all of them are stopped or gone."""
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -362,7 +362,7 @@ set_result(started)
 
 
 def test_raw_clones_count_like_any_process(victim: Victim) -> None:
-    """vfork, CLONE_VM and CLONE_THREAD go around Python and the C library."""
+    """vfork, CLONE_VM and CLONE_THREAD bypass Python and the C library."""
     source = (
         RAW
         + """
@@ -411,7 +411,7 @@ if isolated:
 
 
 def test_everything_dies_with_its_host(victim: Victim) -> None:
-    """SIGKILL of the host in the middle of a run, with a daemon in the sandbox."""
+    """The host gets SIGKILL during a run, with a daemon in the sandbox."""
     name = f"orphan{secrets.token_hex(3)}"
     source = (
         RAW

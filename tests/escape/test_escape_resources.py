@@ -1,4 +1,4 @@
-"""Memory, CPU, time and disk, whatever the trick: SECURITY.md, "memory", "cpu", "time" and "disk"."""
+"""Ways to use too much memory, CPU, time or disk: SECURITY.md, "memory", "cpu", "time" and "disk"."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def unindented(text: str) -> str:
 
 
 def test_memory_of_many_sandboxes_is_each_ones_own(victim: Victim) -> None:
-    """One that is killed for memory does not take its neighbour along."""
+    """A run that is killed for its memory does not affect its neighbour."""
     greedy = "held = bytearray()\nwhile True:\n    held += bytes(1 << 20)"
     modest = "held = bytes(16 << 20)\ncall_tool('meet', {'place': 'end', 'count': 1})\nset_result(len(held))"
     one, two = victim.run_together([(greedy, {}), (modest, {})], limits={"memory_bytes": MEMORY_BYTES})
@@ -107,7 +107,7 @@ def test_memory_of_many_sandboxes_is_each_ones_own(victim: Victim) -> None:
 
 
 def test_kernel_memory_counts_too(victim: Victim) -> None:
-    """Buffers of sockets and pipes are pages of nobody's address space."""
+    """Buffers of sockets and pipes are pages outside every address space."""
     source = (
         RAW
         + """

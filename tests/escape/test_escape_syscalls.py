@@ -1,4 +1,4 @@
-"""The kernel's surface: SECURITY.md, "kernel"."""
+"""System calls that a guest must not make: SECURITY.md, "kernel"."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_script_that_uses_the_32_bit_gate_itself_is_reported_as_killed(victim:
 
 
 def test_a_32_bit_code_segment_does_not_open_the_32_bit_calls(victim: Victim) -> None:
-    """A far return into the compatibility segment, `int 0x80` there, and back: no C library is involved."""
+    """A far return into the compatibility segment, `int 0x80` there, and back, without a C library."""
     source = (
         RAW
         + """
@@ -107,7 +107,7 @@ set_result(in_child(ctypes.CFUNCTYPE(ctypes.c_int)(low)))
 
 
 def test_x32_numbers_lead_nowhere(victim: Victim) -> None:
-    """Most kernels are built without x32, so a plain process may be told ENOSYS as well."""
+    """Most kernels are built without x32, so a plain process may get ENOSYS too."""
     source = (
         RAW
         + """
@@ -191,7 +191,7 @@ set_result({name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for na
 
 
 def test_a_child_cannot_be_given_to_the_parent_of_the_sandbox(victim: Victim) -> None:
-    """CLONE_PARENT makes a child the sibling of its maker: a child of the zygote, outside the pid namespace's init."""
+    """CLONE_PARENT makes a child the sibling of its creator: a child of the zygote, not of the namespace's init."""
     source = (
         RAW
         + """
@@ -209,15 +209,15 @@ set_result(clone())
 
 
 def test_out_of_band_data_on_unix_sockets_is_out_of_reach(victim: Victim) -> None:
-    """MSG_OOB on AF_UNIX is used by nobody and has been a way into the kernel (CVE-2025-38236)."""
+    """No program uses MSG_OOB on AF_UNIX, and it was a way into the kernel (CVE-2025-38236)."""
     source = (
         RAW
         + """
-import socket
+import _socket, socket
 left, right = socket.socketpair()
 set_result([
     attempt(left.send, b"x", socket.MSG_OOB),
-    attempt(left.sendmsg, [b"x"], [], socket.MSG_OOB),
+    attempt(_socket.socket.sendmsg, left, [b"x"], [], socket.MSG_OOB),
     attempt(right.recv, 1, socket.MSG_OOB),
     attempt(right.recvmsg, 1, 0, socket.MSG_OOB),
 ])

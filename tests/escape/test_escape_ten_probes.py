@@ -1,4 +1,4 @@
-"""The ten ways out of a Python-level sandbox, and the forged protocol line: SECURITY.md, "filesystem" and others."""
+"""Ten known ways out of a sandbox made in Python, and a forged protocol line: SECURITY.md, "filesystem" and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host under attack, in a process of its own, so that a test can measure it, time it out and plant secrets in it.
+"""The host under attack, in its own process: so a test can measure it, bound its time and put secrets into it.
 
 Started by `attack.Victim`. Reads pickled requests on stdin and answers on stdout; uses toolcell as any program would.
 """

@@ -31,9 +31,12 @@ def outcome(action, *arguments):
     return "ok"
 
 def filter_calls():
+    from toolcell_bridge.entry import standard_library
     from toolcell_bridge.isolation import capabilities, seccomp
+    from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY
+    standard_library.adapt(GUEST_POLICY)
     capabilities.set_no_new_privileges()
-    seccomp.install(seccomp.guest_program())
+    seccomp.install(seccomp.guest_program(GUEST_POLICY))
 """
 
 
@@ -56,9 +59,8 @@ class Ended:
         return self.out.splitlines()
 
 
-@pytest.fixture
-def child(tmp_path: Path) -> Callable[..., Ended]:
-    """Run a script in a clean interpreter, in an empty directory. `filtered` installs the guest's syscall filter."""
+def child_in(folder: Path) -> Callable[..., Ended]:
+    """Return what `child` gives, for this working directory."""
 
     def run(source: str, *arguments: str, filtered: bool = False) -> Ended:
         script = PREAMBLE + ("filter_calls()\n" if filtered else "") + textwrap.dedent(source)
@@ -66,10 +68,16 @@ def child(tmp_path: Path) -> Callable[..., Ended]:
             [sys.executable, "-I", "-c", script, *arguments],
             capture_output=True,
             text=True,
-            cwd=tmp_path,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
-            timeout=60,
+            timeout=300,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Callable[..., Ended]:
+    """Run a script in a clean interpreter, in an empty directory. `filtered` installs the guest's syscall filter."""
+    return child_in(tmp_path)

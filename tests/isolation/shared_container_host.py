@@ -1,4 +1,4 @@
-"""The host's end of a container of many sandboxes, over the pipes of a plain process: no container, no event loop."""
+"""The host's end of a shared container, over the pipes of a plain process, without container and event loop."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def becomes_true(condition: Any, within_s: float = 5.0) -> bool:
+def becomes_true(condition: Any, within_s: float = 60.0) -> bool:
     """True once `condition()` holds."""
     until = time.monotonic() + within_s
     while not condition():

@@ -1,4 +1,4 @@
-"""Capabilities on a real kernel: gone, and not to be had again."""
+"""Capabilities on a real kernel: they are gone and cannot be regained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where cgroups may be made, decided from the text of /proc on machines unlike this one."""
+"""The place for cgroups, found from the text of /proc on many kinds of machines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def test_v1_takes_each_controller_where_the_process_is(tmp_path: Path, names: st
         mounts += V1_LINE.format(id=50 + number, root="/", at=tmp_path / each, names=each)
         membership += f"{number + 2}:{each}:{path}\n"
 
+    processors = ((name, tmp_path / names / "acct") for name in ("cpuacct", "cpu") if name in names.split(","))
     assert find_location(mounts + V2_LINE.format(root="/", at=tmp_path), membership) == V1Location(
-        (("memory", tmp_path / "memory/box/7"), ("pids", tmp_path / "pids"), ("cpuacct", tmp_path / names / "acct"))
+        (("memory", tmp_path / "memory/box/7"), ("pids", tmp_path / "pids"), *processors)
     )
 
 

@@ -1,4 +1,4 @@
-"""Cgroups: the v1 ones of this machine for real where they can be had, v2 against a tree of plain files."""
+"""Cgroups: v1 on this machine if it has them, and v2 with a tree of plain files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def manager() -> Iterator[CgroupManager]:
     assert found.close()
 
 
-def inside(entries: tuple[Path, ...], script: str) -> subprocess.Popen[str]:
+def inside(entries: tuple[str, ...], script: str) -> subprocess.Popen[str]:
     """Start a script that puts itself inside first and says so."""
-    join = f"import os\nfor entry in {[str(each) for each in entries]!r}: open(entry, 'w').write('0')\n"
+    join = f"import os\nfor entry in {list(entries)!r}: open(entry, 'w').write('0')\n"
     ready = "print('inside', flush=True)\n"
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", join + ready + script],
@@ -176,7 +176,7 @@ from toolcell.sandbox.process.cgroup_manager import discover
 import subprocess
 group = discover().create("left", 64 << 20, 8)
 join = "import sys, signal\\nfor each in sys.argv[1:]: open(each, 'w').write('0')\\nprint(flush=True)\\nsignal.pause()"
-command = [sys.executable, "-I", "-S", "-c", join, *map(str, group.entries)]
+command = [sys.executable, "-I", "-S", "-c", join, *group.entries]
 child = subprocess.Popen(command, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
@@ -232,6 +232,8 @@ class PlainFiles(CgroupFiles):
         "memory.swap.max": "max\n",
         "memory.oom.group": "0\n",
         "memory.peak": "4096\n",
+        "memory.stat": "anon 0\nslab_reclaimable 1048576\n",
+        "memory.reclaim": "",
         "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 1\n",
         "pids.max": "max\n",
         "pids.current": "2\n",
@@ -244,24 +246,24 @@ class PlainFiles(CgroupFiles):
         self.without = without
         self.written: list[tuple[str, str]] = []
 
-    def make(self, directory: Path) -> None:
+    def make(self, directory: Path | str) -> None:
         super().make(directory)
         for name, text in self.FILES.items():
             if name not in self.without:
-                (directory / name).write_text(text)
+                Path(directory, name).write_text(text)
 
-    def remove(self, directory: Path) -> None:
-        if not directory.exists():
+    def remove(self, directory: Path | str) -> None:
+        if not os.path.exists(directory):
             raise FileNotFoundError(directory)
-        if (directory / "cgroup.procs").read_text():
+        if Path(directory, "cgroup.procs").read_text():
             raise OSError(errno.EBUSY, "busy")
         shutil.rmtree(directory)
 
-    def write(self, file: Path, text: str) -> None:
+    def write(self, file: Path | str, text: str) -> None:
         super().write(file, text)
-        self.written.append((file.name, text))
-        if file.name == "cgroup.kill":
-            (file.parent / "cgroup.procs").write_text("")
+        self.written.append((os.path.basename(file), text))
+        if os.path.basename(file) == "cgroup.kill":
+            Path(os.path.dirname(file), "cgroup.procs").write_text("")
 
 
 def test_two_managers_of_one_process_do_not_meet(tmp_path: Path) -> None:
@@ -283,7 +285,7 @@ def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
     written = dict(files.written)
     assert written["memory.max"] == str(64 * MIB)
     assert (written["memory.swap.max"], written["memory.oom.group"], written["pids.max"]) == ("0", "1", "9")
-    assert group.entries == (home / "one" / "cgroup.procs",)
+    assert group.entries == (str(home / "one" / "cgroup.procs"),)
     assert manager.description == "v2 memory+pids"
     assert manager.close()
     assert os.listdir(tmp_path) == []
@@ -292,7 +294,7 @@ def test_v2_sets_every_limit_and_swap_to_nothing(tmp_path: Path) -> None:
 def test_v2_usage_is_read_from_the_unified_files(tmp_path: Path) -> None:
     files = PlainFiles()
     files.make(tmp_path / "one")
-    group = V2Cgroup("one", tmp_path / "one", files)
+    group = V2Cgroup("one", str(tmp_path / "one"), files)
     assert group.usage() == CgroupUsage(1.5, 4096, 2, 5, 2, 7)
 
 
@@ -310,7 +312,7 @@ def test_v2_kills_through_its_own_file_and_waits_until_it_is_empty(tmp_path: Pat
     files = PlainFiles()
     manager = CgroupManager(V2Location(tmp_path), files)
     group = manager.create("one", 64 * MIB, 9)
-    group.entries[0].write_text("123456789\n")
+    Path(group.entries[0]).write_text("123456789\n")
     assert not group.remove()
     assert group.destroy()
     assert ("cgroup.kill", "1") in files.written
@@ -322,28 +324,28 @@ def test_without_a_kill_file_forks_are_forbidden_before_the_first_signal(tmp_pat
     files.make(tmp_path / "one")
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", WAIT], stdin=subprocess.PIPE) as child:
         (tmp_path / "one" / "cgroup.procs").write_text(f"{child.pid}\n")
-        V2Cgroup("one", tmp_path / "one", files).kill()
+        V2Cgroup("one", str(tmp_path / "one"), files).kill()
         assert child.wait() == -signal.SIGKILL
     assert files.written == [("pids.max", "0")]
 
 
 def test_what_does_not_die_in_time_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     class Immortal(PlainFiles):
-        def write(self, file: Path, text: str) -> None:
+        def write(self, file: Path | str, text: str) -> None:
             CgroupFiles.write(self, file, text)
 
     files = Immortal()
     files.make(tmp_path / "one")
-    group = V2Cgroup("one", tmp_path / "one", files)
-    group.entries[0].write_text("123456789\n")
+    group = V2Cgroup("one", str(tmp_path / "one"), files)
+    Path(group.entries[0]).write_text("123456789\n")
     assert not group.destroy(within_s=0.0)
 
 
 @pytest.mark.parametrize("failing", ["pids.max", "memory.max", "memory.oom.group"])
 def test_a_limit_that_cannot_be_set_leaves_no_directory_behind(tmp_path: Path, failing: str) -> None:
     class Refusing(PlainFiles):
-        def write(self, file: Path, text: str) -> None:
-            if file.name == failing:
+        def write(self, file: Path | str, text: str) -> None:
+            if os.path.basename(file) == failing:
                 raise OSError(errno.EINVAL, "refused", str(file))
             super().write(file, text)
 
@@ -360,11 +362,22 @@ def test_a_host_directory_that_cannot_be_made_everywhere_is_made_nowhere(tmp_pat
         base.mkdir()
 
     class NoPids(PlainFiles):
-        def make(self, directory: Path) -> None:
-            if directory.parent.name == "pids":
+        def make(self, directory: Path | str) -> None:
+            if Path(directory).parent.name == "pids":
                 raise PermissionError(errno.EACCES, "denied", str(directory))
             super().make(directory)
 
     with pytest.raises(PermissionError):
         CgroupManager(V1Location(tuple((base.name, base) for base in bases)), NoPids())
     assert [os.listdir(base) for base in bases] == [[], [], []]
+
+
+@pytest.mark.parametrize(("remembered", "reclaimed"), [(1 << 20, []), (64 << 20, [("memory.reclaim", str(64 << 20))])])
+def test_names_that_the_kernel_remembers_are_dropped_when_they_are_many(
+    tmp_path: Path, remembered: int, reclaimed: list[tuple[str, str]]
+) -> None:
+    files = PlainFiles()
+    files.make(tmp_path / "one")
+    (tmp_path / "one" / "memory.stat").write_text(f"anon 0\nslab_reclaimable {remembered}\n")
+    V2Cgroup("one", str(tmp_path / "one"), files).drop_names()
+    assert files.written == reclaimed

@@ -1,4 +1,4 @@
-"""The loader's rules, on real files of this machine and on files made to mislead."""
+"""The rules of the loader, with real files of this machine and with files made to mislead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Landlock on a real kernel: what stays open is what was listed, and nothing else."""
+"""Landlock on a real kernel: only what was listed stays accessible."""
 
 from __future__ import annotations
 

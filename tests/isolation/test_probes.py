@@ -1,4 +1,4 @@
-"""Probes: every layer is tried, and each that is missing comes with a remedy."""
+"""Probes: every layer is tried, and each missing one is reported with a remedy."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_behind_a_filter_like_a_containers_the_namespaces_are_missing_and_the_fi
     [
         (errno.EPERM, {"unprivileged_clone": 0}, "kernel.unprivileged_userns_clone=1"),
         (errno.EPERM, {"apparmor_restricts": 1}, "kernel.apparmor_restrict_unprivileged_userns=0"),
-        (errno.EPERM, {"filtered": True}, "--security-opt seccomp"),
+        (errno.EPERM, {"filtered": True}, 'profile="container"'),
         (errno.ENOSPC, {}, "user.max_user_namespaces"),
         (errno.EPERM, {"max_user_namespaces": 0}, "user.max_user_namespaces"),
         (errno.EINVAL, {}, "CONFIG_USER_NS"),

@@ -1,4 +1,4 @@
-"""Resource limits on a real kernel: set, equal, and not to be raised."""
+"""Resource limits on a real kernel: set, hard limit equal to soft limit, and impossible to raise."""
 
 from __future__ import annotations
 

@@ -1,15 +1,27 @@
-"""The policy as data: every call decided once, and the decisions the security requirements name."""
+"""The policy as data: one decision for each call, and the decisions that the security requirements name."""
 
 from __future__ import annotations
 
 import pytest
 
-from toolcell_bridge.isolation.seccomp_policy import ALLOWED, GUEST_POLICY, MISSING, REFUSED, RULES, SeccompAction
+from toolcell_bridge.isolation.seccomp_policy import (
+    ALLOWED,
+    EPOLL,
+    GUEST_POLICY,
+    MISSING,
+    PACKAGES_POLICY,
+    REFUSED,
+    RULES,
+    SKIPPED,
+    SeccompAction,
+)
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
 MACHINES = sorted(SYSCALL_NUMBERS)
 EVERY_CALL = frozenset().union(*SYSCALL_NUMBERS.values())
-ROWS = [call for group in (*ALLOWED, *REFUSED, *MISSING) for call in group.calls] + [rule.call for rule in RULES]
+ROWS = [call for group in (*ALLOWED, EPOLL, *REFUSED, *MISSING, *SKIPPED) for call in group.calls] + [
+    rule.call for rule in RULES
+]
 
 NEVER = [
     "io_uring_setup",
@@ -90,6 +102,10 @@ NEVER = [
     "setrlimit",
     "flock",
     "splice",
+    "sendmsg",
+    "sendmmsg",
+    "epoll_create1",
+    "epoll_ctl",
 ]
 
 
@@ -128,6 +144,9 @@ SIGCHLD = 17
 ARGUMENTS = [
     ("clone", [CLONE_THREAD], True),
     ("clone", [SIGCHLD], True),
+    ("rt_sigaction", [SIGCHLD], False),
+    ("rt_sigaction", [SIGCHLD | 1 << 32], False),
+    ("rt_sigaction", [15], True),
     *(("clone", [SIGCHLD | flag], False) for flag in (1 << 7, 1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29)),
     ("clone", [SIGCHLD | 1 << 30], False),
     ("socketpair", [1, 1], True),
@@ -176,5 +195,20 @@ def test_arguments_decide_between_what_python_needs_and_what_reaches_out(
     assert (GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], padded) is SeccompAction.ALLOW) == allowed
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_packages_add_epoll_and_nothing_else(machine: str) -> None:
+    for call, number in SYSCALL_NUMBERS[machine].items():
+        for fill in (0, 1, 2**64 - 1):
+            answers = [policy.decide(machine, number, [fill] * 6) for policy in (GUEST_POLICY, PACKAGES_POLICY)]
+            different = [SeccompAction.EPERM, SeccompAction.ALLOW]
+            assert answers == different if call in EPOLL.calls else answers[0] is answers[1], call
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("call", ["fsync", "fdatasync", "fadvise64"])
+def test_what_would_wait_for_a_disk_of_the_host_is_answered_and_not_made(machine: str, call: str) -> None:
+    assert GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], [0] * 6) is SeccompAction.SKIP
+
+
 def test_every_row_says_why() -> None:
-    assert all(len(row.reason) > 3 for row in (*ALLOWED, *REFUSED, *MISSING, *RULES))
+    assert all(len(row.reason) > 3 for row in (*ALLOWED, EPOLL, *REFUSED, *MISSING, *SKIPPED, *RULES))

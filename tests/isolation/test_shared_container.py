@@ -1,4 +1,4 @@
-"""Sandboxes that share a container cannot reach each other, their parents, or whoever comes after them."""
+"""Sandboxes that share a container cannot reach each other, their parents, or later sandboxes."""
 
 from __future__ import annotations
 

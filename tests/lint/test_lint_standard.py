@@ -1,4 +1,4 @@
-"""The standard profile: what models write passes and means the same; what it refuses is named with its place."""
+"""The standard profile: code that models write passes unchanged. A refusal names the place."""
 
 import ast
 import asyncio

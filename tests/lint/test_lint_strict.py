@@ -1,4 +1,4 @@
-"""The strict profile: RestrictedPython's rules and guards, with ordinary scripts working under them."""
+"""The strict profile: the rules and guards of RestrictedPython. Ordinary scripts work under it."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""Tools and a runtime that the tests of this folder share; each script gets a fresh sandbox anyway."""
+"""Tools and a runtime that the tests of this folder share. Each script still gets a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(sync_runtime: SyncRuntime) -> Run:
     return sync_runtime.execute_code
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Wait until `condition` holds; the run that makes it true is the event, polling is only how we see it."""
     with anyio.fail_after(within_s):
         while not condition():

@@ -111,7 +111,7 @@ async def _soak(registry: ToolRegistry, runs: int, at_once: int, report: Callabl
             async with anyio.create_task_group() as tasks:
                 for _ in range(at_once):
                     tasks.start_soon(some, runs // 10 // at_once)
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while repr(runtime.pool) != "<Pool idle=2 busy=0 starting=0 cap=8>":
                     await anyio.sleep(0.01)
             footprints.append(measure())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -80,6 +81,16 @@ async def test_failures_are_error_results_with_logs() -> None:
     assert bad.text.startswith("invalid execute_code args: ")
 
 
+async def test_the_model_reads_which_limit_an_exception_of_its_script_ran_into() -> None:
+    async with coding() as registry:
+        memory = await registry.dispatch("execute_code", {"code": "bytearray(1 << 40)"})
+        processes = await registry.dispatch("execute_code", {"code": "import os\nwhile True: os.fork()"})
+
+    assert f"MemoryError:\nthe run's limit memory_bytes is {Limits().memory_bytes}, and " in memory.text
+    if os.geteuid() == 0:  # where nothing counts the processes, only the system's own message is known
+        assert f"\nthe run's limit processes is {Limits().processes}, and " in processes.text
+
+
 @pytest.mark.conforms("Q7", "T2")
 async def test_a_runner_takes_a_request_and_gives_output_logs_and_error() -> None:
     async with Runtime(make_registry()) as runtime:
@@ -141,3 +152,38 @@ async def test_the_process_backend_is_a_backend() -> None:
     finally:
         await backend.close()
         await backend.close()
+
+
+async def test_a_script_reads_what_an_exception_says_only_where_its_tool_allows_it() -> None:
+    registry = ToolRegistry()
+
+    def query(sql: str) -> str:
+        """Run a query on the database."""
+        raise LookupError("no such column: nmae")
+
+    def guarded(sql: str) -> str:
+        """Run a query on the other database."""
+        raise LookupError("no such column: nmae")
+
+    registry.add(query, expose_errors=True)
+    registry.add(guarded)
+    async with Runtime(registry) as runtime:
+        code = (
+            "said = []\nfor tool in (tools.query, tools.guarded):\n"
+            "    try: tool('x')\n    except ToolError as e: said.append([e.code, str(e)])\nset_result(said)"
+        )
+        result = await runtime.execute_code(code)
+
+    assert result.value == [
+        ["tool_error", "Tool 'query' failed: LookupError: no such column: nmae"],
+        ["exception", "Tool 'guarded' failed: the tool raised LookupError"],
+    ]
+
+
+async def test_a_chart_that_a_script_draws_is_an_image_for_the_model() -> None:
+    async with coding() as registry:
+        code = "open('c.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n')\nset_result('drawn', files=['c.png'])"
+        result = await registry.dispatch("execute_code", {"code": code})
+
+    assert result.text == '"drawn"\n\nfiles returned: c.png (image/png, 8 bytes)'
+    assert [image.media_type for image in result.images] == ["image/png"]

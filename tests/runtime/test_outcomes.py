@@ -1,4 +1,4 @@
-"""The outcome of a run, computed from what the host observed: that comes before what the guest said."""
+"""The outcome of a run is computed from what the host observed, before what the guest said."""
 
 from __future__ import annotations
 

@@ -1,26 +1,33 @@
-"""Plans through the runtime: tool calls in parallel, with no sandbox at all."""
+"""Plans through the runtime: tool calls in parallel, without a sandbox."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from toolcell import Runtime, UsageError
+from toolcell import PoolConfig, Runtime, UsageError
+from toolcell.testing import FakeBackend
 
 from .conftest import make_registry
+
+
+def offline() -> Runtime:
+    """A runtime to open, without isolation: plans take no sandbox."""
+    return Runtime(make_registry(), backend=FakeBackend([]), pool=PoolConfig(warm=0), allow_unisolated=True)
 
 
 @pytest.mark.anyio
 @pytest.mark.conforms("T4", "P5", "P12")
 async def test_a_plan_runs_without_a_sandbox_and_reports_each_step() -> None:
-    runtime = Runtime(make_registry())
-
-    rows = await runtime.execute_plan(
-        [
-            {"tool": "add", "args": {"a": 40, "b": 2}},
-            {"tool": "fail", "args": {"text": "timeout"}},
-            {"tool": "echo", "args": {"q": [1]}},
-        ]
-    )
+    async with offline() as runtime:
+        rows = await runtime.execute_plan(
+            [
+                {"tool": "add", "args": {"a": 40, "b": 2}},
+                {"tool": "fail", "args": {"text": "timeout"}},
+                {"tool": "echo", "args": {"q": [1]}},
+            ]
+        )
 
     assert rows == [
         {"step": 0, "tool": "add", "status": "ok", "result": 42},
@@ -32,9 +39,38 @@ async def test_a_plan_runs_without_a_sandbox_and_reports_each_step() -> None:
 @pytest.mark.anyio
 @pytest.mark.conforms("P9", "P11")
 async def test_a_plan_that_cannot_run_is_the_callers_error() -> None:
-    runtime = Runtime(make_registry())
+    async with offline() as runtime:
+        with pytest.raises(UsageError, match="at least one step"):
+            await runtime.execute_plan([])
+        with pytest.raises(UsageError, match="cannot call execute_plan"):
+            await runtime.execute_plan([{"tool": "execute_plan", "args": {}}])
 
-    with pytest.raises(UsageError, match="at least one step"):
-        await runtime.execute_plan([])
-    with pytest.raises(UsageError, match="cannot call execute_plan"):
-        await runtime.execute_plan([{"tool": "execute_plan", "args": {}}])
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([3], r"steps\[0\]: must be object"),
+        ([{}], r'steps\[0\]: missing required property "tool"'),
+        ([{"tool": "echo", "args": 3}], r"steps\[0\]\.args: must be object"),
+        ([{"tool": "echo", "args": {}, "id": [1]}], r"steps\[0\]\.id: must be string"),
+        ([{"tool": "echo", "args": {}, "timeout_s": "x"}], r"steps\[0\]\.timeout_s: must be number"),
+        ([{"tool": "echo", "args": {"q": object()}}], r"steps\[0\]\.args\.q: object is not data"),
+    ],
+)
+async def test_a_step_that_is_none_is_the_callers_error(steps: Any, said: str) -> None:
+    async with offline() as runtime:
+        with pytest.raises(UsageError, match=said):
+            await runtime.execute_plan(steps)
+
+
+@pytest.mark.anyio
+async def test_a_plan_needs_an_open_runtime_as_a_script_does() -> None:
+    steps = [{"tool": "echo", "args": {"q": 1}}]
+    runtime = offline()
+    with pytest.raises(UsageError, match="this Runtime is not open"):
+        await runtime.execute_plan(steps)
+    async with runtime:
+        assert (await runtime.execute_plan(steps))[0]["status"] == "ok"
+    with pytest.raises(UsageError, match="this Runtime is not open"):
+        await runtime.execute_plan(steps)

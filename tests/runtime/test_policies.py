@@ -1,4 +1,4 @@
-"""What a policy changes for every run: determinism, environment, lint, packages."""
+"""What a policy changes in every run: determinism, environment, lint, packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.forty_packages import USUAL
 from toolcell import Outcome, Policy, PoolConfig, Runtime, SandboxUnavailable, SyncRuntime, UsageError
 from toolcell.config import Limits
 
@@ -129,23 +130,38 @@ def test_packages_are_the_hosts_choice_and_a_script_is_told_so(run: Run) -> None
 
 
 @pytest.mark.conforms("Q18", "Q19")
-def test_wanted_packages_are_there_and_read_only() -> None:
+def test_the_usual_packages_work_and_are_read_only() -> None:
     script = """
 install_package("numpy")
-import numpy as np, pandas as pd, os
+import matplotlib, numpy as np, pandas as pd, requests, scipy.stats
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt, seaborn
+from PIL import Image
 frame = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
+seaborn.lineplot(frame, x="a", y="b")
+plt.savefig("chart.png", dpi=50)
 try: open(np.__file__, "a")
 except OSError as error: problem = type(error).__name__
-set_result({"mean": float(frame["b"].mean()), "rows": frame, "dot": np.arange(4) @ np.arange(4), "problem": problem,
-            "where": np.__file__})"""
-    with SyncRuntime(packages=["numpy", "pandas"], preload=["numpy", "pandas"]) as runtime:
-        value = runtime.execute_code(script).value
+set_result({
+    "rows": frame,
+    "dot": np.arange(4) @ np.arange(4),
+    "slope": round(scipy.stats.linregress(frame.a, frame.b).slope, 6),
+    "picture": Image.open("chart.png").size,
+    "url": requests.Request("GET", "http://a.example/", params={"q": 1}).prepare().url,
+    "problem": problem,
+    "where": np.__file__,
+}, files=["chart.png"])"""
+    with SyncRuntime(packages=USUAL, preload=["numpy", "pandas"], limits=Limits(wall_s=60)) as runtime:
+        result = runtime.execute_code(script)
 
-    assert value["mean"] == 1.5
+    assert result.outcome is Outcome.OK, result.error
+    value, [chart] = result.value, result.files
     assert value["rows"][0] == {"a": 1, "b": 0.5}
-    assert value["dot"] == 14
+    assert (value["dot"], value["slope"], value["picture"]) == (14, 1.0, [320, 240])
+    assert value["url"] == "http://a.example/?q=1"
     assert value["problem"] in ("OSError", "PermissionError")
     assert value["where"].startswith("/packages/")
+    assert (chart.media_type, (chart.data or b"")[:4]) == ("image/png", b"\x89PNG")
 
 
 def test_a_module_that_cannot_be_preloaded_is_named() -> None:
@@ -166,6 +182,9 @@ def test_an_unknown_backend_is_the_callers_error() -> None:
         ({"policy": "strict"}, "policy= takes Policy, not str 'strict'; write policy=Policy(...)"),
         ({"pool": 4}, "pool= takes PoolConfig, not int 4; write pool=PoolConfig(...)"),
         ({"pool": Limits}, "pool= takes PoolConfig, not ModelMetaclass <class 'toolcell.config.Limits'>; write "),
+        ({"packages": "pandas"}, "packages= takes a list of names, not the text 'pandas'; write packages=['pandas']"),
+        ({"preload": "json"}, "preload= takes a list of names, not the text 'json'; write preload=['json']"),
+        ({"registry": print}, "Runtime takes a ToolRegistry or a list of tools, not <built-in function print>; write "),
     ],
 )
 def test_settings_of_the_wrong_kind_are_refused_before_anything_opens(options: dict[str, Any], complaint: str) -> None:

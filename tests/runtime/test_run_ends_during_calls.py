@@ -1,4 +1,4 @@
-"""What becomes of calls when their run is over: cancelled before it began, out of time, or done without them."""
+"""Calls whose run ends: cancelled before it began, out of time, or done without waiting for them."""
 
 from __future__ import annotations
 

@@ -1,19 +1,25 @@
-"""A callback or a measurement that raises ends its own run, with that exception; the first reason to stop counts."""
+"""A callback or a measurement that raises ends its own run with that exception. The first reason to stop counts."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
+from toolcell.run import callbacks
+from toolcell.run.callbacks import Callbacks
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
 from toolcell.sandbox.backend import LimitExceeded, Sample
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
+from toolcell.time_slice import SLICE_S, TimeSlice
+from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import CallTool, Done, Log, Progress, Result, RunScript, ToolFail, ToolReturn
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +43,30 @@ def fail(*_: object) -> None:
     raise Unexpected("this run only")
 
 
+async def fail_later(*_: object) -> None:
+    await anyio.lowlevel.checkpoint()
+    fail()
+
+
+def leave(*_: object) -> None:
+    raise SystemExit(3)
+
+
+class Odd(BaseException):
+    """As pytest's own outcomes are."""
+
+
+def fail_oddly(*_: object) -> None:
+    raise Odd
+
+
+async def fail_oddly_later(*_: object) -> None:
+    raise Odd
+
+
+RAISED = {leave: SystemExit, fail_oddly: Odd, fail_oddly_later: Odd}
+
+
 def guest(run: RunScript) -> Generator[Any, ToolReturn | ToolFail | None, None]:
     if run.source in GUESTS:
         yield from GUESTS[run.source]
@@ -57,8 +87,17 @@ def broken_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken_measurement")
-@pytest.mark.parametrize("source", GUESTS)
-async def test_what_raises_ends_its_own_run_and_disturbs_no_other(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "callback"),
+    [
+        *((source, callback) for source in GUESTS for callback in (fail, fail_later)),
+        ("a message", leave),
+        ("raw output", leave),
+        ("raw output", fail_oddly),
+        ("raw output", fail_oddly_later),
+    ],
+)
+async def test_what_raises_ends_its_own_run_and_disturbs_no_other(source: str, callback: Callable[..., object]) -> None:
     registry, entered, ended = ToolRegistry(), anyio.Event(), anyio.Event()
 
     @registry.tool
@@ -81,16 +120,98 @@ async def test_what_raises_ends_its_own_run_and_disturbs_no_other(source: str) -
         async def calm() -> None:
             results.append(await runtime.execute_code("calm"))
 
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(calm)
                 await entered.wait()
-                with pytest.raises(Unexpected, match="this run only"):
-                    await runtime.execute_code(source, on_log=fail, on_progress=fail)
+                with pytest.raises(RAISED.get(callback, Unexpected)):
+                    await runtime.execute_code(source, on_log=callback, on_progress=callback)
                 ended.set()
         assert (await runtime.execute_code("calm")).value == "undisturbed"
 
     assert [(result.outcome, result.value) for result in results] == [(Outcome.OK, "undisturbed")]
+
+
+async def test_asynchronous_callbacks_are_awaited_in_order_before_the_run_has_its_result() -> None:
+    seen: list[object] = []
+
+    async def take(*what: object) -> None:
+        await anyio.lowlevel.checkpoint()
+        seen.append(what[-1])
+
+    def play(run: RunScript) -> Generator[Any, Any, None]:
+        yield Log(1, "first")
+        yield Progress("second")
+        yield RawOutput(stdout=b"raw")
+        yield Result(None, [])
+
+    async with Runtime(backend=FakeBackend(play), pool=PoolConfig(warm=1), allow_unisolated=True) as runtime:
+        result = await runtime.execute_code("", on_log=take, on_progress=take)
+
+    assert result.ok
+    assert [what for what in seen if what != "raw"] == ["first", "second"]
+    assert "raw" in seen  # the monitor may read it before the messages
+
+
+async def test_a_run_that_is_cancelled_while_it_gives_way_makes_no_further_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry, cancel, seen = ToolRegistry(), anyio.Event(), list[int]()
+
+    @registry.tool
+    async def act(n: int) -> None:
+        """Do something that counts."""
+        seen.append(n)
+
+    give_way = TimeSlice.give_way
+
+    async def give_way_for_long(self: TimeSlice) -> None:
+        await anyio.wait_all_tasks_blocked()
+        await give_way(self)
+
+    monkeypatch.setattr(TimeSlice, "give_way", give_way_for_long)
+
+    def take(_: str, text: str) -> None:
+        if text == "last":
+            cancel.set()
+        time.sleep(2 * SLICE_S)  # its slice is over when the next message is due
+
+    together = encode(Log(1, "last")) + encode(CallTool(1, "act", {"n": 1}, None))
+    script = [Log(1, "first"), Log(1, "second"), together, Hang()]
+    async with Runtime(registry, backend=FakeBackend(script), allow_unisolated=True) as runtime:
+        result = await runtime.execute_code("", cancel=cancel, on_log=take)
+
+    assert (result.outcome, result.calls, seen) == (Outcome.CANCELLED, (), [])
+
+
+async def test_a_callback_that_does_not_return_is_awaited_by_one_task_and_cancelled_after_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hearing: list[int] = []
+    cancelled = anyio.Event()
+    hear = Callbacks.hear
+
+    async def counted(self: Callbacks, stop: Callable[[BaseException], None]) -> None:
+        hearing.append(1)
+        await hear(self, stop)
+
+    async def stay(*_: object) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    monkeypatch.setattr(Callbacks, "hear", counted)
+    monkeypatch.setattr(callbacks, "HEAR_S", 0.05)
+    monkeypatch.setattr(ScriptedSandbox, "read_output", lambda sandbox: (b"x" * sandbox.is_alive(), b""))
+    backend, limits = FakeBackend([Hang()]), Limits(wall_s=0.5)
+    async with Runtime(backend=backend, limits=limits, allow_unisolated=True) as runtime:
+        result = await runtime.execute_code("", on_log=stay)
+        with anyio.fail_after(5):
+            await cancelled.wait()
+
+    assert result.outcome is Outcome.TIMEOUT
+    assert len(hearing) <= 3
 
 
 class CountingSandbox:
@@ -115,7 +236,7 @@ REASONS: list[StopReason] = [
 
 
 @pytest.mark.parametrize("first", REASONS, ids=lambda reason: type(reason).__name__)
-def test_the_first_reason_to_stop_counts_and_all_but_done_kill(first: StopReason) -> None:
+async def test_the_first_reason_to_stop_counts_and_all_but_done_kill(first: StopReason) -> None:
     sandbox: Any = CountingSandbox()
     connection = GuestConnection(sandbox)
 

@@ -1,4 +1,4 @@
-"""What is kept of a guest's messages that are read after its death: as much as of those before it."""
+"""Messages that are read after a guest's death have the same limits as those read before."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from toolcell import Limits
+from toolcell.host_work import HostWork
 from toolcell.run.connection import GuestConnection
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest, run_message
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import FilePart, Log, Result
+
+pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(result_bytes=1000)
 
@@ -20,8 +23,6 @@ class DeadSandbox:
     """As much of a sandbox and its stream as is looked at here."""
 
     limits = LIMITS
-    sent_bytes = 0
-    received_bytes = 0
 
     @property
     def stream(self) -> DeadSandbox:
@@ -34,16 +35,16 @@ def printed() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def output(printed: list[tuple[str, str]]) -> RunOutput:
+async def output(printed: list[tuple[str, str]]) -> RunOutput:
     sandbox: Any = DeadSandbox()
     connection = GuestConnection(sandbox)
-    sandbox.received_bytes = 1_000_000
+    connection.wire.message_bytes = 1_000_000
     message = run_message(1, "", None, [], LIMITS, "off", None, None)
     request = RunRequest(message, LIMITS, on_log=lambda *what: printed.append(what))
-    return RunOutput(request, connection, lambda call: None)
+    return RunOutput(request, connection, lambda call: None, HostWork(2**20))
 
 
-def test_a_late_result_is_held_to_its_limit(output: RunOutput) -> None:
+async def test_a_late_result_is_held_to_its_limit(output: RunOutput) -> None:
     output.drain_message(Result("early", []))
     with pytest.raises(RemoteProtocolError, match=r"result too large .* 1000 bytes"):
         output.drain_message(Result("x" * 2000, []))
@@ -51,7 +52,7 @@ def test_a_late_result_is_held_to_its_limit(output: RunOutput) -> None:
     assert output.value == "early"
 
 
-def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(output: RunOutput) -> None:
+async def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(output: RunOutput) -> None:
     output.take(Result(1, ["old"]))
     output.take(FilePart("old", "text/plain", b"old", True))
     output.drain_message(Result(2, ["new"]))
@@ -61,7 +62,7 @@ def test_a_late_result_has_its_own_files_and_not_those_of_the_one_before(output:
     assert [(file.name, file.data) for file in output.files()] == [("new", b"new")]
 
 
-def test_late_text_reaches_the_callback_as_any(output: RunOutput, printed: list[tuple[str, str]]) -> None:
+async def test_late_text_reaches_the_callback_as_any(output: RunOutput, printed: list[tuple[str, str]]) -> None:
     output.drain_message(Log(1, "the last of it\n"))
 
     assert output.logs().stdout == "the last of it\n"

@@ -1,4 +1,4 @@
-"""A guest that does not read its answers gains nothing by it."""
+"""A guest that does not read its answers gets no advantage."""
 
 from __future__ import annotations
 

@@ -11,6 +11,6 @@ pytestmark = pytest.mark.isolation
 
 
 def test_hundreds_of_runs_leave_nothing_behind() -> None:
-    footprints = anyio.run(soak, 400)
+    footprints = anyio.run(soak, 200)
 
     assert grown(footprints, memory_mib=6) == [], footprints

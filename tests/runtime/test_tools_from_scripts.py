@@ -1,8 +1,7 @@
-"""Calling the host's tools from a script: values, failures, threads, asyncio, budgets."""
+"""Tool calls from a script: values, failures, threads, asyncio, budgets."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import anyio
@@ -100,14 +99,12 @@ def test_arguments_are_validated_on_the_host(run: Run) -> None:
 
 @pytest.mark.conforms("Q14", "EX-43")
 def test_parallel_calls_overlap_and_keep_their_order(run: Run) -> None:
-    began = time.perf_counter()
     result = run("set_result(call_tools_parallel([('wait', {'seconds': s}) for s in (0.3, 0.1, 0.2)]))")
 
     assert result.value == [0.3, 0.1, 0.2]
     starts = [call.started_s for call in result.calls]
     ends = [call.started_s + call.duration_s for call in result.calls]
     assert max(starts) < min(ends)
-    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.conforms("Q-b14", "V-11", "Q15")
@@ -229,6 +226,31 @@ except asyncio.TimeoutError:
     assert [call.status for call in result.calls] == ["error", "ok", "ok"]
 
 
+def test_a_cancelled_call_whose_tool_ends_after_the_run_is_no_pending_call() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def slow_to_end() -> str:
+        """Take its time to be cancelled."""
+        try:
+            await anyio.sleep(60)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.3)
+        return "never"
+
+    script = """
+import asyncio
+try:
+    await asyncio.wait_for(call_tool_async("slow_to_end"), 0.05)
+except asyncio.TimeoutError:
+    set_result(1)"""
+    with SyncRuntime(registry) as runtime:
+        (call,) = runtime.execute_code(script).calls
+
+    assert (call.status, call.error_code) == ("error", "cancelled")
+
+
 @pytest.mark.conforms("Q-b15")
 def test_tools_have_methods_lists_and_a_search(run: Run) -> None:
     script = """
@@ -254,11 +276,13 @@ set_result({
 def test_log_and_progress_reach_the_host(sync_runtime: SyncRuntime) -> None:
     seen: list[object] = []
     result = sync_runtime.execute_code(
-        "log('warning', 'careful', 1)\nprogress(0.5)\nprogress(step='two', of=3)", on_progress=seen.append
+        "log('warning', 'careful', 1)\nprogress(0.5)\nprogress(step='two', of=3)\n"
+        "progress('x', total=3)\nprogress({'at': 1}, total=3)",
+        on_progress=seen.append,
     )
 
     assert result.logs.stderr == "[warning] careful 1\n"
-    assert seen == [0.5, {"step": "two", "of": 3}]
+    assert seen == [0.5, {"step": "two", "of": 3}, {"value": "x", "total": 3}, {"at": 1, "total": 3}]
 
 
 def test_output_can_be_followed_as_it_appears(sync_runtime: SyncRuntime) -> None:

@@ -1,4 +1,4 @@
-"""Package environments: what may be asked for, what is built, and that it is built once and whole."""
+"""Package environments: what may be requested, what is built, and that it is built once and completely."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from toolcell.errors import PackageError, UsageError
-from toolcell.sandbox.process import package_sources, packages, root_filesystem
-from toolcell.sandbox.process.packages import PackageEnvironment, private_directory, resolve, verify
+from toolcell.sandbox.process import package_sources, root_filesystem
+from toolcell.sandbox.process.cache import default_cache_dir, private_directory
+from toolcell.sandbox.process.packages import PackageEnvironment, resolve, verify
 
 
 @pytest.fixture
@@ -335,10 +336,10 @@ def test_a_cache_that_cannot_be_made_is_a_package_error(site: Path, tmp_path: Pa
 
 def test_the_cache_is_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert packages.default_cache_dir() == tmp_path / "xdg" / "toolcell"
+    assert default_cache_dir() == tmp_path / "xdg" / "toolcell"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert packages.default_cache_dir() == tmp_path / ".cache" / "toolcell"
+    assert default_cache_dir() == tmp_path / ".cache" / "toolcell"
 
 
 def test_a_wheel_file_is_installed_without_scripts_or_traces_of_its_origin(cache: Path, tmp_path: Path) -> None:
@@ -399,3 +400,23 @@ def test_numpy_as_installed_here_works_in_an_environment_of_its_own(cache: Path)
     assert environment.source == "installed"
     code = "import numpy; print(int(numpy.arange(4).sum()), numpy.__file__)"
     assert run_with(environment, code) == f"6 {environment.path}/numpy/__init__.py"
+
+
+def test_an_installer_is_heard_line_by_line_and_its_last_lines_are_in_the_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    lines = "; ".join(f"print('step {n}', flush=True)" for n in range(20))
+    uv = cache.parent / "uv"
+    uv.write_text(f"#!{sys.executable}\nimport sys\n{lines}\nsys.exit(3)\n")
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(cache.parent), prepend=os.pathsep)
+    with (
+        caplog.at_level("INFO", "toolcell.sandbox.process.package_sources"),
+        pytest.raises(PackageError, match="exit status 3") as caught,
+    ):
+        resolve(["no-such-package-at-all"], cache_dir=cache)
+    assert [record.getMessage() for record in caplog.records][:2] == [
+        "installing no-such-package-at-all with uv",
+        "step 0",
+    ]
+    assert "step 19" in str(caught.value) and "step 4\n" not in str(caught.value)

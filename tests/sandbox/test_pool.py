@@ -1,4 +1,4 @@
-"""The pool on its own: what it plans, what it keeps, and what becomes of what was used."""
+"""The pool alone: what it plans, what it keeps, and what happens to used items."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from toolcell import SandboxUnavailable
 from toolcell.sandbox import pool as pools
 from toolcell.sandbox.pool import Pool, plan
+from toolcell.sandbox.start_clock import StartClock
 
 pytestmark = pytest.mark.anyio
 
-LONG_S = 60.0
+LONG_S = 600.0
 
 
 class Works:
@@ -50,9 +51,9 @@ class Works:
 
 @asynccontextmanager
 async def opened(works: Works, **options: Any) -> AsyncIterator[Pool[int]]:
-    settings = {"warm": 4, "cap": 8, "idle_s": LONG_S} | options
+    settings = {"warm": 4, "cap": 8, "idle_s": LONG_S, "clock": StartClock(LONG_S)} | options
     pool = Pool(works.start, works.end, lambda item: item not in works.ended, works.freeze, **settings)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             await pool.open(tasks)
             try:
@@ -194,6 +195,23 @@ async def test_failures_are_told_to_whoever_waits_and_the_pool_goes_on(monkeypat
         pool.release(0)
 
 
+async def test_an_item_whose_end_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Works):
+        async def end(self, item: int) -> None:
+            await super().end(item)
+            if item == 0:
+                raise RuntimeError("can't start new thread")
+
+    works = Failing(freezes=False)
+    async with opened(works, warm=1, cap=2) as pool:
+        first = await pool.acquire()
+        pool.release(first)
+        await until(lambda: bool(works.ended))
+        pool.release(await pool.acquire())
+
+    assert "0 could not be ended" in caplog.text
+
+
 async def test_a_pool_that_was_closed_has_nothing_to_give() -> None:
     async with opened(Works()) as pool:
         await pool.close()
@@ -205,7 +223,7 @@ async def test_a_pool_that_was_closed_has_nothing_to_give() -> None:
 async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_cancelled(freezes: bool) -> None:
     """A cancellation from further up reaches the pool's own tasks before it reaches `close`."""
     works = Works(freezes=freezes)
-    with anyio.fail_after(20), anyio.CancelScope() as everything:
+    with anyio.fail_after(60), anyio.CancelScope() as everything:
         async with opened(works) as pool:
             items = {await pool.acquire(), await pool.acquire()}
             everything.cancel()
@@ -214,5 +232,89 @@ async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_canc
             finally:
                 for item in items:
                     pool.release(item)
-                with anyio.fail_after(5, shield=True):
+                with anyio.fail_after(30, shield=True):
                     await until(lambda: items <= {*works.ended})
+
+
+async def test_whoever_waits_for_a_start_that_is_stuck_hears_of_it_in_time() -> None:
+    works = Works()
+
+    async def stuck() -> int:
+        await anyio.sleep(LONG_S)
+        return 0
+
+    works.start = stuck  # type: ignore[method-assign]
+    async with opened(works, warm=0, clock=StartClock(0.05)) as pool:
+        with anyio.fail_after(10), pytest.raises(SandboxUnavailable, match=r"no sandbox came up within 0\.05 s"):
+            await pool.acquire()
+
+
+async def test_a_slow_start_is_not_stuck_while_others_succeed() -> None:
+    clock = StartClock(2.0)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+
+            async def slow() -> int:
+                started.set()
+                await anyio.sleep_until(begun + 3.0)
+                return 1
+
+            async def quick() -> int:
+                return 2
+
+            begun = anyio.current_time()
+            tasks.start_soon(clock.run, slow)
+            await started.wait()
+            await anyio.sleep_until(begun + 1.5)
+            assert await clock.run(quick) == 2
+
+
+async def test_while_every_place_is_busy_nobody_who_waits_runs_out_of_time() -> None:
+    works, got = Works(freezes=False), []
+    async with opened(works, warm=1, cap=1, clock=StartClock(0.5)) as pool, anyio.create_task_group() as tasks:
+        held = await pool.acquire()
+
+        async def wait() -> None:
+            got.append(await pool.acquire())
+
+        tasks.start_soon(wait)
+        await anyio.sleep(1.2)
+        pool.release(held)
+        await until(lambda: got == [1])
+        pool.release(1)
+
+
+async def test_an_item_wakes_one_of_those_who_wait_and_a_cancelled_one_passes_it_on() -> None:
+    works = Works(freezes=False)
+    got: list[int] = []
+    async with opened(works, warm=0, cap=1) as pool:
+        held = await pool.acquire()
+
+        async def take(number: int, scope: anyio.CancelScope) -> None:
+            with scope:
+                item = await pool.acquire()
+                got.append(number)
+                pool.release(item)
+
+        scopes = [anyio.CancelScope() for _ in range(5)]
+        async with anyio.create_task_group() as tasks:
+            for number, scope in enumerate(scopes):
+                tasks.start_soon(take, number, scope)
+            await anyio.wait_all_tasks_blocked()
+            scopes[2].cancel()
+            pool.release(held)
+            while not (pool.idle or got):
+                await anyio.lowlevel.checkpoint()
+            scopes[0].cancel()  # it may have been woken, and has not run yet
+    assert set(got) >= {1, 3, 4}
+    assert 2 not in got
+
+
+async def test_a_pool_that_begins_to_close_hands_out_nothing_more() -> None:
+    works = Works()
+    async with opened(works) as pool:
+        await until(lambda: len(pool.idle) == 4)
+        pool.refuse()
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            await pool.acquire()

@@ -18,12 +18,6 @@ from tools.toolkit import Meeting
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
-
-
 def search_tool() -> Tool:
     return (
         Tool("search", "Search the web for current information.")

@@ -1,4 +1,4 @@
-"""The examples of the tool concept, of the custom tool guide, and of the result model, as their documents write them."""
+"""The examples of tool definitions, of the custom tool guide and of the result model, as their documents show them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from toolcell.tools.compat import async_, error, ok, silent, to_content_error, t
 from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 SEARCH_PARAMETERS = {

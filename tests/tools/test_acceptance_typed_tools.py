@@ -27,12 +27,6 @@ from tools.toolkit import Meeting, kinds, recorded
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
-
-
 class SearchArgs(BaseModel):
     query: str = Field(description="Search query", min_length=1)
     limit: int | None = Field(None, description="Max results", ge=1, le=50)

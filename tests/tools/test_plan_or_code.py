@@ -1,4 +1,4 @@
-"""Group R: choosing between a plan and code; what the model is told; typed stubs; code's result in words."""
+"""Group R: the choice between a plan and code, descriptions for the model, typed stubs, results of code as text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import ToolDefinition, ToolRegistry
-from toolcell.tools.code import MAX_STUBS, code_result
-from toolcell.tools.plan import PlanError
+from toolcell.tools.code import code_result
+from toolcell.tools.descriptions import MAX_STUBS
 from toolcell.tools.plan_code import code_to_plan, plan_to_code
+from toolcell.tools.plan_references import PlanError
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 async def nothing(call_tool: Any) -> Any:
@@ -205,6 +200,25 @@ def test_any_schema_gives_a_stub_that_is_python(properties: dict[str, Any], desc
     assert isinstance(tree.body[-1], ast.FunctionDef)
 
 
+def test_a_record_that_is_used_twice_is_one_class_in_a_stub() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    line = {"type": "object", "properties": {"points": {"type": "array", "items": point}}}
+    schema = {"type": "object", "properties": {"a": point, "b": {**point, "description": "the other"}, "line": line}}
+
+    stub = python_stub(ToolDefinition("distance", "Measure how far it is.", schema), point)
+
+    assert stub.count("(TypedDict)") == 2
+    assert [line.strip() for line in stub.splitlines() if "Distance" in line] == [
+        "class DistanceA(TypedDict):",
+        "class DistanceLine(TypedDict):",
+        "points: NotRequired[list[DistanceA]]",
+        "a: DistanceA | None = None,",
+        "b: DistanceA | None = None,",
+        "line: DistanceLine | None = None,",
+        ") -> DistanceA:",
+    ]
+
+
 def test_a_whole_registry_is_one_module_of_stubs() -> None:
     registry = searching()
     registry.enable_plan_execution()
@@ -289,7 +303,7 @@ def test_failure_is_the_error_what_ran_already_and_the_logs() -> None:
         "ZeroDivisionError: division by zero (line 3)\n\n"
         "tool calls already made: send (ok), read (error)\n\nlogs:\nstep 1\ncareful"
     )
-    assert late.text == "execution timed out after 2 s"
+    assert late.text.startswith("execution timed out after 2 s\ndo less in one script")
     assert [result.error.code for result in (failed, late) if result.error] == ["exception", "timeout"]
 
 

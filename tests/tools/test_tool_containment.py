@@ -1,9 +1,10 @@
-"""Group J: what a tool may do to its run, which is nothing."""
+"""Group J: a failing tool never ends its run."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -27,6 +28,13 @@ from toolcell.tools import (
 from tools.toolkit import Meeting, recorded
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Cancellation differs between event loops."""
+    return str(request.param)
+
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -347,24 +355,24 @@ def endless() -> list[Any]:
     return value
 
 
-MALFORMED: dict[str, Any] = {
-    "parts missing": ToolResult(parts=None),  # type: ignore[arg-type]
-    "parts not parts": ToolResult(parts=(1,)),  # type: ignore[arg-type]
-    "text not text": ToolResult(parts=(Text(5),)),  # type: ignore[arg-type]
-    "error not a failure": ToolResult(error="boom", status=Status.ERROR),  # type: ignore[arg-type]
-    "files not files": ToolResult(files=("x",)),  # type: ignore[arg-type]
-    "no usage": ToolResult(usage=None),  # type: ignore[arg-type]
-    "no meta": ToolResult(meta=None),  # type: ignore[arg-type]
-    "for_user a number": ToolResult(for_user=5),  # type: ignore[arg-type]
-    "data that contains itself": endless(),
-    "a result that contains itself": ToolResult.of(endless()),
-    "keys that are no text": ToolResult.of({(1, 2): 3}),
-    "half a character": "\ud800",
-    "a mapping that cannot be read": Refusing(a=1),
-    "a promise that is not kept": Promising(),
-    "a class": ToolResult,
-    "an exception": ValueError("returned, not raised"),
-    "a generator": (number for number in range(3)),
+MALFORMED: dict[str, Callable[[], Any]] = {
+    "parts missing": lambda: ToolResult(parts=None),  # type: ignore[arg-type]
+    "parts not parts": lambda: ToolResult(parts=(1,)),  # type: ignore[arg-type]
+    "text not text": lambda: ToolResult(parts=(Text(5),)),  # type: ignore[arg-type]
+    "error not a failure": lambda: ToolResult(error="boom", status=Status.ERROR),  # type: ignore[arg-type]
+    "files not files": lambda: ToolResult(files=("x",)),  # type: ignore[arg-type]
+    "no usage": lambda: ToolResult(usage=None),  # type: ignore[arg-type]
+    "no meta": lambda: ToolResult(meta=None),  # type: ignore[arg-type]
+    "for_user a number": lambda: ToolResult(for_user=5),  # type: ignore[arg-type]
+    "data that contains itself": lambda: endless(),
+    "a result that contains itself": lambda: ToolResult.of(endless()),
+    "keys that are no text": lambda: ToolResult.of({(1, 2): 3}),
+    "half a character": lambda: "\ud800",
+    "a mapping that cannot be read": lambda: Refusing(a=1),
+    "a promise that is not kept": lambda: Promising(),
+    "a class": lambda: ToolResult,
+    "an exception": lambda: ValueError("returned, not raised"),
+    "a generator": lambda: (number for number in range(3)),
 }
 
 
@@ -374,7 +382,7 @@ MALFORMED: dict[str, Any] = {
 async def test_whatever_a_tool_returns_every_call_of_its_batch_has_an_answer(what: str, secrets: bool) -> None:
     async def odd() -> Any:
         """Return something that is no proper result."""
-        return MALFORMED[what]
+        return MALFORMED[what]()
 
     async def good() -> str:
         """Always work, for the test."""

@@ -1,4 +1,4 @@
-"""Groups K and L: whose call it is; and work that goes on after the call."""
+"""Groups K and L: the context of a call, and work that goes on after the call."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ from toolcell.tools.run_state import RunState
 from tools.toolkit import PATIENCE_S, FakeRuntime, recorded
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Cancellation differs between event loops."""
+    return str(request.param)
+
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -356,6 +363,7 @@ async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
         run = RunContext(state=state, on_complete=on_complete)
         await registry.dispatch("start", {}, context=run)
         await handles[0](ToolResult.ok("first"))
+        await anyio.wait_all_tasks_blocked()
         if late != "again":
             run.cancel()
         await handles[0](ToolResult.ok("second"))
@@ -366,6 +374,7 @@ async def test_a_completion_that_comes_too_late_changes_nothing_and_is_logged(
     assert completed == ["first"]
     assert finished == (["first"] if with_jobs else [])
     assert "late completion of start" in caplog.text
+    assert "completed again" not in caplog.text
 
 
 @pytest.mark.conforms("L-b2")
@@ -383,6 +392,42 @@ async def test_work_elsewhere_that_never_calls_back_ends_as_a_timeout(monkeypatc
 
     assert result.error is not None
     assert result.error.code == "timeout"
+
+
+@pytest.mark.conforms("L-b2")
+@pytest.mark.parametrize("end", ["timed out", "cancelled"])
+async def test_a_job_that_has_ended_keeps_its_end_when_its_handle_is_called_later(
+    end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handles: list[Any] = []
+    completed: list[str] = []
+
+    async def start(args: dict[str, Any], callback: Any) -> ToolResult:
+        handles.append(callback)
+        return ToolResult.async_("started")
+
+    def on_complete(run: RunContext, result: ToolResult) -> None:
+        completed.append(result.text)
+
+    if end == "timed out":
+        monkeypatch.setattr("toolcell.tools.jobs.JOB_TIMEOUT_S", 0.01)
+    registry = ToolRegistry([AgentTool(ToolDefinition("start", "Start work for later", EMPTY), start)])
+    async with JobTable() as jobs:
+        run = RunContext(state=_with_jobs(jobs), on_complete=on_complete)
+        pending = await registry.dispatch("start", {}, context=run)
+        assert pending.job_id is not None
+        if end == "cancelled":
+            jobs.cancel(pending.job_id)
+        await jobs.await_(pending.job_id, timeout_s=PATIENCE_S)
+        assert "completed again" not in caplog.text
+        await handles[0](ToolResult.ok("too late"))
+        result = await jobs.await_(pending.job_id)
+        finished = jobs.take_finished()
+
+    assert end in result.text
+    assert len(finished) == len(completed) == 1
+    assert end in completed[0]
+    assert "completed again; ignored" in caplog.text
 
 
 @pytest.mark.conforms("L-b2", "L-b3")

@@ -1,4 +1,4 @@
-"""Group A: what a tool is, and what the model is told about it."""
+"""Group A: tool definitions, and what the model sees of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,6 @@ from toolcell.tools import (
 )
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}

@@ -1,4 +1,4 @@
-"""Groups H and I: what happens to calls, told as events; and progress while they run."""
+"""Groups H and I: events of calls, and progress while they run."""
 
 from __future__ import annotations
 
@@ -254,7 +254,6 @@ async def test_a_listener_that_raises_or_takes_its_time_holds_nothing_up() -> No
 
 
 @pytest.mark.conforms("H-b3")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_full_queue_forgets_the_oldest_updates_and_never_a_start_or_an_end() -> None:
     bus = EventBus()
     stream = bus.stream(max_events=4)
@@ -272,7 +271,6 @@ async def test_a_full_queue_forgets_the_oldest_updates_and_never_a_start_or_an_e
 
 
 @pytest.mark.conforms("H-b3")
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_of_more_updates_than_fit_the_newest_are_kept_in_order() -> None:
     bus = EventBus()
     stream = bus.stream(max_events=4)

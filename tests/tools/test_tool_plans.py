@@ -1,4 +1,4 @@
-"""Group P: many calls for one turn of the model."""
+"""Group P: plans make many calls in one turn of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
 from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.plan import MAX_OUTPUT_CHARS, PlanError, look_up, read_plan
+from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, read_plan
+from toolcell.tools.plan_references import PlanError, look_up
 from toolcell.tools.result import TokenUsage, to_json
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 
@@ -520,7 +521,7 @@ def test_a_path_leads_through_objects_and_lists() -> None:
     assert look_up(value, ".a[0].d[1]") == 20
     assert look_up(value, ".a.0.d.0") == 10
     assert look_up(value, "") == value
-    for path in (".a[1]", ".x", ".a.b", "[0]", ".a[0].d[1].e", ".a[", "..a"):
+    for path in (".a[1]", ".x", ".a.b", "[0]", ".a[0].d[1].e", ".a[", "..a", ".a.\u00b2", ".a[\u0661]"):
         with pytest.raises(PlanError):
             look_up(value, path)
 
@@ -536,3 +537,28 @@ async def test_code_inside_a_plan_is_bounded_like_everything_else() -> None:
     rows = await plan(registry, step("execute_code", code="..."))
 
     assert rows[0]["result"] == "page at x"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([step("fetch", "a" * 100_000, url="x")], f"the id of step 0 has 100000 characters, more than {MAX_NAME_CHARS}"),
+        ([step("fetch", "a", url={"$ref": "b" * 100_000})], "step 0 has a reference of 100000 characters"),
+        ([step("fetch", "a", url={"$ref": f"a[{'9' * 5000}]"})], "step 0 has a reference of 5003 characters"),
+        ([step("fetch", "a", url={"$ref": "a" + "[0]" * 50_000})], "step 0 has a reference of 150001 characters"),
+        ([step("fetch", "a", url="x"), step("fetch", url=[{"$ref": "a"}] * (MAX_REFERENCES + 1))],
+         f"a plan may have {MAX_REFERENCES} references"),
+        ([step("fetch", "a", url="x") | {"depends_on": ["b" * 100_000]}], "which is no step's id"),
+    ],
+)  # fmt: skip
+async def test_what_references_cost_is_bounded_and_so_is_what_is_said_about_them(steps: Any, said: str) -> None:
+    result = await planning().execute("execute_plan", {"steps": steps})
+
+    assert said in result.text
+    assert len(result.text) < 500
+
+
+async def test_a_name_that_no_tool_can_have_is_cut_in_its_row() -> None:
+    rows = await plan(planning(), step("e" * 100_000))
+
+    assert len(json.dumps(rows)) < 1000

@@ -1,7 +1,8 @@
-"""Group M: tools that may not be called; and that no path leads around a rule."""
+"""Group M: tools that must not be called. No route bypasses a rule."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.errors import RegistrationError, ToolError
+from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.tools import (
     CODE,
     MODEL,
@@ -28,12 +29,6 @@ from toolcell.tools import (
 from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 class Dangerous:
@@ -277,6 +272,10 @@ def test_forbidden_tools_are_not_advertised_unless_wanted() -> None:
     assert "danger" not in repr(registry.definitions())
     registry.policy.advertise_blocked = True
     assert "danger" in registry.names()
+    registry.policy.advertise_blocked = False
+    assert "danger" not in registry.names()
+    registry.unblacklist("danger")
+    assert "danger" in registry.names()
 
 
 @pytest.mark.conforms("M-b4")
@@ -325,7 +324,9 @@ origins = st.sampled_from([MODEL, PLAN, CODE, SUBAGENT])
 globs = st.sampled_from(["read", "read*", "*", "shell_*", "w????"])
 changes = st.lists(
     st.tuples(
-        st.sampled_from(["blacklist", "unblacklist", "allow_only"]), globs, st.none() | st.sets(origins, min_size=1)
+        st.sampled_from(["blacklist", "unblacklist", "allow_only", "allow_all"]),
+        globs,
+        st.none() | st.sets(origins, min_size=1),
     ),
     max_size=6,
 )
@@ -345,8 +346,11 @@ def change(policy: CallPolicy, kind: str, glob: str, only: set[Origin] | None) -
             policy.blacklist(glob, origins=only)
         case "allow_only":
             policy.allow_only(glob, origins=only)
+        case "allow_all":
+            policy.allow_all()
         case _:
-            policy.unblacklist(glob)
+            with contextlib.suppress(UsageError):  # there is no such rule
+                policy.unblacklist(glob)
 
 
 @pytest.mark.conforms("M-b4")
@@ -363,6 +367,8 @@ def test_a_name_is_permitted_when_no_black_list_has_it_and_an_allow_list_of_its_
             blocked.append((glob, only))
         elif kind == "allow_only":
             allowed.append((glob, only))
+        elif kind == "allow_all":
+            allowed = []
         else:
             blocked = [(each, its) for each, its in blocked if each != glob]
         on_black = {name in MATCHES[each] for each, its in blocked if not its or origin in its}
@@ -400,3 +406,37 @@ def test_an_alias_needs_a_tool_and_a_free_name() -> None:
         registry.alias("other", "ghost")
     with pytest.raises(RegistrationError, match="already registered"):
         registry.alias("harmless", "danger")
+
+
+def test_a_rule_that_would_do_nothing_is_refused_with_what_was_meant() -> None:
+    registry = Dangerous().registry
+
+    with pytest.raises(
+        UsageError, match=r"no tool 'dangr' to blacklist \(did you mean `danger`\?\); .*registry\.policy"
+    ):
+        registry.blacklist("dangr")
+    registry.blacklist("dang*")
+    with pytest.raises(UsageError, match=r"there is no rule 'danger' to take back; there are: 'dang\*'"):
+        registry.unblacklist("danger")
+
+    assert "danger" not in registry.names(CODE)
+    assert "harmless" in registry.names(CODE)
+    registry.unblacklist("dang*")
+    registry.blacklist("not_yet_*")
+    registry.policy.blacklist("not_yet_there")
+    assert "danger" in registry.names(CODE)
+
+
+def test_allow_only_can_be_taken_back_and_black_lists_stay() -> None:
+    registry = Dangerous().registry
+    before = registry.names(CODE)
+    registry.allow_only("harmless")
+    assert registry.names(CODE) == ["harmless"]
+
+    registry.allow_all()
+
+    assert registry.names(CODE) == before
+    registry.blacklist("danger")
+    registry.allow_only("harmless", "danger")
+    registry.allow_all()
+    assert "danger" not in registry.names(CODE)

@@ -1,4 +1,4 @@
-"""Group D: a tool's own rewriting of raw arguments."""
+"""Group D: tools that rewrite their raw arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from toolcell.tools import ToolRegistry
 from tools.toolkit import FakeRuntime, recorded
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 def with_prepare(prepare: Any, log: list[str] | None = None) -> ToolRegistry:

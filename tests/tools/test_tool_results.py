@@ -1,4 +1,4 @@
-"""Group B: one result model, and the four it stands for."""
+"""Group B: one result model, and the four formats that it replaces."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ from toolcell.tools.result import TokenUsage
 from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop will do: nothing here depends on which."""
-    return "asyncio"
 
 
 @pytest.mark.conforms("B1")
@@ -197,7 +191,7 @@ async def test_what_a_tool_returns_becomes_data_for_code_and_text_for_the_model(
 
 @pytest.mark.conforms("B15", "J-b2")
 @pytest.mark.parametrize(
-    "returned", [object(), {1, 2}, {"f": object()}, lambda: 1], ids=["object", "set", "mapping", "function"]
+    "returned", [object(), {1, 1j}, {"f": object()}, lambda: 1], ids=["object", "set", "mapping", "function"]
 )
 async def test_what_is_no_result_is_an_error_and_not_a_crash(returned: Any) -> None:
     async def give() -> Any:
@@ -256,7 +250,7 @@ async def test_long_text_is_cut_in_the_transcript_and_whole_in_the_events() -> N
     assert content.startswith("éé")
     assert content.removesuffix(mark).endswith("üü")
     [end] = [event for event in log if event.type == "tool_execution_end"]
-    assert end.result.text == long
+    assert end.result.whole_text == long
 
 
 @pytest.mark.conforms("B-b1")
@@ -374,7 +368,7 @@ async def test_a_result_that_was_cut_says_so() -> None:
     result = await registry.execute("read")
 
     assert result.meta.truncated
-    assert len(result.text) == 200
+    assert 195 <= len(result.text.encode()) <= 200
     assert result.text.startswith("aaa")
     assert result.text.endswith("zzz")
 

@@ -1,4 +1,4 @@
-"""Small things tool tests share: meetings instead of sleeps, a log of what happened, a runtime without a sandbox."""
+"""Helpers of the tool tests: meetings instead of sleeps, a log of events, a runtime without a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome
 from toolcell.tools import Event, RunContext, ToolError, ToolRegistry
 from toolcell.tools.options import Origin
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Only a broken test waits this long."""
 
 QUERY_SCHEMA: dict[str, Any] = {
@@ -46,7 +46,7 @@ class Meeting:
 class Crowd:
     """Counts how many are inside at once; each lets everybody else run a while before it leaves."""
 
-    def __init__(self, rounds: int = 20) -> None:
+    def __init__(self, rounds: int = 100) -> None:  # more than a batch of 25 calls gives way while it starts
         self._rounds = rounds
         self.inside = 0
         self.most = 0

@@ -1,4 +1,4 @@
-"""Calls, answers, cancels and ends of runs that cross on the wire, one by one and in random conversations."""
+"""Calls, answers, cancellations and ends of runs that cross on the wire, one by one and in random order."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,13 @@ from toolcell_bridge.wire.messages import (
     FilePart,
     FileProblem,
     Hello,
+    Leftover,
     Log,
     Message,
     Progress,
     PutFile,
     Result,
+    Stay,
     ToolFail,
     ToolReturn,
 )
@@ -32,9 +35,9 @@ from wire.wire_strategies import HELLO, RUN, deliver, idle_pair, running_pair
 SAMPLES: dict[type[Message], Message] = {
     type(message): message
     for message in (
-        *(HELLO, RUN, PutFile("a", b"", True), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
+        *(HELLO, RUN, PutFile("a", b"", True), Stay(100), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
         *(CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
-        *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Done(True, None)),
+        *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Leftover([], []), Done(True, None)),
     )
 }
 
@@ -191,3 +194,38 @@ def test_any_order_of_wellformed_messages_is_followed_or_ends_the_connection(
             assert end.state is State.DEAD
             break
     assert len(end.outstanding) <= len(order)
+
+
+def test_a_run_says_how_many_elements_its_messages_may_have_and_the_next_run_begins_anew() -> None:
+    host, guest = idle_pair()
+    guest.receive_data(host.send(replace(RUN, message_elements=5000, answer_elements=6000)))
+    assert guest.next_message() is not None
+    for size, fits in ((4000, True), (6000, False)):
+        if fits:
+            host.receive_data(guest.send(Progress([None] * size)))
+            assert host.next_message() == Progress([None] * size)
+        else:
+            with pytest.raises(ValueTooLarge, match=r"> 5000 elements\).*message_elements"):
+                guest.send(Progress([None] * size))
+    host.receive_data(guest.send(CallTool(1, "search", {}, None)))
+    assert host.next_message() is not None
+    with pytest.raises(ValueTooLarge, match=r"> 6000 elements\).*answer_elements"):
+        host.send(ToolReturn(1, [None] * 7000))
+    guest.receive_data(host.send(ToolReturn(1, [None] * 5500)))
+    assert guest.next_message() == ToolReturn(1, [None] * 5500)
+    host.receive_data(guest.send(Done(True, None)))
+    assert host.next_message() == Done(True, None)
+
+    guest.receive_data(host.send(replace(RUN, inputs={"x": [None] * 7000})))
+    assert guest.next_message() is not None
+    host.receive_data(guest.send(Progress([None] * 7000)))
+    assert host.next_message() == Progress([None] * 7000)
+
+
+def test_a_host_refuses_more_elements_than_the_run_allows() -> None:
+    host, guest = idle_pair()
+    guest.receive_data(host.send(replace(RUN, message_elements=5000)))
+    assert guest.next_message() is not None
+    host.receive_data(encode(Progress([None] * 6000)))
+    with pytest.raises(RemoteProtocolError, match="5000"):
+        host.next_message()

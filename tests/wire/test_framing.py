@@ -1,4 +1,4 @@
-"""Frames out of any split of the stream, at linear cost, and never larger than allowed."""
+"""Frames from any split of the stream, at linear cost, and never larger than allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fuzz target, for a moment; and proof that it would notice."""
+"""The fuzz target, run for a short time, and a proof that it finds faults."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def test_mutated_frames_are_followed_or_end_the_connection(seed: int) -> None:
 
 @pytest.mark.parametrize("escaping", [KeyError, ValueError, MemoryError, RecursionError, UnicodeDecodeError])
 def test_the_fuzzer_reports_whatever_else_escapes(escaping: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(body: bytes) -> None:
+    def broken(body: bytes, most: int) -> None:
         raise escaping.__new__(escaping)
 
-    monkeypatch.setattr(connection, "decode", broken)
+    monkeypatch.setattr(connection, "decode_counted", broken)
     with pytest.raises(AssertionError, match=f"{escaping.__name__} from [0-9a-f]+"):
         fuzz(100, 1)
 

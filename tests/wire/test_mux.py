@@ -1,4 +1,4 @@
-"""The multiplexer: whatever the split, the order of readers and the bytes of a hostile end, channels stay apart."""
+"""The multiplexer keeps channels apart: with any split, any order of readers, and any bytes from a hostile end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each Python value on its way to the wire: converted as documented, or refused by path."""
+"""Each kind of Python value on its way to the wire: converted as documented, or refused with its path."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, decode, encode
+from toolcell_bridge.wire.codec import decode, encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import Progress
+from toolcell_bridge.wire.messages import MAX_ELEMENTS, Progress
+from toolcell_bridge.wire.plain import MAX_DEPTH
 from wire.wire_strategies import plain
 
 
@@ -62,6 +63,12 @@ Pair = collections.namedtuple("Pair", "left right")
 class Model(pydantic.BaseModel):
     name: str
     tags: set[str] = set()
+
+
+class Account(pydantic.BaseModel):
+    home: pydantic.AnyUrl
+    key: pydantic.SecretStr
+    also: list[Model] = []
 
 
 def refuse(*_: object, **__: object) -> NoReturn:
@@ -141,6 +148,10 @@ CONVERTED: list[tuple[object, object]] = [
     (Point(1, Point(2)), {"x": 1, "y": {"x": 2, "y": None}}),
     (Slotted(date(2024, 1, 2)), {"when": "2024-01-02"}),
     (Model(name="a", tags={"y", "x"}), {"name": "a", "tags": ["x", "y"]}),
+    (
+        [Account(home=pydantic.AnyUrl("https://a.example/"), key=pydantic.SecretStr("k"), also=[Model(name="b")])] * 2,
+        [{"home": "https://a.example/", "key": "**********", "also": [{"name": "b", "tags": []}]}] * 2,
+    ),
     # Text and numbers
     (datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "2024-01-02T03:04:05+00:00"),
     (date(2024, 1, 2), "2024-01-02"),

@@ -1,4 +1,4 @@
-"""What becomes of numpy and pandas values on their way to the wire."""
+"""Values of numpy and pandas on their way to the wire."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from toolcell.config import Limits
+from toolcell.run.request import run_message
+from toolcell.tools import ToolRegistry
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, encode
+from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import Progress
+from toolcell_bridge.wire.messages import MAX_ELEMENTS, Progress, ToolReturn
+from toolcell_bridge.wire.plain import MAX_DEPTH
 
 np: Any = pytest.importorskip("numpy")
 pd: Any = pytest.importorskip("pandas")
@@ -118,10 +122,11 @@ def test_a_value_of_numpy_or_pandas_without_a_form_is_refused_by_path(value: obj
         to_plain(value)
 
 
-def test_a_million_numbers_in_a_square_can_be_sent() -> None:
+def test_a_million_numbers_in_a_square_can_be_sent_to_a_script_and_a_quarter_of_them_back() -> None:
     square = np.zeros((1000, 1000), dtype="u1")
     assert to_plain(square) == [[0] * 1000] * 1000
-    assert encode(Progress(to_plain(square)))
+    assert encode(ToolReturn(1, to_plain(square)))
+    assert encode(Progress(to_plain(square[:500, :500])))
 
 
 @pytest.mark.parametrize(
@@ -156,3 +161,49 @@ def test_a_table_counts_into_the_depth() -> None:
     assert encode(Progress(to_plain(value)))
     with pytest.raises(ValueTooLarge, match="levels deep"):
         to_plain([value])
+
+
+INDEXES: list[tuple[Callable[[], Any], list[str]]] = [
+    (lambda: pd.DataFrame({"a": [1, 2]}), []),
+    (lambda: pd.DataFrame({"a": [1, 2, 3]}).query("a > 1").sort_values("a", ascending=False), []),
+    (lambda: pd.Series([1, 2]), []),
+    (lambda: pd.DataFrame(), []),
+    (lambda: pd.DataFrame({"a": [1]}, index=["x"]), ["DataFrame"]),
+    (lambda: pd.DataFrame({"a": [1], "b": [2]}).set_index("a"), ["DataFrame"]),
+    (lambda: pd.DataFrame({"a": [1]}, index=pd.date_range("2024", periods=1)), ["DataFrame"]),
+    (lambda: pd.DataFrame({"a": [1, 1], "b": [1, 2]}).groupby("a").sum(), ["DataFrame"]),
+    (lambda: pd.DataFrame({"a": [1], "b": [1], "c": [1]}).set_index(["a", "b"]), ["DataFrame"]),
+    (lambda: pd.Series(["x", "x"]).value_counts(), ["Series"]),
+    (lambda: pd.Series({"x": 1}), ["Series"]),
+    (
+        lambda: [pd.Series({"x": 1}), pd.Series({"y": 1}), pd.DataFrame({"a": [1]}, index=["x"])],
+        ["Series", "DataFrame"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "kinds"), INDEXES)
+def test_an_index_that_says_something_is_not_dropped_in_silence(make: Callable[[], Any], kinds: list[str]) -> None:
+    notes: list[str] = []
+    to_plain(make(), notes=notes)
+
+    assert [note.split()[4] for note in notes] == kinds
+    assert all("keeps it" in note for note in notes)
+
+
+@pytest.mark.anyio
+async def test_an_index_that_a_tool_loses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    registry = ToolRegistry()
+    registry.register("count", "Return counts of values", None, lambda args: pd.Series({"x": 1}))
+
+    assert (await registry.execute("count")).value == [1]
+    assert "the index of a Series is not sent" in caplog.text
+
+
+def test_an_index_that_an_input_loses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    frame = pd.DataFrame({"a": [1]}, index=["x"])
+
+    message = run_message(1, "df", {"df": frame}, [], Limits(), "off", None, None)
+
+    assert message.inputs == {"df": [{"a": 1}]}
+    assert "an input is not sent whole: the index of a DataFrame is not sent: reset_index() keeps it" in caplog.text

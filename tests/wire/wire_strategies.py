@@ -1,4 +1,4 @@
-"""Hypothesis strategies for plain values and messages, and two ends to play them on."""
+"""Hypothesis strategies for plain values and messages, and two connected ends."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from toolcell_bridge.wire.messages import (
     FilePart,
     FileProblem,
     Hello,
+    Leftover,
     Log,
     Message,
     Progress,
     PutFile,
     Result,
     RunScript,
+    Stay,
     ToolFail,
     ToolReturn,
 )
@@ -53,6 +55,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.none() | st.just(0.5),
     ),
     st.builds(PutFile, texts, st.binary(max_size=600), st.booleans()),
+    st.builds(Stay, ints),
     st.builds(ToolReturn, ints, plain),
     st.builds(ToolFail, ints, texts, texts, st.booleans(), plain),
     st.builds(Hello, ints, texts, texts, st.dictionaries(texts, texts, max_size=3)),
@@ -63,6 +66,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Result, plain, st.lists(texts, max_size=3)),
     st.builds(FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
     st.builds(FileProblem, texts, ints, texts),
+    st.builds(Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
     st.builds(Done, st.booleans(), st.none() | plain_dicts),
 )
 

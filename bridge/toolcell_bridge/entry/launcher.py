@@ -1,6 +1,6 @@
 """First of two steps from a clean interpreter to a zygote: namespaces and a root of its own, then exec inside.
 
-Started by the host as `python -I -S launcher.py FD`; the host imports nothing of it but a constant. Reads one JSON plan
+Started by the host as `python -I -S launcher.py FD`; the host imports nothing of it but a constant. Reads one plan
 from the control socket, builds the root, clones a child into a full set of new namespaces, maps its ids, and stays
 behind as that child's parent until it ends. The order matters:
 
@@ -15,16 +15,28 @@ behind as that child's parent until it ends. The order matters:
 
 from __future__ import annotations
 
-import json
+import _socket
+import marshal
 import os
-import socket
+import select
 import sys
-import traceback
+
+MARSHAL_FORMAT = 2
+"""Of the plan. Every Python reads it, and has the reader built in: importing json takes as long as starting Python."""
+
+FAILED = b"!"
+"""Before the text of an error. No map of msgpack, such as the zygote sends, begins with it."""
 
 PLAN_BYTES = 256 * 1024
 
 CGROUPS_ARE_MINE = b"k"
 """From the host on standard input, before it closes it."""
+
+SIGCONT = 18
+"""Sent by the kernel when the host ends: a launcher that is stopped then goes on, to clean up."""
+
+STUCK_S = 0.5
+"""For a zygote to end by itself when its host is gone. Milliseconds, unless it is stopped."""
 
 PATIENCE_S = 60.0
 """For what was killed to leave its cgroups. Milliseconds, but for a machine in distress."""
@@ -32,18 +44,20 @@ PATIENCE_S = 60.0
 
 def main() -> None:
     """Run the launcher; exits with the zygote's status, or 1 after reporting an error on the control socket."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = _socket.socket(fileno=int(sys.argv[1]))
+    # What is built here is read by the ids of sandboxes, whatever the host's own umask. Scripts inherit it too.
+    os.umask(0o022)
     try:
-        plan = json.loads(control.recv(PLAN_BYTES))
+        plan = marshal.loads(control.recv(PLAN_BYTES))
         # Reachable no more after the pivot, and needed when the host was killed and cannot clean up.
         cgroups = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for path in plan["cgroups"]]
         pid = _launch(control, plan)
     except BaseException as exc:
         # Plain text for a person: this is the machine refusing, before any guest code exists.
-        control.send(json.dumps({"error": f"{type(exc).__name__}: {exc}", "trace": traceback.format_exc()}).encode())
+        _report(control, exc)
         os._exit(1)
     control.close()
-    _, status = os.waitpid(pid, 0)
+    status = _wait_for_zygote(pid)
     # A host that lives says when its cgroups are none of our business: it has removed them, or goes on to use them
     # with another zygote. One that is killed, or could not remove them, only closes.
     if os.read(0, 1) != CGROUPS_ARE_MINE:
@@ -51,47 +65,63 @@ def main() -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _launch(control: socket.socket, plan: dict[str, object]) -> int:
+def _report(control: _socket.socket, exc: BaseException) -> None:
+    """Say what failed, as text. After the pivot there may be no module left to import."""
+    control.send(FAILED + f"{type(exc).__name__}: {exc}".encode("utf-8", "replace"))
+
+
+def _wait_for_zygote(pid: int) -> int:
+    """Return its status. One that outlives its host is killed: somebody has stopped it, and it cannot end by itself."""
+    zygote = os.pidfd_open(pid)
+    waiting = select.poll()
+    waiting.register(zygote, select.POLLIN)
+    waiting.register(0, select.POLLIN)  # the host says something there only when it is done, or it is gone
+    waiting.poll()
+    waiting.unregister(0)
+    if not waiting.poll(STUCK_S * 1000):
+        os.kill(pid, 9)
+    return os.waitpid(pid, 0)[1]
+
+
+def _launch(control: _socket.socket, plan: dict[str, object]) -> int:
     """Carry out steps 1 to 5 and return the zygote's pid."""
     sys.path.insert(0, os.path.abspath(os.path.join(__file__, "..", "..", "..")))
-    from toolcell_bridge.isolation.namespaces import ALL, IdRange, clone, write_maps
-    from toolcell_bridge.isolation.root import RootPlan, build
-    from toolcell_bridge.isolation.syscalls import CLONE_NEWNS, CLONE_NEWUSER, unshare
+    from toolcell_bridge.isolation.namespaces import ALL, clone, id_map, write_maps
+    from toolcell_bridge.isolation.root import build
+    from toolcell_bridge.isolation.syscalls import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_PDEATHSIG, prctl, unshare
 
-    root = RootPlan.from_plain(plan["root"])  # type: ignore[arg-type]
     ids: list[int] | None = plan["ids"]  # type: ignore[assignment]
     uid, gid = os.getuid(), os.getgid()
     if ids is None:
         unshare(CLONE_NEWUSER | CLONE_NEWNS)
         own = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        write_maps(own, "self", IdRange(uid, uid), IdRange(gid, gid), deny_setgroups=True)
-        uids, gids = IdRange(0, uid), IdRange(0, gid)
+        write_maps(own, "self", id_map(uid, uid), id_map(gid, gid), deny_setgroups=True)
+        uids, gids = id_map(0, uid), id_map(0, gid)
     else:
         unshare(CLONE_NEWNS)
-        uids = gids = IdRange(0, ids[0], ids[1])
+        uids = gids = id_map(0, ids[0], ids[1])
     # Survives the pivot: the procfs of the old root, through which maps are written from now on.
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(proc, True)
-    build(root)
+    build(**plan["root"])  # type: ignore[arg-type]
     mapped = os.pipe2(os.O_CLOEXEC)
     pid = clone(ALL)
     if not pid:
         try:
             _become_zygote(mapped, plan, proc, control)
         except BaseException as exc:
-            control.send(
-                json.dumps({"error": f"{type(exc).__name__}: {exc}", "trace": traceback.format_exc()}).encode()
-            )
+            _report(control, exc)
             os._exit(1)
     write_maps(proc, str(pid), uids, gids, deny_setgroups=ids is None)
     os.close(mapped[0])
     os.write(mapped[1], b"1")
     os.close(mapped[1])
     os.close(proc)
+    prctl(PR_SET_PDEATHSIG, SIGCONT)
     return pid
 
 
-def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, control: socket.socket) -> None:
+def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, control: _socket.socket) -> None:
     from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl, sethostname, syscall
 
     os.close(mapped[1])
@@ -104,7 +134,7 @@ def _become_zygote(mapped: tuple[int, int], plan: dict[str, object], proc: int, 
     sethostname("sandbox")
     # A new uts namespace begins as a copy; glibc has no name for "no domain" but this one.
     syscall("setdomainname", b"(none)", 6)
-    control.set_inheritable(True)
+    os.set_inheritable(control.fileno(), True)
     environment: dict[str, str] = plan["environment"]  # type: ignore[assignment]
     arguments: list[str] = plan["arguments"]  # type: ignore[assignment]
     # After the last change of credentials, which would clear it. The launcher is single-threaded, so this fires

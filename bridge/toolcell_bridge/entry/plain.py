@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from toolcell_bridge import __version__
-from toolcell_bridge.guest import output
+from toolcell_bridge.guest import output, surroundings
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     sock = socket.socket(fileno=int(bridge))
     sock.set_inheritable(False)
     _point_at_null(0)
+    surroundings.install()
     Rehearsal(int(frame_bytes)).run()
     channel = Channel(sock, Connection.guest(max_frame_bytes=int(frame_bytes)))
     output.capture(channel)

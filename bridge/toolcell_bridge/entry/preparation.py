@@ -84,22 +84,3 @@ def reseed_numpy() -> None:
     if numpy is not None and "numpy.random" in sys.modules:
         key = numpy.frombuffer(os.urandom(MERSENNE_WORDS * 4), dtype=numpy.uint32)
         numpy.random.set_state(("MT19937", key, MERSENNE_WORDS, 0, 0.0))
-
-
-def unlock_sqlite() -> None:
-    """Make SQLite's lock-free file access the default: seccomp refuses record locks, which other runs could see.
-
-    Nobody else can open a sandbox's database, so nothing is lost. Does nothing where SQLite is not a shared library.
-    """
-    import ctypes
-
-    try:
-        library = ctypes.CDLL("libsqlite3.so.0")
-        library.sqlite3_vfs_find.restype = ctypes.c_void_p
-        library.sqlite3_vfs_register.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        library.sqlite3_initialize()
-        found = library.sqlite3_vfs_find(b"unix-none")
-        if found:
-            library.sqlite3_vfs_register(found, 1)
-    except (OSError, AttributeError):
-        return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -15,12 +15,14 @@ _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS = 1, 11, 12, 13, 14, 17
 class ProcessUsage:
     """Measures sandboxes by their process trees. Pages that a guest shares with the zygote are not counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, held_by: Callable[[int], int] | None = None) -> None:
+        """`held_by`: how to measure the memory of one process; by default its pages that belong to no file."""
+        self._held_by = held_by or private_bytes
         self._base_bytes: dict[int, int] = {}
 
-    def begin(self, sandbox: int) -> None:
-        """Start to count for a sandbox. Call it in the process that forked the sandbox, right after the fork."""
-        self._base_bytes[sandbox] = _private_bytes(os.getpid())
+    def begin(self, sandbox: int, zygote: int | None = None) -> None:
+        """Start to count for a sandbox, right after the fork. `zygote`: what it was forked from; None: this process."""
+        self._base_bytes[sandbox] = self._held_by(os.getpid() if zygote is None else zygote)
 
     def measure(self, supervisors: Mapping[int, int]) -> dict[int, tuple[float, int, int]]:
         """Return (CPU seconds, bytes, processes and threads) of each sandbox.
@@ -55,7 +57,7 @@ class ProcessUsage:
             row = rows[pid]
             ticks += sum(int(row[field]) for field in (_UTIME, _STIME, _CUTIME, _CSTIME))
             threads += int(row[_THREADS])
-            own_bytes = _private_bytes(pid)
+            own_bytes = self._held_by(pid)
             held_bytes += max(0, own_bytes - self._base_bytes.get(sandbox, 0))
         return ticks / TICKS_PER_S, held_bytes, threads
 
@@ -97,11 +99,24 @@ def _owner(pid: int, rows: Mapping[int, list[bytes]], owners: dict[int, int]) ->
     return owner
 
 
-def _private_bytes(pid: int) -> int:
-    """Return the resident memory that belongs to no file."""
+def private_bytes(pid: int) -> int:
+    """Return the resident memory that belongs to no file and is not shared."""
     try:
         with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
             fields = file.read(256).split()
     except OSError:
         return 0
     return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+
+
+def held_bytes(pid: int) -> int:
+    """Return the memory that belongs to no file on a disk: private, shared and swapped out.
+
+    For a sandbox whose memory no cgroup counts. What two of its processes share is counted for each.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            rows = file.read(8192).splitlines()
+    except OSError:
+        return 0
+    return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith((b"RssAnon", b"RssShmem", b"VmSwap")))

@@ -318,10 +318,14 @@ def _control_pair() -> tuple[socket.socket, socket.socket]:
 def _become_zygote(settings: dict[str, Any], control: socket.socket) -> NoReturn:
     try:
         # Imported here, after the fork: the proxy does not need it.
+        from toolcell_bridge.entry import standard_library
         from toolcell_bridge.entry.shared_zygote import SharedZygote, prepare
+        from toolcell_bridge.entry.slot_directories import FixedDirectories
+        from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 
         prepare(settings)
-        SharedZygote(settings, control).serve()
+        isolation = ContainerIsolation.prepare(standard_library.policy_for_imports())
+        SharedZygote(settings, control, isolation, FixedDirectories(settings["slots"])).serve()
     except BaseException as exc:
         os.write(2, f"{type(exc).__name__}: {exc}\n".encode())
     finally:

@@ -6,6 +6,12 @@ KILL = b"k"
 FREEZE = b"f"
 """Written to a supervisor's control pipe: stop every process of its sandbox until the sandbox is killed."""
 
+ASK = b"a"
+"""Written to a supervisor's control pipe: have the script's main thread write which line it is at to descriptor 2."""
+
+INTERRUPT = b"i"
+"""Written to a supervisor's control pipe: interrupt the script of a session."""
+
 CHANNELS = 3
 """Multiplexed channels of one sandbox: its bridge, and what it writes raw to descriptors 1 and 2."""
 

@@ -1,8 +1,8 @@
 """The zygote of a shared container: import everything once, then fork a supervisor and a guest for each sandbox.
 
 It never holds a byte that a guest wrote, because every guest it forks inherits its memory. Messages to the host:
-{"ready": slots, ...} once; {"started": n} or {"failed": n, "why"}; {"ended": n, "status", "cpu_s",
-"peak_memory_bytes", "is_clean"}; {"lowered": n}; {"measured": {n: [cpu_s, memory_bytes, processes]}}.
+{"ready": slots, ...} once; {"started": n, "supervisor": pid} or {"failed": n, "why"}; {"ended": n, "status", "cpu_s",
+"peak_memory_bytes", "is_clean", "why"}; {"lowered": n}; {"measured": {n: [cpu_s, memory_bytes, processes]}}.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from typing import Any, NoReturn
 import msgpack
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry import supervisor
+from toolcell_bridge.entry import standard_library, supervisor
+from toolcell_bridge.entry.file_watch import FileRoom
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
     preload_all,
     reseed_numpy,
     set_environment,
-    unlock_sqlite,
 )
 from toolcell_bridge.entry.process_usage import ProcessUsage
 from toolcell_bridge.entry.shared_protocol import KILL
+from toolcell_bridge.entry.slot_directories import SlotDirectories, SlotDirectory
 from toolcell_bridge.entry.supervisor import SCOPES_SINCE, GuestStreams, SandboxSlot
 from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
@@ -47,10 +48,6 @@ from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 WARM_UPS = 32
 """Rehearsals before the first fork: guests share the code that the interpreter specialised."""
 
-RELEASE_INTERVAL_S = 0.002
-RELEASE_CHECKS = 100
-"""How often and how long to wait until the kernel has released the files of an ended sandbox."""
-
 REQUEST_BYTES = 64 * 1024
 REPORT_BYTES = 4096
 MAX_DESCRIPTORS = 4
@@ -61,15 +58,6 @@ LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 
 class ScopesMissing(OSError):
     """This kernel cannot keep sandboxes of one container from signalling each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotDirectory:
-    """A directory for the files of one sandbox at a time."""
-
-    path: str
-    room: tuple[int, int] | None
-    """Free blocks and inodes while it is not used; None when it is not a file system of its own."""
 
 
 @dataclass(slots=True)
@@ -89,10 +77,16 @@ class SupervisedGuest:
 class SharedZygote:
     """Serves requests from `control` until it closes."""
 
-    def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        control: socket.socket,
+        isolation: ContainerIsolation,
+        directories: SlotDirectories,
+    ) -> None:
         self._control = control
-        self._free = [SlotDirectory(path, room_in(path)) for path in settings["slots"]]
-        self._isolation = ContainerIsolation.prepare()
+        self._directories = directories
+        self._isolation = isolation
         self._is_scoped = self._isolation.abi >= SCOPES_SINCE
         if not self._is_scoped and not settings.get("unscoped"):
             raise ScopesMissing(
@@ -120,7 +114,7 @@ class SharedZygote:
         # Frozen objects are never visited by the collector, so a guest's collection does not copy their pages.
         gc.collect()
         gc.freeze()
-        ready = {"ready": len(self._free), "python": sys.version.split()[0], "guest": __version__}
+        ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
         self._send(ready | {"is_scoped": self._is_scoped})
         while True:
             for descriptor, _ in self._poll.poll():
@@ -132,6 +126,11 @@ class SharedZygote:
                 elif (child := self._by_socket.get(descriptor)) is not None:
                     self._handle_report(child, socket.MSG_DONTWAIT)
 
+    def release(self) -> None:
+        """Hang up on the supervisors, which then end their sandboxes."""
+        for child in self._children.values():
+            child.socket.close()
+
     def _send(self, message: dict[str, Any]) -> None:
         self._control.send(msgpack.packb(message))
 
@@ -140,10 +139,12 @@ class SharedZygote:
         body, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
         if not body:
             return False
-        match msgpack.unpackb(body):
+        message: dict[str, Any] = msgpack.unpackb(body)
+        match message:
             case {"open": number, "rlimits": plan}:
                 bridge, out, err, control = descriptors
-                self._open(number, RlimitPlan(**plan), (bridge, out, err), control)
+                room = FileRoom(**message["room"]) if "room" in message else None
+                self._open(number, RlimitPlan(**plan), room, (bridge, out, err), control)
             case {"kill": number}:
                 child = self._children.get(number)
                 if child is not None:
@@ -163,41 +164,33 @@ class SharedZygote:
                 raise ValueError(f"unknown request {other!r}")
         return True
 
-    def _open(self, number: int, plan: RlimitPlan, streams: GuestStreams, control: int) -> None:
+    def _open(self, number: int, plan: RlimitPlan, room: FileRoom | None, streams: GuestStreams, control: int) -> None:
         try:
-            directory = self._released_directory()
-            child = self._fork(number, directory, plan, streams, control)
+            directory = self._directories.take()
+            try:
+                child = self._fork(number, directory, plan, room, streams, control)
+            except OSError:
+                self._directories.put_back(directory, is_clean=True)
+                raise
         except OSError as exc:
             self._send({"failed": number, "why": str(exc)})
             return
         finally:
             for descriptor in (*streams, control):
                 os.close(descriptor)
-        self._free.remove(directory)
         self._children[number] = self._by_socket[child.socket.fileno()] = child
         self._usage.begin(number)
-        self._send({"started": number})
+        self._send({"started": number, "supervisor": child.supervisor})
         self._poll.register(child.socket, select.POLLIN)
 
-    def _released_directory(self) -> SlotDirectory:
-        """Return the directory that has been free for longest and has all its room.
-
-        The kernel releases the inodes of an ended guest's Landlock domain some milliseconds after the guest.
-
-        Raises:
-            OSError: there is none.
-        """
-        for _ in range(RELEASE_CHECKS):
-            for directory in self._free:
-                if room_in(directory.path) == directory.room:
-                    return directory
-            if not self._free:
-                break
-            select.select((), (), (), RELEASE_INTERVAL_S)
-        raise OSError("no slot is free")
-
     def _fork(
-        self, number: int, directory: SlotDirectory, plan: RlimitPlan, streams: GuestStreams, control: int
+        self,
+        number: int,
+        directory: SlotDirectory,
+        plan: RlimitPlan,
+        room: FileRoom | None,
+        streams: GuestStreams,
+        control: int,
     ) -> SupervisedGuest:
         reseed_numpy()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,7 +201,7 @@ class SharedZygote:
                 ours.close()
                 raise
             if pid == 0:
-                slot = SandboxSlot(directory.path, its.fileno(), control, streams, plan, self._is_scoped)
+                slot = SandboxSlot(directory.path, its.fileno(), control, streams, plan, self._is_scoped, room)
                 supervisor.supervise(slot, self._isolation, self._run_guest)
         return SupervisedGuest(number, directory, pid, ours)
 
@@ -216,6 +209,9 @@ class SharedZygote:
         """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
         if os.path.realpath(WORKSPACE) == workspace:
             workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
+        else:
+            # The container's passwd cannot be read, so getpass.getuser() needs a name.
+            os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
         runner = Runner(self._channel, workspace)
         self._rehearsal.run()
         output.capture(self._channel)
@@ -241,8 +237,7 @@ class SharedZygote:
         self._poll.unregister(child.socket)
         del self._children[child.number], self._by_socket[child.socket.fileno()]
         child.socket.close()
-        if report["is_clean"]:
-            self._free.append(child.directory)
+        self._directories.put_back(child.directory, report["is_clean"])
         self._send(report | {"ended": child.number, "status": report["ended"]})
 
     def _reap(self) -> None:
@@ -261,14 +256,6 @@ def _reserve_bridge() -> socket.socket:
     return bridge
 
 
-def room_in(path: str) -> tuple[int, int] | None:
-    """Return the free blocks and inodes of the file system mounted at `path`; None when none is mounted there."""
-    if not os.path.ismount(path):
-        return None
-    room = os.statvfs(path)
-    return room.f_bfree, room.f_ffree
-
-
 def prepare(settings: dict[str, Any]) -> None:
     """Import what scripts need and replace the container's environment.
 
@@ -276,6 +263,7 @@ def prepare(settings: dict[str, Any]) -> None:
         ImportError: something to be preloaded does not load.
     """
     errors.install_refusals()
+    errors.answer_with_line()
+    standard_library.adapt(standard_library.policy_for_imports())
     preload_all([*COMMON_MODULES, *settings["preload"]])
-    unlock_sqlite()
     set_environment(settings["environment"])

@@ -10,9 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry.preparation import ERRORS, INPUT, OUTPUT, preload_all, set_environment, unlock_sqlite
+from toolcell_bridge.entry import standard_library
+from toolcell_bridge.entry.preparation import ERRORS, INPUT, OUTPUT, preload_all, set_environment
 from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
+from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner
 from toolcell_bridge.isolation import capabilities
@@ -100,8 +102,10 @@ class MarkingChannel(Channel):
 def serve(settings: dict[str, Any]) -> None:
     """Prepare, apply isolation, and run scripts until the host hangs up."""
     errors.install_refusals()
+    errors.answer_with_line()
+    policy = standard_library.policy_for_imports()
+    standard_library.adapt(policy)
     preload_all(settings["preload"])
-    unlock_sqlite()
     set_environment(settings["environment"])
     frame_bytes: int = settings["frame_bytes"]
     rehearsal = Rehearsal(frame_bytes)
@@ -111,7 +115,7 @@ def serve(settings: dict[str, Any]) -> None:
     runner = Runner(channel, WORKSPACE)
     writable = make_writable_directories()
     continue_in_guarded_child(INPUT)
-    layers = ContainerIsolation.prepare().apply(RlimitPlan(**settings["rlimits"]), writable, ERRORS + 1)
+    layers = ContainerIsolation.prepare(policy).apply(RlimitPlan(**settings["rlimits"]), writable, ERRORS + 1)
     rehearsal.run()
     output.capture(channel)
     channel.stay_here()
@@ -134,6 +138,8 @@ def continue_in_guarded_child(bridge: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return
     capabilities.set_undumpable()
+    for number in (errors.ASK_SIGNAL, INTERRUPT_SIGNAL):
+        signal.signal(number, lambda given, _: os.kill(child, given))  # the daemon signals this process
     os.close(OUTPUT)
     watched = select.poll()
     watched.register(bridge, 0)  # poll always reports a hang-up; the data belongs to the child

@@ -25,9 +25,12 @@ from typing import NoReturn
 
 import msgpack
 
+from toolcell_bridge.entry.file_watch import INTERVAL_MS, FileRoom, excess
 from toolcell_bridge.entry.preparation import BRIDGE, FIRST_FREE
 from toolcell_bridge.entry.process_usage import descendants
-from toolcell_bridge.entry.shared_protocol import FREEZE
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT
+from toolcell_bridge.guest.errors import ASK_SIGNAL
+from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation import landlock, rlimits
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 from toolcell_bridge.isolation.capabilities import set_no_new_privileges, set_undumpable
@@ -82,6 +85,9 @@ class SandboxSlot:
     is_scoped: bool
     """Signals do not leave a Landlock domain."""
 
+    room: FileRoom | None = None
+    """What its files may take, where the directory is not a file system that bounds them."""
+
 
 def scope_signals(abi: int) -> None:
     """Enter a Landlock domain that scopes signals and abstract sockets, and restricts nothing else."""
@@ -117,8 +123,8 @@ def supervise(
         for descriptor in slot.streams:
             os.close(descriptor)
         os.write(slot.zygote, msgpack.packb({"pid": pid}))
-        status = _wait_for_end(slot, wake, pid)
-        report = _end_everything(pid, status, slot)
+        status, why = _wait_for_end(slot, wake, pid)
+        report = _end_everything(pid, status, slot) | {"why": why}
         os.write(slot.zygote, msgpack.packb(report))
         code = 0
     finally:
@@ -139,24 +145,35 @@ def _close_inherited(keep: Sequence[int]) -> int:
     return wake
 
 
-def _wait_for_end(slot: SandboxSlot, wake: int, guest: int) -> int | None:
-    """Reap children until the guest's first process has ended or must be killed; returns its status if it has one."""
+def _wait_for_end(slot: SandboxSlot, wake: int, guest: int) -> tuple[int | None, str]:
+    """Reap children until the guest's first process has ended or must be killed.
+
+    Returns its status if it has one, and why this supervisor kills it, if it does.
+    """
     poll = select.poll()
     for descriptor in (slot.zygote, slot.control, wake):
         poll.register(descriptor, select.POLLIN)
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll()}
+        ready = {descriptor for descriptor, _ in poll.poll(None if slot.room is None else INTERVAL_MS)}
+        if slot.room is not None and not ready and (why := excess(slot.directory, slot.room)):
+            return None, why
         if wake in ready:
             os.read(wake, 4096)
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == guest:
-                    return found[1]
+                    return found[1], ""
         if slot.zygote in ready:
-            return None
+            return None, ""
         if slot.control in ready:
-            if os.read(slot.control, 1) != FREEZE or not slot.is_scoped:
-                return None
-            signal_domain(signal.SIGSTOP)
+            word = os.read(slot.control, 1)
+            if word == ASK:
+                os.kill(guest, ASK_SIGNAL)  # not reaped yet, so the number is still the guest's
+            elif word == INTERRUPT:
+                os.kill(guest, INTERRUPT_SIGNAL)
+            elif word == FREEZE and slot.is_scoped:
+                signal_domain(signal.SIGSTOP)
+            else:
+                return None, ""
 
 
 def _end_everything(guest: int, status: int | None, slot: SandboxSlot) -> dict[str, object]:

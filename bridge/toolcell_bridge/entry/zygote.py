@@ -4,15 +4,18 @@ It runs as pid 1 of its own pid namespace, inside the root the launcher built: w
 sandbox below it. It talks to the host over a SEQPACKET socket that no sandbox keeps. It never reads a byte that guest
 code wrote, and never runs guest code.
 
-Host to zygote: msgpack {"id", "outer_id", "disk_bytes", "inodes", "rlimits"} with descriptors
+Host to zygote: msgpack {"id", "outer_id", "disk_bytes", "inodes", "rlimits", "descriptors"} with that many descriptors
 [bridge, stdout, stderr, cgroup.procs...] attached.
-Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"failed": id, "why"};
+Zygote to host: {"ready": ...} once; {"started": id} with a pidfd attached; {"failed": id, "why", "errno"};
 {"exited": id, "status", "cpu_s", "peak_memory_bytes"}.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _socket
+import array
+import errno
 import gc
 import importlib
 import os
@@ -20,29 +23,42 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
 
 from toolcell_bridge import __version__
+from toolcell_bridge.entry import standard_library
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
+    ENVIRONMENT,
     move_up,
     occupy_descriptors,
     preload,
     reseed_numpy,
     set_environment,
-    unlock_sqlite,
 )
 from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
-from toolcell_bridge.isolation.apply import WORKSPACE, IsolationPlan, SandboxIsolation
+from toolcell_bridge.isolation.apply import SCRATCH, WORKSPACE, WRITABLE, IsolationPlan, SandboxIsolation
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.root import DEVICES
-from toolcell_bridge.isolation.syscalls import CLONE_NEWPID, setns, unshare
+from toolcell_bridge.isolation.syscalls import (
+    CLONE_NEWPID,
+    MNT_DETACH,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    mount,
+    setns,
+    umount2,
+    unshare,
+)
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
@@ -74,17 +90,22 @@ class Zygote:
         self._to_load = [*COMMON_MODULES, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
-        self._isolation = SandboxIsolation(READ, existing, [f"/dev/{name}" for name in DEVICES], own_ids)
+        policy = standard_library.policy_for_imports()
+        devices = [f"/dev/{name}" for name in DEVICES]
+        self._isolation = SandboxIsolation(READ, existing, devices, own_ids, policy)
+        standard_library.adapt(policy)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
         errors.install_refusals()
-        problems = preload(config["preload"])
-        unlock_sqlite()
+        with scratch():
+            problems = preload(config["preload"])
+            preload(config["ahead"])
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._freeze_objects()
+        errors.answer_with_line()
         self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -120,27 +141,43 @@ class Zygote:
             self._freeze_objects()
 
     def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._control, [msgpack.packb(message)], descriptors)
+        # Of the base class: scripts find the method of socket.socket absent, and so do we.
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        _socket.socket.sendmsg(self._control, [msgpack.packb(message)], ancillary)
 
     def _serve_one(self) -> bool:
-        """Answer one request; False when the host is gone."""
+        """Answer one request; False when the host is gone. Whatever goes wrong fails this request only."""
         data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
         if not data:
             return False
         request = msgpack.unpackb(data)
         try:
-            pid = self._fork(request, descriptors)
-        except (OSError, ValueError) as exc:
-            self._send({"failed": request["id"], "why": str(exc)})
-        else:
-            self._children[pid] = request["id"]
-            pidfd = os.pidfd_open(pid)
-            self._send({"started": request["id"]}, (pidfd,))
-            os.close(pidfd)
+            if len(descriptors) != request["descriptors"]:
+                # The kernel drops descriptors that find no place in our table.
+                raise OSError(errno.EMFILE, "the descriptors of a sandbox were not received")
+            self._start(request, descriptors)
+        except (OSError, ValueError, MemoryError) as exc:
+            number = errno.ENOMEM if isinstance(exc, MemoryError) else getattr(exc, "errno", None)
+            self._send({"failed": request["id"], "why": str(exc), "errno": number})
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
+
+    def _start(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        """Fork a child and report it. One that cannot be reported is killed: nobody could end it."""
+        pid = self._fork(request, descriptors)
+        self._children[pid] = request["id"]
+        try:
+            pidfd = os.pidfd_open(pid)
+            try:
+                self._send({"started": request["id"]}, (pidfd,))
+            finally:
+                os.close(pidfd)
+        except BaseException:
+            del self._children[pid]
+            os.kill(pid, signal.SIGKILL)
+            raise
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Prepare everything that can be prepared, and fork.
@@ -168,6 +205,10 @@ class Zygote:
     def _become_sandbox(self, guest: Guest, plan: IsolationPlan, descriptors: list[int]) -> None:
         """The child's whole life. Never returns."""
         try:
+            # First, so that whatever fails is written to its own stderr. No source can sit on a target: the zygote
+            # keeps the first four numbers occupied.
+            for descriptor, target in zip(descriptors, (BRIDGE, 1, 2), strict=False):
+                os.dup2(descriptor, target, inheritable=target != BRIDGE)
             for cgroup in descriptors[3:]:
                 os.write(cgroup, b"0")
             # Its own session. Otherwise kill(0, ...) goes to the zygote and every other sandbox.
@@ -175,13 +216,10 @@ class Zygote:
             # Its own open file. Otherwise it shares the flags with every other sandbox.
             null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             os.dup2(null, 0)
-            # No source can sit on a target: the zygote keeps the first four numbers occupied.
-            for descriptor, target in zip(descriptors, (BRIDGE, 1, 2), strict=False):
-                os.dup2(descriptor, target, inheritable=target != BRIDGE)
-            self._isolation.apply(plan, self._proc, BRIDGE + 1)
-            # Not through the signal module, whose enums cost 50 page faults.
+            # Not through the signal module, whose enums cost 50 page faults. Before the filter, which refuses it.
             _signal.set_wakeup_fd(-1)
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            self._isolation.apply(plan, self._proc, BRIDGE + 1)
             guest.serve()
         except BaseException as exc:
             os.write(2, f"{type(exc).__name__}: {exc}".encode())
@@ -201,6 +239,22 @@ class Zygote:
                 cpu_s = usage.ru_utime + usage.ru_stime
                 peak = usage.ru_maxrss * 1024
                 self._send({"exited": request, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak})
+
+
+@contextmanager
+def scratch() -> Iterator[None]:
+    """Give modules that are being imported a home and a /tmp, as a script has them. matplotlib refuses without."""
+    mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=755,size=16m,nr_inodes=1024")
+    for path in WRITABLE:
+        os.mkdir(path)
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        umount2(SCRATCH, MNT_DETACH)
 
 
 class Guest:

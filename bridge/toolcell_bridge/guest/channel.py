@@ -7,11 +7,13 @@ that wait for an answer reads for all of them, until its own answer has come; th
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 from toolcell_bridge.wire.connection import Connection
@@ -21,6 +23,7 @@ from toolcell_bridge.wire.messages import (
     Message,
     PutFile,
     RunScript,
+    Stay,
     ToolFail,
     ToolReturn,
 )
@@ -29,6 +32,9 @@ READ_BYTES = 256 * 1024
 SPIN_S = 150e-6
 MISSES = 4
 """After so many polls in vain most waits sleep at once. One in so many still polls: answers may be quick again."""
+
+TURN_MS = 20
+"""How often a thread of a session that waits for an answer runs a line of Python."""
 
 MSG_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 sched_yield = getattr(os, "sched_yield", lambda: None)  # this file is also imported where no guest can run
@@ -57,6 +63,7 @@ class Channel:
     def __init__(self, sock: socket.socket, connection: Connection) -> None:
         self._sock = sock
         self._connection = connection
+        self.frame_bytes = connection.max_frame_bytes
         self._lock = threading.RLock()  # guards the connection and the order of what is sent
         self._reading = threading.Lock()  # held by the one thread that reads from the socket
         self._answered = threading.Condition(threading.Lock())
@@ -67,6 +74,9 @@ class Channel:
         self._misses = 0
         self._sending = False
         self._held: list[Message] = []
+        self._readable: Any = None
+        self.after_send: Callable[[], object] | None = None
+        """Called once, when what is being sent is sent."""
 
     @property
     def fileno(self) -> int:
@@ -101,6 +111,9 @@ class Channel:
                     self._write(held)
             finally:
                 self._sending = False
+        if self.after_send is not None:
+            call, self.after_send = self.after_send, None
+            call()
 
     def _write(self, messages: Sequence[Message]) -> None:
         data = self._connection.send(*messages)
@@ -176,7 +189,17 @@ class Channel:
                 self._reading.release()
                 self._wake_waiting()
 
-    def next_request(self) -> RunScript | PutFile:
+    def wait_interruptibly(self) -> None:
+        """From here on, wait for bytes apart from reading them: `is_interruptible` says when nothing can get lost."""
+        self._readable = select.poll()
+        self._readable.register(self._sock.fileno(), select.POLLIN)
+
+    def forget_calls(self) -> None:
+        """The run is over: no answer comes to calls that have none yet."""
+        with self._lock:
+            self._pending.clear()
+
+    def next_request(self) -> RunScript | PutFile | Stay:
         """Block until the host asks for something new.
 
         Raises:
@@ -186,7 +209,7 @@ class Channel:
             while True:
                 while self._inbox:
                     message = self._inbox.popleft()
-                    if isinstance(message, (RunScript, PutFile)):
+                    if isinstance(message, (RunScript, PutFile, Stay)):
                         return message
                 self._read()
 
@@ -226,7 +249,13 @@ class Channel:
                     self._misses = 0
                     return data
             self._misses += 1
+        if self._readable is not None:
+            self._sleep_until_readable()
         return self._sock.recv(READ_BYTES)
+
+    def _sleep_until_readable(self) -> None:
+        while not self._readable.poll(TURN_MS):  # in between, a thread that is to end notices that
+            pass
 
     def _should_poll(self) -> bool:
         if self._misses < MISSES:
@@ -243,3 +272,14 @@ class Channel:
                     reply.on_answer()
         else:
             self._inbox.append(message)
+
+
+def is_interruptible(frame: FrameType | None) -> bool:
+    """Return True when an exception may be raised in this frame: it would tear no message and keep no lock."""
+    inner: FrameType | None = None
+    while frame is not None:
+        if frame.f_code.co_filename == __file__:
+            is_asleep = frame.f_code.co_name == "wait" and inner is not None  # for another thread that reads
+            return is_asleep or frame.f_code.co_name == "_sleep_until_readable"
+        inner, frame = frame, frame.f_back
+    return True

@@ -53,6 +53,7 @@ class Clock:
 
 _clock = Clock()
 _entropy = random.Random()
+_forks = 0
 _sleep, _gmtime, _localtime, _strftime = time.sleep, time.gmtime, time.localtime, time.strftime
 _clock_gettime, _clock_gettime_ns = time.clock_gettime, time.clock_gettime_ns
 _seed_random = random.Random.seed
@@ -130,8 +131,12 @@ def _told_gettime_ns(clock: int, /) -> int:
 
 
 def seed(number: int) -> None:
-    """Draw everything from `number`: random, os.urandom, secrets, uuid, tempfile, numpy's generators."""
+    """Draw everything from `number`: random, os.urandom, os.getrandom, secrets, uuid, tempfile, numpy's generators.
+
+    A child of `os.fork` draws from a stream of its own, which its place among the children decides.
+    """
     _seed_python(number)
+    os.register_at_fork(before=_count_fork, after_in_child=_seed_child)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number % 2**32)
@@ -140,12 +145,32 @@ def seed(number: int) -> None:
 def _seed_python(number: int) -> None:
     _seed_random(_entropy, number)
     os.urandom = _entropy.randbytes
+    if hasattr(os, "getrandom"):
+        os.getrandom = _told_getrandom
     random._urandom = _entropy.randbytes  # type: ignore[attr-defined]
     random.Random.seed = _seed  # type: ignore[method-assign]
     random.seed(number)
     # uuid1 would ask the C library, which knows the machine and the time.
     _uuid._generate_time_safe = _uuid._UuidCreate = None
     _uuid._node = _entropy.getrandbits(48) | 1 << 40
+
+
+def _told_getrandom(size: int, flags: int = 0) -> bytes:
+    return _entropy.randbytes(size)
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+def _seed_child() -> None:
+    """Python has just seeded `random` from the kernel."""
+    _seed_random(_entropy, f"{_entropy.getrandbits(64)} {_forks}")
+    random.seed(_entropy.getrandbits(64))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(_entropy.getrandbits(32))
 
 
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -159,6 +184,7 @@ _REPLACED: Final[tuple[tuple[Any, str], ...]] = (
     *((uuid, name) for name in ("_generate_time_safe", "_UuidCreate", "_node")),
     (datetime, "datetime"),
     (os, "urandom"),
+    *(((os, "getrandom"),) if hasattr(os, "getrandom") else ()),
     (random, "_urandom"),
     (random.Random, "seed"),
 )

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
-from toolcell_bridge.guest.tools import SCRIPT
+from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
 MESSAGE_CHARS = 8 * 1024
@@ -27,17 +28,27 @@ def describe(error: BaseException, source: str) -> dict[str, Plain]:
     """Return plain data for Done: type, message, line, column, traceback, exit_code."""
     if isinstance(error, SystemExit):
         return _exit(error)
-    if isinstance(error, SyntaxError) and error.filename == SCRIPT:
+    if isinstance(error, SyntaxError) and error.filename == SCRIPTS.current:
         return _syntax(error, source)
-    lines = source.splitlines()
-    numbers = _script_lines(error.__traceback__)
+    numbers = [line for name, line, _ in _script_lines(error.__traceback__) if name == SCRIPTS.current]
+    lines = {SCRIPTS.current: source.splitlines()}
     return {
         "type": type(error).__name__,
         "message": _message(error),
-        "line": numbers[-1][0] if numbers else None,
+        "line": numbers[-1] if numbers else None,
         "column": None,
         "traceback": _traceback(error, lines),
+        "frames": _frames(error),
     }
+
+
+def _frames(error: BaseException) -> list[Plain]:
+    try:
+        from toolcell_bridge.guest.frames import describe_frames  # costs nothing in runs that end well
+
+        return describe_frames(error.__traceback__)
+    except BaseException:  # memory or time are short: the error itself counts
+        return []
 
 
 def _message(error: BaseException) -> str:
@@ -49,8 +60,40 @@ def _message(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         parts = [f"{type(each).__name__}: {_message(each)}" for each in error.exceptions[:10]]
         text = f"{text}: {'; '.join(parts)}"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8") + _cure(error)
     return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}... ({len(text)} characters)"
+
+
+OTHER_NAMES = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
+    "docx": "python-docx", "fitz": "pymupdf", "pptx": "python-pptx", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+"""Modules whose package has another name."""
+
+
+def _cure(error: BaseException) -> str:
+    """Return what a model or its programmer can do about an error of the sandbox's own, as the end of its message."""
+    if type(error) is ModuleNotFoundError:
+        name = error.name.partition(".")[0] if isinstance(error.name, str) else ""
+        if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
+            return ""
+        package = OTHER_NAMES.get(name, name)
+        return (
+            f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
+            f"--packages {package}`"
+        )
+    if type(error) is OSError and error.errno == errno.ENOSPC:
+        return f"; the run's limit {_full()} is used up"
+    return ""
+
+
+def _full() -> str:
+    try:
+        status = os.statvfs(".")
+    except OSError:
+        return "disk_bytes"
+    return "inodes" if status.f_files and not status.f_ffree else "disk_bytes"
 
 
 def _exit(error: SystemExit) -> dict[str, Plain]:
@@ -67,7 +110,7 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
     shown = ""
     if line is not None and 0 < line <= len(lines):
         marker = " " * max(0, (error.offset or 1) - 1) + "^"
-        shown = f'  File "{SCRIPT}", line {line}\n    {lines[line - 1][:500]}\n    {marker[:500]}\n'
+        shown = f'  File "{SCRIPTS.current}", line {line}\n    {lines[line - 1][:500]}\n    {marker[:500]}\n'
     message = (error.msg or "invalid syntax").encode("utf-8", "backslashreplace").decode("utf-8")
     return {
         "type": type(error).__name__,
@@ -78,20 +121,23 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
     }
 
 
-def _script_lines(traceback: TracebackType | None) -> list[tuple[int, str]]:
-    """List (line, function) of the script's own frames, outermost first. Keeps at least the innermost FRAMES."""
-    found: list[tuple[int, str]] = []
+def _script_lines(traceback: TracebackType | None) -> list[tuple[str, int, str]]:
+    """List (name of the code, line, function) of the scripts' own frames, outermost first.
+
+    Keeps at least the innermost FRAMES.
+    """
+    found: list[tuple[str, int, str]] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename == SCRIPT:
-            found.append((traceback.tb_lineno, code.co_name))
+        if is_script(code.co_filename):
+            found.append((code.co_filename, traceback.tb_lineno, code.co_name))
             if len(found) > 2 * FRAMES:
                 del found[FRAMES // 2 : FRAMES // 2 + 1]
         traceback = traceback.tb_next
     return found
 
 
-def _traceback(error: BaseException, lines: list[str], depth: int = 0) -> str:
+def _traceback(error: BaseException, lines: dict[str, list[str]], depth: int = 0) -> str:
     before = ""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and depth < CHAIN:
@@ -100,16 +146,29 @@ def _traceback(error: BaseException, lines: list[str], depth: int = 0) -> str:
     numbers = _script_lines(error.__traceback__)
     skipped = len(numbers) - FRAMES
     shown = []
-    for index, (line, function) in enumerate(numbers):
+    for index, (name, line, function) in enumerate(numbers):
         if skipped > 0 and index == FRAMES // 2:
             shown.append("  ...\n")
         if skipped > 0 and FRAMES // 2 <= index < FRAMES // 2 + skipped:
             continue
-        shown.append(f'  File "{SCRIPT}", line {line}, in {function}\n')
-        if 0 < line <= len(lines):
-            shown.append(f"    {lines[line - 1].strip()[:500]}\n")
+        shown.append(f'  File "{name}", line {line}, in {function}\n')
+        if name not in lines:
+            lines[name] = SCRIPTS.texts.get(name, "").splitlines()
+        if 0 < line <= len(lines[name]):
+            shown.append(f"    {lines[name][line - 1].strip()[:500]}\n")
     head = "Traceback (most recent call last):\n" if shown else ""
     return f"{before}{head}{''.join(shown)}{type(error).__name__}: {_message(error)}"
+
+
+ASK_SIGNAL = 50
+"""A real-time signal that no library uses. The host sends it to a script whose time is over."""
+
+
+def answer_with_line() -> None:
+    """Have the main thread's frames written to descriptor 2 at `ASK_SIGNAL`, also from inside a C function."""
+    import faulthandler
+
+    faulthandler.register(ASK_SIGNAL, file=2, all_threads=False)
 
 
 BLOCKED = "blocked: use call_tool() instead; nothing can be executed in the sandbox"

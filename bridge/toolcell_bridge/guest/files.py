@@ -6,6 +6,7 @@ named. Limits are checked here for good messages, and again by the host.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -83,6 +84,18 @@ def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> It
                 yield message
 
 
+def in_pieces(messages: Iterable[FilePart | FileProblem], frame_bytes: int) -> Iterator[FilePart | FileProblem]:
+    """Divide the parts that may not fit into a message of this size. Half of it is room enough for the rest."""
+    most = frame_bytes // 2
+    for message in messages:
+        if isinstance(message, FileProblem) or len(message.data) <= most:
+            yield message
+            continue
+        for start in range(0, len(message.data), most):
+            last = message.last and start + most >= len(message.data)
+            yield FilePart(message.name, message.media_type, message.data[start : start + most], last)
+
+
 def _expand(asked: str, root: str) -> Iterator[tuple[str, str | None]]:
     """(name relative to root, problem) for each file that `asked` stands for."""
     if "\0" in asked:
@@ -93,7 +106,7 @@ def _expand(asked: str, root: str) -> Iterator[tuple[str, str | None]]:
     if name.startswith("..") or os.path.isabs(name):
         yield asked, "outside the workspace"
     elif os.path.isdir(path) and (path == root or not os.path.islink(path)):
-        yield from ((found, None) for found in _walk(path, root))
+        yield from _walk(path, root)
     elif not os.path.lexists(path) and any(char in asked for char in "*?["):
         import glob
 
@@ -106,18 +119,37 @@ def _expand(asked: str, root: str) -> Iterator[tuple[str, str | None]]:
         yield name, None if os.path.lexists(path) else "missing"
 
 
-def _walk(path: str, root: str) -> Iterator[str]:
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
-            yield os.path.relpath(os.path.join(folder, name), root)
+OF_LIBRARIES = frozenset({".cache", ".config", ".local", "__pycache__"})
+"""Folders that libraries make in the workspace, which is their home. They are returned only if they are asked for."""
+
+
+def _walk(path: str, root: str) -> Iterator[tuple[str, str | None]]:
+    """(name, problem) for each file below `path`, by name. Without recursion: a thousand folders may nest."""
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as exc:
+            yield os.path.relpath(folder, root), f"cannot be listed: {exc.strerror}"
+            continue
+        folders = [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+        if folder == root:
+            folders = [each for each in folders if os.path.basename(each) not in OF_LIBRARIES]
+        waiting += reversed(folders)
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                yield os.path.relpath(entry.path, root), None
 
 
 def _read(name: str, root: str, limit: int) -> Iterator[FilePart | FileProblem]:
     try:
         descriptor = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
-        yield FileProblem(name, 0, f"cannot be read: {exc.strerror}")
+        is_link = exc.errno == errno.ELOOP and os.path.islink(os.path.join(root, name))
+        reason = "a symbolic link; return the file it points to" if is_link else f"cannot be read: {exc.strerror}"
+        yield FileProblem(name, 0, reason)
         return
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -146,8 +178,8 @@ def _make_folder(path: str) -> None:
         os.mkdir(path, 0o750)
 
 
-def write(message: PutFile, root: str) -> None:
-    """Append one PutFile's bytes to its file below `root`, creating folders on the way.
+def write(message: PutFile, root: str, is_first: bool = True) -> None:
+    """Write one PutFile's bytes to its file below `root`, creating folders on the way. Later pieces are appended.
 
     Raises:
         ValueError: the path leaves the workspace.
@@ -157,5 +189,6 @@ def write(message: PutFile, root: str) -> None:
     if not path.startswith(root + os.sep):
         raise ValueError(f"input file {message.path!r} is outside the workspace")
     _make_folder(os.path.dirname(path))
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640), "ab") as file:
+    begin = os.O_TRUNC if is_first else 0
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | begin, 0o640), "ab") as file:
         file.write(message.data)

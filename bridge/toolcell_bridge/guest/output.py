@@ -5,6 +5,7 @@ Raw writes to descriptors 1 and 2 go through pipes of their own. The host reads,
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -43,6 +44,7 @@ class LogStream(io.TextIOBase):
     def __init__(self, channel: Channel, stream: int) -> None:
         self._channel = channel
         self._stream = stream
+        self._errors = "backslashreplace"
         self._pending: list[str] = []
         self._pending_chars = 0
         self.buffer = _RawBytes(self)
@@ -53,7 +55,11 @@ class LogStream(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
+        return self._errors
+
+    @property
+    def mode(self) -> str:
+        return "w"
 
     @property
     def name(self) -> str:
@@ -62,6 +68,25 @@ class LogStream(io.TextIOBase):
     @property
     def line_buffering(self) -> bool:
         return True
+
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """As of a standard stream. Text goes to the host as UTF-8 and line by line, whatever is asked for.
+
+        Raises:
+            LookupError: there is no such encoding or error handler.
+        """
+        codecs.lookup(encoding or "utf-8")
+        codecs.lookup_error(errors or "strict")
+        self._errors = errors or self._errors
+        self.flush()
 
     def fileno(self) -> int:
         return self._stream

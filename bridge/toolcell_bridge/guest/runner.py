@@ -7,17 +7,24 @@ native. Isolation is already applied when the runner is called.
 from __future__ import annotations
 
 import _ast
+import dataclasses
 import os
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest import errors, files
+from toolcell_bridge.guest import errors, files, rich, surroundings
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
-from toolcell_bridge.guest.tools import SCRIPT, Toolbox, ToolError, ToolNamespace
+from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
+from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
+from toolcell_bridge.guest.source import plain_source
+from toolcell_bridge.guest.tools import Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import Done, Message, Plain, PutFile, Result, RunScript
+from toolcell_bridge.wire.messages import Done, FilePart, Message, Plain, PutFile, Result, RunScript, Stay
+
+if TYPE_CHECKING:
+    from toolcell_bridge.guest.interrupts import Interrupts
 
 LAST = "<last>"
 """Name in the script's namespace for the value of the expression it ends with. No source can contain this name."""
@@ -31,6 +38,13 @@ IS_COROUTINE = 0x80
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+TOO_LARGE = "; the limit is result_bytes: return a part or a sum, or a file: set_result(..., files=['result.json'])"
+"""What to do about a result that is too large."""
+
+HELD_BYTES = 2048
+"""A result up to this size may wait for Done: it can be sent, whatever the limits. A larger one is sent at once, so
+that `set_result` raises in the script when it cannot be sent."""
+
 
 class Runner:
     """Serves one sandbox's runs, one after the other; the namespace lives as long as the sandbox."""
@@ -41,6 +55,11 @@ class Runner:
         self._module = types.ModuleType("__main__")
         self._inputs: list[str] = []
         self._put_error: str | None = None
+        self._writing = ""
+        """The input file whose pieces are under way."""
+        self._stay: Stay | None = None
+        self._interrupts: Interrupts | None = None
+        self._own_names: dict[str, Any] = {}
         self._result_set = False
         self._held: list[Message] = []
         self._is_last = False
@@ -48,11 +67,14 @@ class Runner:
 
     def serve(self) -> None:
         """Answer requests until the host closes the bridge."""
+        surroundings.enter(self._workspace)
         try:
             while True:
                 request = self._channel.next_request()
                 if isinstance(request, PutFile):
                     self._put(request)
+                elif isinstance(request, Stay):
+                    self._begin_session(request)
                 else:
                     self.answer(request)
         except (ChannelClosed, ProtocolError):
@@ -65,13 +87,30 @@ class Runner:
             ChannelClosed: the host is gone.
         """
         done = self._run(run)
-        self._channel.send(*self._held, done)
+        last: list[Message] = [*self._held, done]
+        if self._stay is not None:
+            from toolcell_bridge.guest.leftovers import end_leftovers
+
+            if (left := end_leftovers(self._stay.end_ms / 1000)) is not None:
+                last.insert(-1, left)
+            self._channel.forget_calls()
+            self._put_error = None
+        self._channel.send(*last)
         self._held.clear()
         return done
+
+    def _begin_session(self, stay: Stay) -> None:
+        from toolcell_bridge.guest.interrupts import Interrupts  # only sessions pay for it
+
+        self._stay, self._interrupts = stay, Interrupts(self._channel)
+        self._interrupts.install()
+        self._channel.wait_interruptibly()
 
     def _run(self, run: RunScript) -> Done:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
         self._result_set = False
+        if (source := plain_source(run.source)) is not run.source:
+            run = dataclasses.replace(run, source=source)
         try:
             if self._put_error is not None:
                 raise OSError(self._put_error)
@@ -90,39 +129,58 @@ class Runner:
         return Done(True, None)
 
     def _put(self, message: PutFile) -> None:
+        is_first, self._writing = message.path != self._writing, "" if message.last else message.path
         try:
-            files.write(message, self._workspace)
+            files.write(message, self._workspace, is_first)
         except (OSError, ValueError) as exc:
             self._put_error = f"input file {message.path!r}: {exc}"
-        if message.last:
+        if message.last and message.path not in self._inputs:
             self._inputs.append(message.path)
 
     def _execute(self, run: RunScript) -> None:
         sys.modules["__main__"] = self._module
         namespace = self._module.__dict__
-        namespace.update(self._names(run))
+        self._give_names(namespace, self._names(run))
         if run.seed is not None or run.clock is not None:
             make_repeatable(run)
-        code, guards = parse(run)
+        name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1)
+        surroundings.show_source(run.source, self._workspace, name)
+        code, guards = parse(run, name)
         namespace.update(guards)
         # Inputs come last: a caller's name wins over ours.
         namespace.update(run.inputs)
         if LAST_RESULT in code.co_names:
             namespace[LAST_RESULT] = self._set_last_result
+        interrupts = self._interrupts
+        namespace.pop(LAST, None)
         try:
+            if interrupts is not None:
+                interrupts.is_allowed = True
             _evaluate(code, namespace)
+            if not self._result_set:
+                self._set_trailing(namespace.get(LAST), run)
         finally:
-            value = namespace.pop(LAST, None)
+            if interrupts is not None:
+                interrupts.is_allowed = False
+            namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
-        if value is not None and not self._result_set:
-            self._set_trailing(value, run)
+
+    def _give_names(self, namespace: dict[str, Any], names: dict[str, Any]) -> None:
+        """Define the sandbox's names, but for those that an earlier script of the session has given a value."""
+        own = self._own_names
+        for name, value in names.items():
+            if name not in own or name not in namespace or namespace[name] is own[name]:
+                namespace[name] = own[name] = value
 
     def _names(self, run: RunScript) -> dict[str, Any]:
-        toolbox = Toolbox(self._channel, run.tools)
+        key = run.inputs.pop(DRY_RUN, None)
+        toolbox = Toolbox(self._channel, run.tools, GuestDryRun(key) if isinstance(key, str) else None)
 
-        def set_result(data: Any = None, files: Any = None) -> None:
-            """Make `data` the run's result; the last call wins. `files`: workspace paths to return."""
-            self._set_result(data, files, run)
+        def set_result(data: Any = None, files: Any = None, **values: Any) -> None:
+            """Make `data`, or the named values, the run's result; the last call wins. `files`: paths to return."""
+            if values and data is not None:
+                raise TypeError("set_result() takes one value or named values, not both: set_result({...})")
+            self._set_result(values or data, files, run)
 
         def log(level: str, *values: object) -> None:
             """print() with a level in front."""
@@ -130,6 +188,8 @@ class Runner:
                 raise ValueError(f"log level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
             print(f"[{level}]", *values, file=sys.stderr if level in ("warning", "error") else sys.stdout)
 
+        for function in (set_result, log):
+            function.__qualname__ = function.__name__  # error messages hold it
         self._own_set_result = set_result
         return {
             "call_tool": toolbox.call_tool,
@@ -145,23 +205,25 @@ class Runner:
             "ToolError": ToolError,
             "input_files": list(self._inputs),
             "OUTPUT_DIR": self._workspace,
+            "__file__": os.path.join(self._workspace, SCRIPT),
         }
 
     def _set_result(self, data: Any, names: Any, run: RunScript) -> None:
         wanted = files.requested(names)
         packed = to_packed(data, "result")
         if len(packed.data) > run.result_bytes:
-            raise ValueTooLarge("result", len(packed.data), run.result_bytes)
+            raise ValueTooLarge("result", len(packed.data), run.result_bytes, cure=TOO_LARGE)
         message = Result(packed, wanted)
         self._flush()
-        if self._is_last and not wanted:
+        if self._is_last and not wanted and len(packed.data) <= HELD_BYTES:
             # No message of the script can follow. It is sent together with Done, which saves both ends a system call
             # and the host a wake-up.
             self._held[:] = [message]
         else:
             self._channel.send(message)
         self._result_set = True
-        for part in files.collect(wanted, self._workspace, run.files, run.files_bytes):
+        found = files.collect(wanted, self._workspace, run.files, run.files_bytes)
+        for part in files.in_pieces(found, self._channel.frame_bytes):
             self._channel.send(part)
 
     def _set_last_result(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,10 +236,25 @@ class Runner:
             self._is_last = False
 
     def _set_trailing(self, value: Any, run: RunScript) -> None:
-        try:
-            self._set_result(value, None, run)
-        except (UnsendableValue, ValueTooLarge) as exc:
-            sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {exc}\n")
+        problem: Exception | None = None
+        if value is not None:
+            try:
+                self._set_result(value, None, run)
+            except (UnsendableValue, ValueTooLarge) as exc:
+                problem = exc
+        is_shown = run.files > 0 and rich.is_possible(value) and self._show(value, run)
+        if problem is not None and not (is_shown and isinstance(problem, UnsendableValue)):
+            sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
+
+    def _show(self, value: Any, run: RunScript) -> bool:
+        """Return pictures, HTML and open figures as files; say whether there was one."""
+        is_shown = False
+        prefix = f"script-{run.run}-" if self._stay is not None and run.run > 1 else ""
+        made = rich.show(value, prefix, run.files, run.files_bytes)
+        for message in files.in_pieces(made, self._channel.frame_bytes):
+            self._channel.send(message)
+            is_shown = is_shown or isinstance(message, FilePart)
+        return is_shown
 
     @staticmethod
     def _flush() -> None:
@@ -196,22 +273,22 @@ class Denied(Exception):
         self.error = error
 
 
-def parse(run: RunScript) -> tuple[types.CodeType, dict[str, Any]]:
-    """Compile a script; returns it with the names it needs. The value it ends with will be under `LAST`.
+def parse(run: RunScript, name: str = SCRIPT) -> tuple[types.CodeType, dict[str, Any]]:
+    """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
         Denied: the lint profile found something.
     """
     if run.lint == "off":
-        tree = compile(run.source, SCRIPT, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
-        return compile(_keep_last_value(tree), SCRIPT, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), {}
+        tree = compile(run.source, name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
+        return compile(_keep_last_value(tree), name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), {}
     from toolcell_bridge.guest.lint import check, compile_tree
 
-    checked = check(run.source, run.lint)  # type: ignore[arg-type]
+    checked = check(run.source, run.lint, name)  # type: ignore[arg-type]
     if checked.tree is None:
         raise Denied(_denied(checked.findings))
-    return compile_tree(_keep_last_value(checked.tree), "exec", flags=TOP_LEVEL_AWAIT), checked.guards
+    return compile_tree(_keep_last_value(checked.tree), "exec", name, TOP_LEVEL_AWAIT), checked.guards
 
 
 def _keep_last_value(tree: Any) -> Any:

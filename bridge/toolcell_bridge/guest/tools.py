@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
+from toolcell_bridge.guest.placeholder import GuestDryRun
+from toolcell_bridge.guest.scripts import SCRIPTS
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.messages import Progress, ToolFail, ToolReturn
 
@@ -19,11 +21,15 @@ if TYPE_CHECKING:
 
 # asyncio, json and difflib are imported where they are used: loading them would double a sandbox's cold start.
 
-SCRIPT = "<code>"
-"""File name of the script's code object, as tracebacks show it."""
-
 LIST_TOOLS = "toolcell.list_tools"
 """Answered by the session itself; a dot cannot occur in a tool's name."""
+
+
+GUEST_NAMES = frozenset({
+    "call_tool", "call_tools_parallel", "call_tool_async", "list_tools", "search_tools", "progress", "install_package",
+    "tools", "set_result", "log", "ToolError", "input_files", "OUTPUT_DIR",
+})  # fmt: skip
+"""Names that every script finds. Inputs of a run must have others."""
 
 
 WINDOW = 512
@@ -47,23 +53,40 @@ def _line() -> int | None:
     """Line of the script that is calling, or None when the call comes from elsewhere."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename == SCRIPT:
+        if frame.f_code.co_filename == SCRIPTS.current:
             return frame.f_lineno
         frame = frame.f_back
     return None
 
 
-def _arguments(name: object, args: object, kwargs: Mapping[str, object]) -> Any:
-    """Merge and pack the arguments of one call."""
+def _merged(name: object, values: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the arguments of one call by name; None when it takes the tool's parameters to tell."""
     if not isinstance(name, str):
         raise TypeError(f"call_tool() takes the tool's name first, a str, not {type(name).__name__}")
-    if args is None:
-        merged: dict[str, object] = dict(kwargs)
-    elif isinstance(args, Mapping):
-        merged = {**args, **kwargs}
-    else:
-        raise TypeError(f"arguments of {name!r} must be a dict, not {type(args).__name__}")
-    return to_packed(merged, f"{name} arguments")
+    if not values or (len(values) == 1 and values[0] is None):
+        return dict(kwargs)
+    if len(values) == 1 and issubclass(type(values[0]), Mapping):
+        return {**values[0], **kwargs}  # type: ignore[dict-item]
+    return None
+
+
+def bound(
+    name: str, parameters: Mapping[str, Any], values: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the arguments of a call like those of a Python function: the required parameters come first.
+
+    Raises:
+        TypeError: there are more values than parameters, or one is given twice.
+    """
+    properties, required = parameters.get("properties") or {}, parameters.get("required") or ()
+    names = [*(each for each in required if each in properties), *(each for each in properties if each not in required)]
+    if len(values) > len(names):
+        has = ", ".join(names) or "none"
+        raise TypeError(f"{name}() was given {len(values)} values, and its parameters are: {has}")
+    given = dict(zip(names, values, strict=False))
+    if twice := [each for each in given if each in kwargs]:
+        raise TypeError(f"{name}() got multiple values for argument {twice[0]!r}")
+    return {**given, **kwargs}
 
 
 def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
@@ -82,40 +105,65 @@ def _value(name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
     )
 
 
-def _request(entry: object) -> tuple[str, Any]:
-    """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
-    if isinstance(entry, str):
-        return entry, {}
-    if isinstance(entry, Mapping):
-        name: Any = entry.get("tool", entry.get("name"))
-        return name, _arguments(name, entry.get("args", entry.get("arguments")), {})
-    if isinstance(entry, Sequence) and 1 <= len(entry) <= 2:
-        return entry[0], _arguments(entry[0], entry[1] if len(entry) == 2 else None, {})
-    raise TypeError(f'a call is ("tool", {{...}}) or {{"tool": ..., "args": {{...}}}}, not {entry!r:.80}')
-
-
 class Toolbox:
     """The calling half of a script's namespace, bound to one channel."""
 
-    def __init__(self, channel: Channel, names: Sequence[str]) -> None:
+    def __init__(self, channel: Channel, names: Sequence[str], dry_run: GuestDryRun | None = None) -> None:
         self._channel = channel
+        self._dry_run = dry_run
+        self._listed: dict[str, Mapping[str, Any]] = {}
         self.names = tuple(names)
 
-    def call_tool(
-        self, name: str, args: Mapping[str, Any] | None = None, /, *, raw: bool = False, **kwargs: Any
-    ) -> Any:
-        """Call a tool of the host and return its value.
+    def call_tool(self, name: str, /, *args: Any, raw: bool = False, **kwargs: Any) -> Any:
+        """Call a tool of the host and return its value. The arguments are one dict, keywords, or values in order.
 
         `raw=True` gives text: a str unchanged, anything else as JSON.
 
         Raises:
             ToolError: the tool failed, is unknown, or was refused.
         """
-        ((_, reply),) = self._channel.call([(name, _arguments(name, args, kwargs), _line())])
+        return self.call(name, args, kwargs, raw)
+
+    def call(self, name: str, values: Sequence[Any], kwargs: Mapping[str, Any], raw: bool = False) -> Any:
+        """Call a tool with these values and keywords; see `call_tool`."""
+        ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), _line())])
         try:
-            return _value(name, self._channel.wait(reply), raw)
+            return self._value(name, self._channel.wait(reply), raw)
         except ChannelClosed as exc:
             raise ToolError(str(exc), tool=name, code="unavailable") from None
+
+    def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
+        if self._dry_run is not None:
+            answer = self._dry_run.answer(name, answer)
+        return _value(name, answer, raw)
+
+    def _arguments(self, name: Any, values: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """Merge and pack the arguments of one call."""
+        if self._dry_run is not None:
+            self._dry_run.check()
+        merged = _merged(name, values, kwargs)
+        if merged is None and name not in self.names:
+            merged = {}  # the host says what is wrong with the name
+        elif merged is None:
+            merged = bound(name, self._parameters(name), values, kwargs)
+        return to_packed(merged, f"{name} arguments")
+
+    def _parameters(self, name: str) -> Mapping[str, Any]:
+        """Return a tool's JSON Schema. Only calls with values in order need it."""
+        if not self._listed:
+            self._listed = {tool["name"]: tool["parameters"] for tool in self.list_tools()}
+        return self._listed.get(name, {})
+
+    def _request(self, entry: object) -> tuple[str, Any]:
+        """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
+        if isinstance(entry, str):
+            return entry, to_packed({}, f"{entry} arguments")
+        if isinstance(entry, Mapping):
+            name: Any = entry.get("tool", entry.get("name"))
+            return name, self._arguments(name, [entry.get("args", entry.get("arguments"))], {})
+        if isinstance(entry, Sequence) and entry:
+            return entry[0], self._arguments(entry[0], entry[1:], {})
+        raise TypeError(f'a call is ("tool", {{...}}) or {{"tool": ..., "args": {{...}}}}, not {entry!r:.80}')
 
     def call_tools_parallel(
         self, calls: Iterable[Any], return_exceptions: bool = False, max_workers: int | None = None
@@ -125,7 +173,7 @@ class Toolbox:
         The first failure is raised after all have finished, or with `return_exceptions=True` each failure
         is a ToolError in its place. `max_workers` keeps fewer than the run's own limit in flight.
         """
-        requests = [(*_request(entry), _line()) for entry in calls]
+        requests = [(*self._request(entry), _line()) for entry in calls]
         window = max(1, min(max_workers or WINDOW, WINDOW))
         replies = [reply for _, reply in self._channel.call(requests[:window])]
         answers: list[Any] = []
@@ -135,19 +183,19 @@ class Toolbox:
                 replies += [reply for _, reply in self._channel.call([requests[len(replies)]])]
         if not return_exceptions:
             for answer in answers:
-                if isinstance(answer, ToolError):
+                if issubclass(type(answer), ToolError):  # isinstance() would look into a placeholder
                     raise answer
         return answers
 
     def _answer(self, name: str, reply: PendingReply) -> Any:
         try:
-            return _value(name, self._channel.wait(reply))
+            return self._value(name, self._channel.wait(reply))
         except ToolError as exc:
             return exc
         except ChannelClosed as exc:
             return ToolError(str(exc), tool=name, code="unavailable")
 
-    async def call_tool_async(self, name: str, args: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Any:
+    async def call_tool_async(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """`call_tool` for asyncio code; cancelling the task cancels the call on the host.
 
         Raises:
@@ -158,7 +206,7 @@ class Toolbox:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         ((call_id, reply),) = self._channel.call_with(
-            [(name, _arguments(name, args, kwargs), _line())], lambda: loop.call_soon_threadsafe(done.set)
+            [(name, self._arguments(name, args, kwargs), _line())], lambda: loop.call_soon_threadsafe(done.set)
         )
         _watch(loop, self._channel)
         try:
@@ -169,7 +217,7 @@ class Toolbox:
         finally:
             _unwatch(loop, self._channel)
         assert reply.answer is not None
-        return _value(name, reply.answer)
+        return self._value(name, reply.answer)
 
     def list_tools(self) -> list[dict[str, Any]]:
         """Name, description and parameters (a JSON Schema) of every tool this script may call."""
@@ -188,8 +236,11 @@ class Toolbox:
         return [tool for _, tool in sorted(ranked, key=lambda pair: -pair[0])]
 
     def progress(self, value: Any = None, /, **fields: Any) -> None:
-        """Report progress to the host while the script runs; any plain value."""
-        self._channel.send(Progress(to_packed(fields if value is None and fields else value, "progress")))
+        """Report progress to the host while the script runs; any plain value. Keywords make a dict of it."""
+        if fields:
+            named = {} if value is None else value if isinstance(value, Mapping) else {"value": value}
+            value = {**named, **fields}
+        self._channel.send(Progress(to_packed(value, "progress")))
 
 
 _watched: dict[int, int] = {}
@@ -209,26 +260,45 @@ def _unwatch(loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         loop.remove_reader(channel.fileno)
 
 
+for _function in (
+    Toolbox.call_tool, Toolbox.call_tools_parallel, Toolbox.call_tool_async, Toolbox.list_tools, Toolbox.search_tools,
+    Toolbox.progress,
+):  # fmt: skip
+    _function.__qualname__ = _function.__name__  # error messages hold it
+ToolError.__module__ = "__main__"  # where a script finds it
+
+
 class ToolNamespace:
-    """`tools.<name>(**arguments)`: each tool as a method."""
+    """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are no identifiers."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self.__toolbox = toolbox
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         toolbox = self.__toolbox
-        if name.startswith("__") or name not in toolbox.names:
-            import difflib
+        found = _named(name, toolbox.names)
 
-            near = difflib.get_close_matches(name, toolbox.names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(toolbox.names) or 'none'}"
-            raise AttributeError(f"no tool named {name!r}{hint}")
+        def call(*values: Any, **kwargs: Any) -> Any:
+            return toolbox.call(found, values, kwargs)
 
-        def call(args: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Any:
-            return toolbox.call_tool(name, args, **kwargs)
-
-        call.__name__ = name
+        call.__name__ = call.__qualname__ = name
         return call
+
+    __getitem__ = __getattr__
 
     def __dir__(self) -> list[str]:
         return list(self.__toolbox.names)
+
+
+def _named(name: str, names: Sequence[str]) -> str:
+    """Return the tool that a script means: the one of that name, or one that has it with other signs for its `_`."""
+    if name in names and not name.startswith("__"):
+        return name
+    for each in names:
+        if "".join(sign if sign.isalnum() else "_" for sign in each) == name:
+            return each
+    import difflib
+
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"
+    raise AttributeError(f"no tool named {name!r}{hint}")

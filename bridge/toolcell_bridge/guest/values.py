@@ -11,25 +11,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta  # bound now: a run may replace the module's names
 from enum import Enum
-from types import CoroutineType, GeneratorType, NoneType
+from types import FrameType, NoneType
 from typing import Any, Final, TypeAlias
 
-from toolcell_bridge.wire.codec import MAX_DEPTH, MAX_ELEMENTS, pack_value, packed_size, type_name
+from toolcell_bridge.guest.placeholder import Placeholder, reference_of
+from toolcell_bridge.guest.refusals import Refusal, TooDeep, advice
+from toolcell_bridge.guest.scripts import SCRIPTS
+from toolcell_bridge.guest.tables import TABLES
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import Plain
+from toolcell_bridge.wire.messages import MAX_ELEMENTS, Plain
+from toolcell_bridge.wire.plain import MAX_DEPTH, is_sendable, pack_value, type_name
 
 _SENT_AS_IS: Final = frozenset({NoneType, bool, float, bytes})
-_PATH_STEPS: Final = 16
 _SCALARS: Final = _SENT_AS_IS | {int, str}
 
 
-def to_plain(value: object, path: str = "value", *, max_depth: int = MAX_DEPTH) -> Plain:
+def to_plain(
+    value: object, path: str = "value", *, max_depth: int = MAX_DEPTH, notes: list[str] | None = None
+) -> Plain:
     """Return what can be sent in place of `value`: itself, not a copy, when it is plain already.
+
+    `notes` gets what is lost on the way, such as the index of a frame.
 
     Raises:
         UnsendableValue: something in it has no form on the wire; the message names its path.
@@ -37,68 +44,57 @@ def to_plain(value: object, path: str = "value", *, max_depth: int = MAX_DEPTH) 
     """
     if type(value) in _SENT_AS_IS:
         return value  # type: ignore[return-value]
-    if max_depth >= MAX_DEPTH and _is_plain(value):
+    if max_depth >= MAX_DEPTH and is_sendable(value):
         return value  # type: ignore[return-value]
-    return _convert(value, path, min(max_depth, MAX_DEPTH))
+    return _convert(value, path, min(max_depth, MAX_DEPTH), [] if notes is None else notes)
 
 
-def _convert(value: object, path: str, max_depth: int) -> Plain:
+def _convert(value: object, path: str, max_depth: int, notes: list[str]) -> Plain:
     try:
-        return _Converter(path, max_depth).convert(value, 0)
-    except _TooDeep as refusal:
+        return _Converter(path, max_depth, notes).convert(value, 0)
+    except TooDeep as refusal:
         raise ValueTooLarge(refusal.path(path), max_depth + 1, max_depth, "levels deep") from None
-    except _Refusal as refusal:
+    except Refusal as refusal:
         raise UnsendableValue(refusal.path(path), refusal.problem) from refusal.__cause__
 
 
 def to_packed(value: object, path: str = "value") -> Any:
-    """Convert like `to_plain` and pack, once. Returns what a message takes in place of the value.
+    """Convert like `to_plain` and pack, once. Returns what a message takes in place of the value. Warns of losses.
 
     Raises:
         UnsendableValue, ValueTooLarge: as `to_plain`.
     """
     try:
-        return pack_value(value, path)
+        packed = pack_value(value, path)
     except (UnsendableValue, ValueTooLarge):
-        return pack_value(_convert(value, path, MAX_DEPTH), path)
+        notes: list[str] = []
+        packed = pack_value(_convert(value, path, MAX_DEPTH, notes), path)
+        for note in notes:
+            _warn(note)
+    return packed
 
 
-def _is_plain(value: object) -> bool:
-    try:
-        packed_size(value)
-    except (UnsendableValue, ValueTooLarge):
-        return False
-    return True
+def _warn(note: str) -> None:
+    """Warn at the line of the script that sends the value; a last expression is sent when the script is over."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != SCRIPTS.current:
+        frame = frame.f_back
+    if frame is None:
+        sys.stderr.write(f"[toolcell] {note}\n")
+        return
+    import warnings
 
-
-def _is_flat(items: list[Any]) -> bool:
-    return _SCALARS.issuperset(map(type, items)) and _is_plain(items)
-
-
-class _Refusal(Exception):
-    """Travels up from the refused value and collects the steps of its path on the way."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.steps: list[int | str] = []
-
-    def path(self, root: str) -> str:
-        steps = [f"[{step}]" if isinstance(step, int) else f"[{step[:40]!r}]" for step in reversed(self.steps)]
-        return root + "".join(steps[:_PATH_STEPS]) + ("..." if len(steps) > _PATH_STEPS else "")
-
-
-class _TooDeep(_Refusal):
-    """Refused for what it is inside of."""
+    warnings.warn_explicit(note, UserWarning, SCRIPTS.current, frame.f_lineno)
 
 
 class _Converter:
     """One conversion: its limits, and the containers it is inside of."""
 
-    __slots__ = ("_inside", "_left", "_path", "max_depth")
+    __slots__ = ("_inside", "_left", "_path", "max_depth", "notes")
 
-    def __init__(self, path: str, max_depth: int) -> None:
+    def __init__(self, path: str, max_depth: int, notes: list[str]) -> None:
         self._path = path
+        self.notes = notes
         self.max_depth = max_depth
         self._left = MAX_ELEMENTS
         self._inside: set[int] = set()
@@ -115,10 +111,10 @@ class _Converter:
         try:
             self.reach(depth)  # conversions count as a level too, so that none goes on forever
             return _handler(kind)(self, value, depth + 1)
-        except (_Refusal, ValueTooLarge, MemoryError):
+        except (Refusal, ValueTooLarge, MemoryError):
             raise
         except Exception as exc:  # the value's own code failed
-            raise _Refusal(f"{type_name(kind)} failed to be converted ({type_name(type(exc))})") from exc
+            raise Refusal(f"{type_name(kind)} failed to be converted ({type_name(type(exc))})") from exc
 
     def sequence(self, value: object, items: Sequence[Any], depth: int) -> list[Plain]:
         """Convert the items of container `value`."""
@@ -128,7 +124,7 @@ class _Converter:
         for index, item in enumerate(items):
             try:
                 plain.append(self.convert(item, depth))
-            except _Refusal as refusal:
+            except Refusal as refusal:
                 refusal.steps.append(index)
                 raise
         self._inside.discard(id(value))
@@ -143,14 +139,25 @@ class _Converter:
             self.spend(2)
             name = self.key(key, depth)
             if name in plain:
-                raise _Refusal(f"two keys become {name[:40]!r}")
+                raise Refusal(f"two keys become {name[:40]!r}")
             try:
                 plain[name] = self.convert(item, depth)
-            except _Refusal as refusal:
+            except Refusal as refusal:
                 refusal.steps.append(name)
                 raise
         self._inside.discard(id(value))
         return plain
+
+    def model(self, value: Any, depth: int) -> Plain:
+        """Convert a pydantic model by its fields, or as JSON when a field is of a type that only pydantic knows."""
+        inside = set(self._inside)
+        try:
+            return self.convert(_dumped(value), depth)
+        except TooDeep:
+            raise
+        except Refusal:
+            self._inside = inside
+            return self.convert(_dumped(value, mode="json"), depth)
 
     def key(self, key: object, depth: int) -> str:
         """Convert a key as a value, then as JSON writes it."""
@@ -164,7 +171,7 @@ class _Converter:
             case int() | float() as number:
                 return repr(number)
             case _:
-                raise _Refusal(f"a key is {type_name(type(key))}, and keys have to be text")
+                raise Refusal(f"a key is {type_name(type(key))}, and keys have to be text")
 
     def column(self, name: str, items: list[Any], depth: int) -> list[Plain]:
         """Convert the items of a table's column, which `_frame` has counted."""
@@ -172,7 +179,7 @@ class _Converter:
         for index, item in enumerate(items):
             try:
                 plain.append(self.convert(item, depth))
-            except _Refusal as refusal:
+            except Refusal as refusal:
                 refusal.steps += [name, index]
                 raise
         return plain
@@ -187,13 +194,19 @@ class _Converter:
 
     def reach(self, depth: int) -> None:
         if depth > self.max_depth:
-            raise _TooDeep(f"more than {self.max_depth} levels deep")
+            raise TooDeep(f"more than {self.max_depth} levels deep")
 
     def enter(self, value: object, depth: int) -> None:
         if id(value) in self._inside:
-            raise _Refusal(f"{type_name(type(value))} contains itself")
+            raise Refusal(f"{type_name(type(value))} contains itself")
         self.reach(depth)
         self._inside.add(id(value))
+
+
+def _dumped(model: Any, **options: Any) -> Any:
+    """Return a model's fields by the names that its schema has: pydantic's aliases."""
+    by_alias = {"by_alias": True} if hasattr(type(model), "model_fields") else {}
+    return model.model_dump(**by_alias, **options)
 
 
 def _text(value: str) -> str:
@@ -201,14 +214,14 @@ def _text(value: str) -> str:
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as exc:
-        raise _Refusal(f"text holds a lone surrogate at index {exc.start}") from None
+        raise Refusal(f"text holds a lone surrogate at index {exc.start}") from None
     return text
 
 
 def _integer(value: int) -> int:
     number = int.__index__(value)
     if not -(2**63) <= number < 2**64:
-        raise _Refusal("int does not fit 64 bits: send str(x)")
+        raise Refusal("int does not fit 64 bits: send str(x)")
     return number
 
 
@@ -237,54 +250,12 @@ def _dataclass(to: _Converter, value: Any, depth: int) -> Plain:
     return to.mapping(value, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)], depth)
 
 
-def _array(to: _Converter, value: Any, depth: int) -> Plain:
-    if not value.shape:
-        return to.convert(value[()], depth)
-    to.can_afford(value.size)
-    kind = value.dtype.kind
-    if kind in "biuf" and value.dtype.itemsize <= 8 and depth + value.ndim - 1 <= to.max_depth:
-        to.spend(1 + 2 * sum(itertools.accumulate(value.shape, operator.mul)) - value.size)
-        return value.tolist()  # type: ignore[no-any-return]
-    # tolist() would turn datetime64[ns] into a bare int, and leaves long doubles as they are.
-    return to.sequence(value, list(value) if kind in "Mmf" else value.tolist(), depth)
-
-
-def _scalar(to: _Converter, value: Any, depth: int) -> Plain:
-    if value.dtype.kind == "f":
-        return float(value)
-    return to.convert(value.item(), depth)
-
-
-def _datetime64(to: _Converter, value: Any, depth: int) -> Plain:
-    text = str(value)
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return None if text == "NaT" else text
-
-
-def _timedelta64(to: _Converter, value: Any, depth: int) -> Plain:
-    return None if str(value) == "NaT" else float(value / type(value)(1, "s"))
-
-
-def _frame(to: _Converter, value: Any, depth: int) -> Plain:
-    to.reach(depth + 1)
-    rows, width = value.shape
-    to.spend(1 + rows * (2 + 2 * width))
-    columns: dict[str, list[Any]] = {}
-    for index, label in enumerate(value.columns):
-        name = to.key(label, depth)
-        if name in columns:
-            raise _Refusal(f"two columns become {name[:40]!r}")
-        column = value.iloc[:, index].tolist()
-        columns[name] = column if _is_flat(column) else to.column(name, column, depth + 1)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 _Handler: TypeAlias = Callable[[_Converter, Any, int], Plain]
 
 _ALL: Final = slice(None)
 
 _BY_CLASS: Final[dict[type, _Handler]] = {
+    Placeholder: lambda to, value, depth: to.mapping(value, reference_of(value).items(), depth),
     str: lambda to, value, depth: _text(value),
     int: lambda to, value, depth: _integer(value),
     float: lambda to, value, depth: float.__float__(value),
@@ -308,39 +279,17 @@ _BY_CLASS: Final[dict[type, _Handler]] = {
 """What becomes of a built-in type and its subclasses."""
 
 _as_text: Final[_Handler] = lambda to, value, depth: _text(str(value))  # noqa: E731
-_as_list: Final[_Handler] = lambda to, value, depth: to.convert(value.tolist(), depth)  # noqa: E731
-_as_none: Final[_Handler] = lambda to, value, depth: None  # noqa: E731
 
 _BY_NAME: Final[dict[tuple[str, str], _Handler]] = {
     ("decimal", "Decimal"): _as_text,
     ("fractions", "Fraction"): _as_text,
     ("pathlib", "PurePath"): _as_text,
     ("uuid", "UUID"): _as_text,
-    ("numpy", "ndarray"): _array,
-    ("numpy", "generic"): _scalar,
-    ("numpy", "datetime64"): _datetime64,
-    ("numpy", "timedelta64"): _timedelta64,
-    ("pandas", "DataFrame"): _frame,
-    ("pandas", "Series"): _as_list,
-    ("pandas", "Index"): _as_list,
-    ("pandas", "ExtensionArray"): _as_list,
-    ("pandas", "Timestamp"): lambda to, value, depth: _text(value.isoformat()),
-    ("pandas", "Timedelta"): lambda to, value, depth: float(value.total_seconds()),
-    ("pandas", "Period"): _as_text,
-    ("pandas", "Interval"): _as_text,
-    ("pandas", "NaTType"): _as_none,
-    ("pandas", "NAType"): _as_none,
+    ("zoneinfo", "ZoneInfo"): _as_text,
+    ("ipaddress", "_IPAddressBase"): _as_text,
+    **TABLES,
 }
 """The same by top-level package and class name, whatever module of the package the class is in."""
-
-_ADVICE: Final[dict[type, str]] = {
-    complex: "complex numbers have no form on the wire: send [x.real, x.imag] or str(x)",
-    CoroutineType: "a coroutine: await it first",
-    GeneratorType: "a generator may never end: send list(x)",
-    Iterator: "an iterator may never end: send list(x)",
-    BaseException: "an exception: send str(x)",
-    type: "a class is not data",
-}
 
 
 def _handler(kind: type) -> _Handler:
@@ -355,15 +304,18 @@ def _by_ability(kind: type) -> _Handler:
     """Choose by what a class can do, when neither it nor a base of it is known."""
     if dataclasses.is_dataclass(kind):
         return _dataclass
+    if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):  # msgspec
+        return lambda to, value, depth: to.mapping(value, ((name, getattr(value, name)) for name in names), depth)
+    if hasattr(kind, "__attrs_attrs__"):
+        return lambda to, value, depth: to.mapping(
+            value, ((each.name, getattr(value, each.name)) for each in kind.__attrs_attrs__), depth
+        )
     if callable(getattr(kind, "model_dump", None)):
-        return lambda to, value, depth: to.convert(value.model_dump(), depth)
+        return lambda to, value, depth: to.model(value, depth)
     if issubclass(kind, Mapping):
         return lambda to, value, depth: to.mapping(value, ((key, value[key]) for key in value), depth)
     if issubclass(kind, Set):
         return lambda to, value, depth: _set(to, value, _taken(to, value), depth)
     if issubclass(kind, (Sequence, ValuesView)):
         return lambda to, value, depth: to.sequence(value, _taken(to, value), depth)
-    for refused, advice in _ADVICE.items():
-        if issubclass(kind, refused):
-            raise _Refusal(advice)
-    raise _Refusal(f"{type_name(kind)} is not data")
+    raise Refusal(advice(kind))

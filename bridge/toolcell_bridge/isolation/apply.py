@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolcell_bridge.isolation import capabilities, landlock, namespaces, rlimits, seccomp
-from toolcell_bridge.isolation.namespaces import IdRange
+from toolcell_bridge.isolation.namespaces import id_map
+from toolcell_bridge.isolation.seccomp_policy import SeccompPolicy
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -34,8 +35,28 @@ SCRATCH = "/sandbox"
 
 WORKSPACE = f"{SCRATCH}/work"
 WRITABLE = (WORKSPACE, f"{SCRATCH}/tmp", f"{SCRATCH}/shm")
-LINKS = (("/tmp", WRITABLE[1]), ("/dev/shm", WRITABLE[2]), ("/work", WORKSPACE))
+LINKS = (
+    ("/tmp", WRITABLE[1]),
+    ("/dev/shm", WRITABLE[2]),
+    ("/work", WORKSPACE),
+)
 """Links in the read-only root from the usual paths to the writable directories. They cost nothing per sandbox."""
+
+IDENTITIES = f"{SCRATCH}/etc"
+"""passwd and group, in which each sandbox finds its own user. Owned by root; no Landlock rule lets a script write.
+
+Only where each sandbox has an id of its own. Elsewhere all have `GUEST_ID`, and the files are in the read-only root: a
+script would own them here.
+"""
+
+IDENTITY_LINKS = (("/etc/passwd", f"{IDENTITIES}/passwd"), ("/etc/group", f"{IDENTITIES}/group"))
+
+PASSWD = "sandbox:x:{0}:{0}::/work:/usr/sbin/nologin\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
+GROUP = "sandbox:x:{0}:\nnobody:x:65534:\n"
+
+IDENTITY_BYTES = 2 * 4096
+IDENTITY_INODES = 3
+"""What they add to the room of the tmpfs, so that the limits are the script's."""
 
 GUEST_ID = 1000
 """The uid and gid that a script sees where the zygote runs as an ordinary user."""
@@ -54,6 +75,9 @@ class IsolationPlan:
     scratch: str
     """Mount options of the tmpfs."""
 
+    identities: tuple[tuple[str, bytes], ...]
+    """Path and content of the files below `IDENTITIES`."""
+
     rlimits: tuple[tuple[int, int], ...]
     """Number in the resource module, value for soft and hard."""
 
@@ -64,7 +88,14 @@ class IsolationPlan:
 class SandboxIsolation:
     """What is the same for all sandboxes of one zygote, prepared once."""
 
-    def __init__(self, read: Sequence[str], read_exec: Sequence[str], devices: Sequence[str], own_ids: bool) -> None:
+    def __init__(
+        self,
+        read: Sequence[str],
+        read_exec: Sequence[str],
+        devices: Sequence[str],
+        own_ids: bool,
+        policy: SeccompPolicy,
+    ) -> None:
         """`own_ids`: the zygote has a range of ids, one for each sandbox.
 
         Without a range, all sandboxes share an id. Each then needs its own user namespace, so that RLIMIT_NPROC counts
@@ -78,7 +109,7 @@ class SandboxIsolation:
             *((path, landlock.READ_FILE | landlock.WRITE_FILE) for path in devices),
         ]
         self._rows = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rows]
-        self._program = seccomp.guest_program()
+        self._program = seccomp.guest_program(policy)
         if own_ids:
             # Inherited by every child, which saves each some forty system calls. Permitted capabilities stay until the
             # child drops them: with the set-uid fix-up locked off, changing ids does not drop them.
@@ -105,12 +136,17 @@ class SandboxIsolation:
         Raises:
             ValueError: a limit is negative, which would mean unlimited.
         """
+        identities: tuple[tuple[str, bytes], ...] = ()
+        if self._own_ids:
+            disk_bytes, inodes = disk_bytes + IDENTITY_BYTES, inodes + IDENTITY_INODES
+            files = (("passwd", PASSWD), ("group", GROUP))
+            identities = tuple((f"{IDENTITIES}/{name}", text.format(outer_id).encode()) for name, text in files)
         scratch = f"size={disk_bytes},nr_inodes={inodes},mode=700,uid={outer_id},gid={outer_id}"
         rows = rlimits.numbered(limits)
         ruleset = landlock.create_ruleset(self._abi)
         for descriptor, rights in self._rows:
             landlock.add_rule(ruleset, descriptor, rights, self._abi)
-        return IsolationPlan(outer_id, scratch, rows, ruleset)
+        return IsolationPlan(outer_id, scratch, identities, rows, ruleset)
 
     def apply(self, plan: IsolationPlan, proc: int, keep: int) -> None:
         """Isolate this process. Closes descriptors from `keep` upwards. `proc` is one of a procfs that shows it.
@@ -120,6 +156,8 @@ class SandboxIsolation:
         """
         unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWCGROUP)
         mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, plan.scratch)
+        if plan.identities:
+            _write_files(IDENTITIES, plan.identities)
         os.setresgid(plan.outer_id, plan.outer_id, plan.outer_id)
         os.setresuid(plan.outer_id, plan.outer_id, plan.outer_id)
         if not self._own_ids:
@@ -133,12 +171,22 @@ class SandboxIsolation:
         capabilities.drop_capabilities()
         capabilities.set_no_new_privileges()
         capabilities.set_undumpable()
+        if plan.identities:
+            landlock.add_path(plan.ruleset, IDENTITIES, landlock.READ, self._abi)
         for path in WRITABLE:
             # A rule for each and none for the whole tmpfs: the three can be neither removed nor moved.
             landlock.add_path(plan.ruleset, path, landlock.READ_WRITE, self._abi)
         landlock.restrict_self(plan.ruleset, self._abi)
         close_range(keep)
         seccomp.install(self._program)
+
+
+def _write_files(folder: str, files: tuple[tuple[str, bytes], ...]) -> None:
+    os.mkdir(folder, 0o755)
+    for path, content in files:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(descriptor, content)
+        os.close(descriptor)
 
 
 def _enter_user_namespace(outer_id: int, proc: int) -> None:
@@ -150,6 +198,6 @@ def _enter_user_namespace(outer_id: int, proc: int) -> None:
     unshare(CLONE_NEWUSER)
     # After the change of ids root owns /proc/self, but this process has to write the maps.
     prctl(PR_SET_DUMPABLE, 1)
-    ids = IdRange(GUEST_ID, outer_id)
+    ids = id_map(GUEST_ID, outer_id)
     namespaces.write_maps(proc, "self", ids, ids, deny_setgroups=True)
     namespaces.forbid_nested(proc)

@@ -10,14 +10,14 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
 from toolcell_bridge.isolation.apply import WORKSPACE, WRITABLE
 from toolcell_bridge.isolation.capabilities import last_capability
 from toolcell_bridge.isolation.rlimits import RlimitPlan
-from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, SeccompPolicy
-from toolcell_bridge.isolation.syscall_numbers import native_machine
+from toolcell_bridge.isolation.seccomp_policy import Argument, Group, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscalls import PR_CAPBSET_READ, close_range, prctl
 
 READ = ("/etc",)
@@ -53,8 +53,10 @@ class ContainerIsolation:
     program: seccomp.Program
 
     @classmethod
-    def prepare(cls, extra: Sequence[str] = ()) -> ContainerIsolation:
-        """Ask this kernel what it has and open the paths of the rules. `extra`: further readable directories.
+    def prepare(cls, policy: SeccompPolicy, places: Sequence[tuple[str, int]] | None = None) -> ContainerIsolation:
+        """Ask this kernel what it has and open the paths of the rules.
+
+        `places`: path and Landlock rights of everything that a script may read; None: the whole image.
 
         Raises:
             OSError: the container's profile denies Landlock, which the kernel has.
@@ -62,16 +64,12 @@ class ContainerIsolation:
         abi = _landlock_abi()
         rows: list[tuple[int, int]] = []
         if abi:
-            runtime = {path for path in (*READ_EXEC, *extra, *sys.path, sys.prefix) if os.path.isabs(path)}
-            wanted = [
-                *((path, landlock.READ) for path in READ),
-                *((path, landlock.READ_EXEC) for path in sorted(runtime)),
-                *((path, landlock.READ_FILE | landlock.WRITE_FILE) for path in DEVICES),
-            ]
+            devices = [(path, landlock.READ_FILE | landlock.WRITE_FILE) for path in DEVICES]
+            wanted = [*(image_places() if places is None else places), *devices]
             rows = [
                 (os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in wanted if os.path.exists(path)
             ]
-        return cls(abi, rows, seccomp.prepare(seccomp.compile_filter(contained_policy(), native_machine())))
+        return cls(abi, rows, seccomp.guest_program(contained(policy)))
 
     def apply(self, limits: RlimitPlan, writable: Sequence[str], keep: int) -> dict[str, str]:
         """Isolate this process and return the live layers. Closes descriptors from `keep` upwards.
@@ -87,8 +85,8 @@ class ContainerIsolation:
             layers["rlimits"] = f"hard limits, but for {', '.join(loose)}" if loose else "hard limits"
         capabilities.set_no_new_privileges()
         layers["no_new_privs"] = "set"
-        if _drop_capabilities():
-            layers["capabilities"] = "none, bounding set empty"
+        if (dropped := _drop_capabilities()) is not None:
+            layers["capabilities"] = dropped
         capabilities.set_undumpable()
         if self.abi:
             self._restrict(writable)
@@ -110,8 +108,17 @@ class ContainerIsolation:
             os.close(ruleset)
 
 
-def contained_policy() -> SeccompPolicy:
-    """Return the guest's policy without CLONE_PARENT.
+def image_places() -> list[tuple[str, int]]:
+    """Return what a script in an image of ours may read: all of it but the places of other sandboxes."""
+    runtime = {path for path in (*READ_EXEC, *sys.path, sys.prefix) if os.path.isabs(path)}
+    return [
+        *((path, landlock.READ) for path in READ),
+        *((path, landlock.READ_EXEC) for path in sorted(runtime)),
+    ]
+
+
+def contained(policy: SeccompPolicy) -> SeccompPolicy:
+    """Return a guest's policy without CLONE_PARENT.
 
     The kernel refuses this flag to an init process, as a guest is in the process backend. In a container the guest's
     parent is ours, and a child given to that parent would outlive the guest.
@@ -120,9 +127,33 @@ def contained_policy() -> SeccompPolicy:
         replace(rule, arguments=tuple(_without_parent(each) for each in rule.arguments))
         if rule.call == "clone"
         else rule
-        for rule in GUEST_POLICY.rules
+        for rule in policy.rules
     )
-    return replace(GUEST_POLICY, rules=rules)
+    return replace(policy, rules=rules)
+
+
+METADATA = Group(
+    "Landlock does not govern modes, owners and times, and files of the host belong to the same user; libraries that "
+    "copy files set them, and take a refusal for a failure",
+    ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes",
+     "futimesat", "utimensat"),
+)  # fmt: skip
+
+_OWNER = 0o700
+LISTABLE = (
+    SyscallRule("mkdir", "only folders that the watch of files can list", (Argument(1, (_OWNER,), _OWNER),)),
+    SyscallRule("mkdirat", "only folders that the watch of files can list", (Argument(2, (_OWNER,), _OWNER),)),
+    SyscallRule("umask", "only folders that the watch of files can list", (Argument(0, (0,), _OWNER),)),
+)
+
+
+def beside_other_files(policy: SeccompPolicy) -> SeccompPolicy:
+    """Return a guest's policy for a file system that it shares with others of its user."""
+    moved = {*METADATA.calls, *(rule.call for rule in LISTABLE)}
+    allowed = tuple(
+        replace(group, calls=tuple(call for call in group.calls if call not in moved)) for group in policy.allowed
+    )
+    return replace(policy, allowed=allowed, rules=(*policy.rules, *LISTABLE), skipped=(*policy.skipped, METADATA))
 
 
 def _without_parent(argument: Argument) -> Argument:
@@ -162,11 +193,18 @@ def _lower_limits(limits: RlimitPlan) -> list[str]:
     return loose
 
 
-def _drop_capabilities() -> bool:
-    """Drop what this process holds; True when nothing is left and nothing can be regained."""
+def _drop_capabilities() -> str | None:
+    """Drop what this process holds and may ever hold; None when it still holds one.
+
+    A process without CAP_SETPCAP keeps its bounding set. With no_new_privs, which is set, that gives it nothing.
+    """
+    with suppress(PermissionError):
+        capabilities.drop_bounding()
     capabilities.drop_held()
+    if capabilities.held_capabilities():
+        return None
     bounding = [number for number in range(last_capability() + 1) if prctl(PR_CAPBSET_READ, number)]
-    return not bounding and capabilities.held_capabilities() == 0
+    return "none, bounding set kept and of no use" if bounding else "none, bounding set empty"
 
 
 def _close_from(first: int) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-from dataclasses import dataclass
 
 from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWCGROUP,
@@ -18,22 +16,16 @@ from toolcell_bridge.isolation.syscalls import (
     CLONE_NEWPID,
     CLONE_NEWUSER,
     CLONE_NEWUTS,
+    SIGCHLD,
     syscall,
 )
 
 ALL = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 
 
-@dataclass(frozen=True, slots=True)
-class IdRange:
-    """`count` ids, `inside` onwards, that stand for `outside` onwards in the parent namespace."""
-
-    inside: int
-    outside: int
-    count: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.inside} {self.outside} {self.count}"
+def id_map(inside: int, outside: int, count: int = 1) -> str:
+    """Return the line that says: `count` ids, `inside` onwards, stand for `outside` onwards in the parent namespace."""
+    return f"{inside} {outside} {count}"
 
 
 def clone(flags: int) -> int:
@@ -43,7 +35,7 @@ def clone(flags: int) -> int:
     id is stale in the child.
     """
     ctypes.pythonapi.PyOS_BeforeFork()
-    pid = syscall("clone", flags | signal.SIGCHLD, 0, 0, 0, 0)
+    pid = syscall("clone", flags | SIGCHLD, 0, 0, 0, 0)
     if pid:
         ctypes.pythonapi.PyOS_AfterFork_Parent()
     else:
@@ -51,16 +43,16 @@ def clone(flags: int) -> int:
     return pid
 
 
-def write_maps(proc: int, who: str, uids: IdRange, gids: IdRange, deny_setgroups: bool) -> None:
-    """Write the id maps of process `who` ("self" or a pid) below `proc`, a descriptor of a procfs.
+def write_maps(proc: int, who: str, uids: str, gids: str, deny_setgroups: bool) -> None:
+    """Write the id maps, lines of `id_map`, of process `who` ("self" or a pid) below `proc`, a descriptor of a procfs.
 
     `deny_setgroups` must be true for a writer without privilege in the parent namespace, and comes first: a
     process that could drop a group could gain what that group is denied (user_namespaces(7)).
     """
     if deny_setgroups:
         _write(proc, f"{who}/setgroups", "deny")
-    _write(proc, f"{who}/uid_map", str(uids))
-    _write(proc, f"{who}/gid_map", str(gids))
+    _write(proc, f"{who}/uid_map", uids)
+    _write(proc, f"{who}/gid_map", gids)
 
 
 def forbid_nested(proc: int) -> None:

@@ -3,13 +3,13 @@
 There is no /proc, not even a fresh one: its mountinfo would show a guest the host path behind every bind, and
 /proc/self/mem writes through page protection. CPython, numpy and pandas work without it.
 
-The host makes a `RootPlan`. `build` carries it out in a fresh mount namespace and pivots into the new root.
+The host makes a plan of it. `build` carries that out in a fresh mount namespace and pivots into the new root.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from toolcell_bridge.isolation.syscalls import (
     MNT_DETACH,
@@ -33,35 +33,11 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 ST_NOEXEC = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RootPlan:
-    """What the new root holds. Every path is absolute; targets are paths inside the new root."""
-
-    binds: tuple[tuple[str, str], ...] = ()
-    """(source on the host, target). Files and directories, read-only, nosuid, nodev."""
-
-    files: tuple[tuple[str, str], ...] = ()
-    """(target, text) of small files written into the root itself."""
-
-    links: tuple[tuple[str, str], ...] = ()
-    """(target, where it points)."""
-
-    directories: tuple[str, ...] = ()
-    """Empty directories: mount points for what each sandbox brings."""
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, list[list[str]]]) -> RootPlan:
-        """Rebuild a plan from `dataclasses.asdict` after a trip through JSON."""
-        return cls(
-            binds=tuple((source, target) for source, target in plain["binds"]),
-            files=tuple((target, text) for target, text in plain["files"]),
-            links=tuple((target, to) for target, to in plain["links"]),
-            directories=tuple(str(each) for each in plain["directories"]),
-        )
+Pairs = Sequence[tuple[str, str]]
 
 
-def build(plan: RootPlan) -> None:
-    """Build the root, pivot into it and unmount the old one.
+def build(binds: Pairs, files: Pairs, links: Pairs, directories: Sequence[str]) -> None:
+    """Build the root, pivot into it and unmount the old one. The host's `RootPlan` says what each of these is.
 
     Call it in a fresh mount namespace, while this process may still look up the sources.
 
@@ -70,22 +46,22 @@ def build(plan: RootPlan) -> None:
     """
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     # Opened before the staging mount covers a directory that may hold some of them.
-    sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in plan.binds]
+    sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in binds]
     devices = [os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES]
     staging = next(path for path in STAGING if os.path.isdir(path))
     mount("tmpfs", staging, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m,nr_inodes=8192")
     os.chdir(staging)
-    for directory in plan.directories:
+    for directory in directories:
         os.makedirs(f".{directory}", 0o755, exist_ok=True)
-    for target, text in plan.files:
+    for target, text in files:
         os.makedirs(os.path.dirname(f".{target}"), 0o755, exist_ok=True)
         with open(f".{target}", "w", encoding="utf-8") as file:
             file.write(text)
-    for descriptor, (_, target) in zip(sources, plan.binds, strict=True):
+    for descriptor, (_, target) in zip(sources, binds, strict=True):
         _bind(descriptor, f".{target}", MS_NODEV)
     for descriptor, name in zip(devices, DEVICES, strict=True):
         _bind(descriptor, f"./dev/{name}", MS_NOEXEC)
-    for target, to in plan.links:
+    for target, to in links:
         os.makedirs(os.path.dirname(f".{target}"), 0o755, exist_ok=True)
         os.symlink(to, f".{target}")
     for descriptor in (*sources, *devices):

@@ -25,6 +25,7 @@ AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ACTIONS = {
     SeccompAction.ALLOW: 0x7FFF0000,
     SeccompAction.EPERM: 0x00050000 | errno.EPERM,
+    SeccompAction.SKIP: 0x00050000,  # an error of zero: the call returns 0
     SeccompAction.ENOSYS: 0x00050000 | 38,  # Linux's ENOSYS, whatever machine compiles this
     SeccompAction.KILL: 0x80000000,
 }
@@ -149,9 +150,9 @@ def _compile_rule(assembler: _Assembler, rule: SyscallRule, answers: dict[Seccom
 
 def _compile_argument(assembler: _Assembler, test: Argument, fits: int, refused: int) -> int:
     low = _ARGUMENTS + 8 * test.index
-    position = refused
+    listed, position = (refused, fits) if test.is_excluded else (fits, refused)
     for value in sorted(test.values, reverse=True):
-        position = assembler.branch(_JEQ, value, fits, position)
+        position = assembler.branch(_JEQ, value, listed, position)
     if (mask := test.mask & 0xFFFFFFFF) != 0xFFFFFFFF:
         position = assembler.then(_AND, mask, position)
     position = assembler.then(_LOAD, low, position)
@@ -188,9 +189,9 @@ def prepare(filters: bytes) -> Program:
     return Program(ctypes.addressof(header), length, (code, header))
 
 
-def guest_program() -> Program:
-    """Return the guest policy for this machine, ready to install."""
-    return prepare(compile_filter(GUEST_POLICY, native_machine()))
+def guest_program(policy: SeccompPolicy = GUEST_POLICY) -> Program:
+    """Return a guest's policy for this machine, ready to install."""
+    return prepare(compile_filter(policy, native_machine()))
 
 
 def install(program: Program) -> None:

@@ -1,7 +1,8 @@
 """The seccomp policy: which system calls a guest may make, as tables.
 
-There are three answers. Allowed, perhaps only with some arguments. Refused with EPERM: a call that is known and not
-wanted; Python raises PermissionError. ENOSYS: a call newer than the table, so that libc falls back to an older one.
+There are four answers. Allowed, perhaps only with some arguments. Refused with EPERM: a call that is known and not
+wanted; Python raises PermissionError. Answered with success and not made: a call whose effect a sandbox does not need,
+and whose failure programs do not expect. ENOSYS: a call newer than the table, so that libc falls back to an older one.
 Every call of `SYSCALL_NUMBERS` is in exactly one row; a test checks that.
 
 No rule looks behind a pointer: another thread could change the memory after the check.
@@ -24,6 +25,7 @@ class SeccompAction(enum.Enum):
 
     ALLOW = "allow"
     EPERM = "EPERM"
+    SKIP = "success, without making the call"
     ENOSYS = "ENOSYS"
     KILL = "kill the process"
 
@@ -47,6 +49,12 @@ class Argument:
     index: int
     values: tuple[int, ...]
     mask: int = _WORD
+    is_excluded: bool = False
+    """It must be none of `values`."""
+
+    def fits(self, given: int) -> bool:
+        """Return whether the argument may have this value."""
+        return ((given & self.mask) in self.values) != self.is_excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,16 @@ class SeccompPolicy:
     missing: tuple[Group, ...]
     """Known calls answered with ENOSYS."""
 
+    skipped: tuple[Group, ...] = ()
+    """Known calls answered with success and not made."""
+
     def table(self, machine: str) -> dict[int, SeccompAction | SyscallRule]:
         """Every decided number of `machine`."""
         numbers = SYSCALL_NUMBERS[machine]
         return {
             **_rows(self.refused, SeccompAction.EPERM, numbers),
             **_rows(self.missing, SeccompAction.ENOSYS, numbers),
+            **_rows(self.skipped, SeccompAction.SKIP, numbers),
             **_rows(self.allowed, SeccompAction.ALLOW, numbers),
             **{numbers[rule.call]: rule for rule in self.rules if rule.call in numbers},
         }
@@ -84,7 +96,7 @@ class SeccompPolicy:
             case SeccompAction() as action:
                 return action
             case SyscallRule() as rule:
-                fits = all((arguments[test.index] & test.mask) in test.values for test in rule.arguments)
+                fits = all(test.fits(arguments[test.index]) for test in rule.arguments)
                 return SeccompAction.ALLOW if fits else SeccompAction.EPERM
 
 
@@ -103,8 +115,8 @@ ALLOWED = (
         close_range lseek stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink
         readlinkat getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat
         renameat2 link linkat symlink symlinkat truncate ftruncate fallocate chmod fchmod fchmodat fchmodat2 chown
-        fchown lchown fchownat umask utime utimes futimesat utimensat fsync fdatasync fadvise64 dup dup2 dup3
-        pipe pipe2 getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat""",
+        fchown lchown fchownat umask utime utimes futimesat utimensat dup dup2 dup3 pipe pipe2
+        getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat""",
     ),
     _group(
         "memory: PROT_EXEC included, importing an extension module maps it executable",
@@ -112,8 +124,8 @@ ALLOWED = (
     ),
     _group(
         "waiting: asyncio, selectors, threads",
-        """poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
-        eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4 pause""",
+        """poll ppoll select pselect6 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
+        pause""",
     ),
     _group(
         "time",
@@ -127,7 +139,7 @@ ALLOWED = (
     ),
     _group(
         "signals: its own pid namespace is all it can reach",
-        """kill tkill tgkill rt_sigaction rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigreturn
+        """kill tkill tgkill rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigreturn
         sigaltstack restart_syscall""",
     ),
     _group(
@@ -143,6 +155,7 @@ ALLOWED = (
     ),
 )
 
+_SIGCHLD = 17
 _NAMESPACE_FLAGS = 0x7E020080
 _SOCK_FLAGS = 0o2004000  # SOCK_CLOEXEC | SOCK_NONBLOCK
 _MSG_OOB = 0x1
@@ -156,6 +169,11 @@ RULES = (
         (Argument(0, (0,), _NAMESPACE_FLAGS),),
     ),
     SyscallRule(
+        "rt_sigaction",
+        "any signal but SIGCHLD: while it is ignored, the CPU time of ended children is counted nowhere",
+        (Argument(0, (_SIGCHLD,), is_excluded=True),),
+    ),
+    SyscallRule(
         "socketpair",
         "AF_UNIX stream (asyncio, multiprocessing) and seqpacket; a datagram one could send to any named socket",
         (Argument(0, (1,)), Argument(1, (1, 5), _WORD & ~_SOCK_FLAGS), Argument(2, (0, 1))),
@@ -165,7 +183,6 @@ RULES = (
         "send() without an address; out-of-band data on unix sockets has freed the kernel's memory (CVE-2025-38236)",
         (Argument(4, (0,), _QUAD), Argument(3, (0,), _MSG_OOB)),
     ),
-    SyscallRule("sendmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
     SyscallRule("recvfrom", "not out of band", (Argument(3, (0,), _MSG_OOB),)),
     SyscallRule("recvmsg", "not out of band", (Argument(2, (0,), _MSG_OOB),)),
     SyscallRule(
@@ -214,6 +231,10 @@ REFUSED = (
         "a new socket reaches past the bridge: TCP, vsock, netlink, crypto", "socket connect bind listen accept accept4"
     ),
     _group("batched socket calls hide an address behind each pointer", "sendmmsg recvmmsg"),
+    _group(
+        "descriptors in flight are counted per user of the machine, and past the limit all of that user's are refused",
+        "sendmsg",
+    ),
     _group(
         "io_uring and kernel aio make calls this filter never sees",
         """io_uring_setup io_uring_enter io_uring_register io_setup io_destroy io_submit io_cancel io_getevents
@@ -283,7 +304,22 @@ REFUSED = (
     ),
 )
 
+SKIPPED = (
+    _group("waits for a disk; a sandbox's own files are in memory, all others are the host's", "fsync fdatasync"),
+    _group("reads and drops pages of files that all runs share; it is advice, so nobody relies on it", "fadvise64"),
+)
+
 MISSING = (_group("its flags sit behind a pointer; glibc falls back to clone, whose flags we can see", "clone3"),)
 
-GUEST_POLICY = SeccompPolicy(ALLOWED, RULES, REFUSED, MISSING)
-"""What every guest runs under."""
+EPOLL = _group(
+    "its watches are counted per user of the machine, with one limit for all sandboxes and the host",
+    "epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2",
+)
+"""The standard library waits with poll as well. Some packages wait with nothing else: polars, whatever has tokio in it,
+trio."""
+
+GUEST_POLICY = SeccompPolicy(ALLOWED, RULES, (*REFUSED, EPOLL), MISSING, SKIPPED)
+"""What a guest runs under that has the standard library only."""
+
+PACKAGES_POLICY = SeccompPolicy((*ALLOWED, EPOLL), RULES, REFUSED, MISSING, SKIPPED)
+"""What a guest with packages runs under."""

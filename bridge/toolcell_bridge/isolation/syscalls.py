@@ -1,7 +1,7 @@
-"""System calls without a libc wrapper, and the constants they take.
+"""System calls that Python has no function for, and their constants.
 
-Calls go through libc's `syscall`, so they behave the same whatever libc is installed, and every failure is an
-`OSError` that names its call.
+All calls go through libc's `syscall`. So they behave the same with every libc, and every failure is an `OSError` that
+names its call.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ MS_PRIVATE = 0x40000
 
 MNT_DETACH = 0x2
 
+SIGCHLD = 17
+"""As in the module `signal`, which takes longer to import than all else that the launcher needs."""
+
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
@@ -53,11 +56,11 @@ _UINT_MAX = 0xFFFFFFFF
 
 @functools.cache
 def _entries() -> tuple[Callable[..., int], ...]:
-    """Libc's `syscall`, typed for no to six arguments.
+    """Return libc's `syscall`, typed for zero to six arguments.
 
-    `c_void_p` takes integers (negative ones too), None, bytes, buffers and `byref()`, always 64 bits wide; without
-    `argtypes` ctypes would pass integers as 32-bit ints and leave the upper halves undefined. All seven are made by
-    the first call of a process, so that its forks find them ready: making one costs 250 us there, a call 1.
+    `c_void_p` takes integers (also negative ones), None, bytes, buffers and `byref()`, and is always 64 bits wide.
+    Without `argtypes`, ctypes passes integers as 32-bit ints and leaves the upper halves undefined. The first call of
+    a process makes all seven, so its forks have them already. Making one in a fork takes 250 us; a call takes 1 us.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     made = tuple(libc["syscall"] for _ in range(_MOST_ARGUMENTS + 1))
@@ -94,12 +97,12 @@ def syscall(call: str | int, *arguments: object) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Move this thread into new namespaces; for CLONE_NEWPID, its future children."""
+    """Move this thread into new namespaces. With CLONE_NEWPID, its future children are moved."""
     syscall("unshare", flags)
 
 
 def setns(fd: int, flags: int = 0) -> None:
-    """Join the namespace `fd` names; `flags` is the kind expected, 0 for any."""
+    """Join the namespace that `fd` refers to. `flags`: the expected kind of namespace; 0 means any."""
     syscall("setns", fd, flags)
 
 
@@ -108,7 +111,7 @@ def mount(source: str | None, target: str, fstype: str | None, flags: int = 0, d
     try:
         syscall("mount", _path(source), _path(target), _path(fstype), flags, _path(data))
     except OSError as error:
-        # A bare EPERM from a dozen mounts in a row says nothing; the target is what the reader needs.
+        # A dozen mounts follow one another; an EPERM without the target does not say which one failed.
         raise OSError(error.errno, f"{error.strerror} (flags {flags:#x})", target) from None
 
 
@@ -118,12 +121,12 @@ def umount2(target: str, flags: int = 0) -> None:
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root mount and move the old one to `put_old`. Both may be ".": the old one is then on top."""
+    """Make `new_root` the root mount and move the old one to `put_old`. If both are ".", the old one is on top."""
     syscall("pivot_root", _path(new_root), _path(put_old))
 
 
 def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
-    """Call prctl(2). All five arguments are always passed, because newer options insist on zeroes."""
+    """Call prctl(2). All five arguments are always passed, because newer options require zeroes."""
     return syscall("prctl", option, arg2, arg3, arg4, arg5)
 
 
@@ -143,7 +146,7 @@ def close_range(first: int, last: int = _UINT_MAX, flags: int = 0) -> None:
 
 
 def _path(text: str | None) -> bytes | None:
-    """Encode for a `char *`. A NUL would silently cut the path the kernel sees."""
+    """Encode for a `char *`. The kernel would read a path only up to a NUL, without an error."""
     if text is None:
         return None
     raw = os.fsencode(text)

@@ -7,59 +7,38 @@ Decoding checks size, depth, number of elements, number of fields and the exact 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from msgpack import Packer, Unpacker, unpackb
+from msgpack import unpackb
 
-from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, frame
-from toolcell_bridge.wire.messages import TAGS, Log, Message
+from toolcell_bridge.wire.messages import FIRST_GUEST_TAG, MAX_ELEMENTS, MAX_GUEST_ELEMENTS, SAID, TAGS, Log, Message
+from toolcell_bridge.wire.plain import (
+    MAX_DEPTH,
+    PLAIN,
+    PackedValue,
+    check_plain,
+    check_plain_in_steps,
+    check_texts,
+    pack,
+    pack_around,
+    type_name,
+)
+from toolcell_bridge.wire.unpacking import unpack_in_steps
 
-MAX_DEPTH: Final = 64
-"""Lists and dicts inside one another, per field."""
-
-MAX_ELEMENTS: Final = 2**20
-"""Lists, dicts, and the items, keys and values in them, in one message. One wire byte can become 88 in memory (an
-empty list and its place in another), so the length of a frame alone does not bound what its decoding holds."""
+Made = TypeVar("Made")
 
 _SMALL_BYTES: Final = 512
-"""A body this short cannot break the element limit, and cannot announce lists that add up to a megabyte."""
-
-_FIXARRAY: Final = 0x90
-"""First byte of a msgpack array of no elements."""
-
-_SCALARS: Final = frozenset({NoneType, bool, int, float, str, bytes})
-_CONTAINERS: Final = frozenset({list, dict})
-_PLAIN: Final = _SCALARS | _CONTAINERS
-_TEXT: Final = frozenset({str})
+"""A body this short cannot announce lists that add up to a megabyte."""
 
 
-class PackedValue:
-    """A value that is checked and packed. It replaces the value in a message, which then does not pack it again."""
-
-    __slots__ = ("data", "elements", "kind")
-
-    def __init__(self, value: object, what: str) -> None:
-        self.elements = check_plain(value, what)
-        self.data = _pack(value, what)
-        self.kind = type(value)
-
-
-def pack_value(value: object, what: str = "value") -> Any:
-    """Check and pack a value. Returns a `PackedValue`, which a message takes in place of the value.
-
-    Raises:
-        UnsendableValue, ValueTooLarge: as `encode` would.
-    """
-    return PackedValue(value, what)
-
-
-def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Return the message as one frame, held to everything the other end will check.
+def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES, most: int | None = None) -> bytes:
+    """Return the message as one frame, held to everything the other end will check. `most`: elements of its run.
 
     Raises:
         LocalProtocolError: not a message, or a field is of the wrong type.
@@ -70,164 +49,83 @@ def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     if form is None:
         raise LocalProtocolError(f"{type_name(type(message))} is not a message")
     values = form.values(message)
-    form.check(values)
+    form.check(values, most=most)
     name = form.message.__name__
-    body = _pack_around(values, name) if PackedValue in map(type, values) else _pack(values, name)
+    body = pack_around(values, name) if PackedValue in map(type, values) else pack(values, name)
     return frame(body, max_frame_bytes)
 
 
-def decode(body: bytes | bytearray) -> Message:
-    """Return the message of one frame's body.
+def decode(body: bytes | bytearray, most: int | None = None) -> Message:
+    """Return the message of one frame's body. `most`: elements that are built at all; by default those of its kind.
 
     Raises:
-        RemoteProtocolError: whatever is wrong with it. Nothing else escapes.
+        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
     """
+    return decode_counted(body, most)[0]
+
+
+def decode_counted(body: bytes | bytearray, most: int | None = None) -> tuple[Message, int]:
+    """Return what `decode` returns, and the number of elements inside its fields.
+
+    Raises:
+        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
+    """
+    if len(body) > _SMALL_BYTES:
+        return to_the_end(decode_in_steps(body, most))
     try:
-        values = unpackb(body) if len(body) <= _SMALL_BYTES else _unpack_large(body)
-        if type(values) is not list or not values or type(values[0]) is not int:
-            raise RemoteProtocolError("a frame holds no tagged message")
-        form = _FORM_OF_TAG.get(values[0])
+        values = unpackb(body)
+        form = _FORM_OF_TAG.get(values[0]) if type(values) is list and values and type(values[0]) is int else None
         if form is None:
-            raise RemoteProtocolError(f"unknown tag {values[0]}")
-        form.check(values)
-        return form.message(*values[1:])
-    except RemoteProtocolError:
+            form = _form_of(values)
+        elements = form.check(values, most=most)
+        return form.message(*values[1:]), elements
+    except (RemoteProtocolError, MemoryError):
         raise
-    except Exception as exc:  # whatever hostile bytes provoke in a parser is their sender's doing
-        raise RemoteProtocolError(f"illegal frame: {type(exc).__name__} {exc!s:.200}".rstrip()) from exc
+    except Exception as exc:
+        raise _illegal(exc) from exc
 
 
-def check_plain(value: object, what: str = "value", spent: int = 0) -> int:
-    """Check exact types, depth and number of elements at C speed, level by level; return `spent` plus elements.
-
-    Does not check the size of ints and the validity of text: msgpack neither reads nor writes bad ones.
+def decode_in_steps(body: bytes | bytearray, most: int | None = None) -> Generator[None, None, tuple[Message, int]]:
+    """Do what `decode_counted` does, in steps of a few milliseconds at most.
 
     Raises:
-        UnsendableValue: something in it is of another type, or a key is not a str.
-        ValueTooLarge: too deep or too many elements.
+        RemoteProtocolError: whatever is wrong with it. Nothing else escapes, but for MemoryError.
     """
-    kind = type(value)
-    if kind in _SCALARS:
-        return spent
-    if kind is PackedValue:
-        return _spend(value.elements, what, spent)  # type: ignore[attr-defined]
-    if kind not in _CONTAINERS:
-        raise UnsendableValue(what, f"{type_name(kind)} is not plain data")
-    level: list[Any] = [value]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueTooLarge(what, depth, MAX_DEPTH, "levels deep")
-        below: list[Any] = []
-        for container in level:
-            items = container
-            spent += 1 + len(container)
-            if type(container) is dict:
-                if not _TEXT.issuperset(map(type, container)):
-                    raise UnsendableValue(what, "a dict in it has a key that is not a str")
-                spent += len(container)
-                items = container.values()
-            kinds = set(map(type, items))
-            if not kinds <= _PLAIN:
-                names = ", ".join(sorted(map(type_name, kinds - _PLAIN)))
-                raise UnsendableValue(what, f"{names} in it is not plain data")
-            if not kinds.isdisjoint(_CONTAINERS):
-                below += [item for item in items if type(item) in _CONTAINERS]
-            if spent > MAX_ELEMENTS:
-                raise ValueTooLarge(what, spent, MAX_ELEMENTS, "elements")
-        level = below
-    return spent
-
-
-def _spend(elements: int, what: str, spent: int) -> int:
-    if spent + elements > MAX_ELEMENTS:
-        raise ValueTooLarge(what, spent + elements, MAX_ELEMENTS, "elements")
-    return spent + elements
-
-
-def type_name(kind: type) -> str:
-    """Return the name a class was made with, whatever its metaclass says."""
-    name: str = type.__dict__["__name__"].__get__(kind)
-    return name[:80]
-
-
-def packed_size(value: object, what: str = "value") -> int:
-    """Return how many bytes a value takes on the wire.
-
-    Raises:
-        UnsendableValue, ValueTooLarge: as `encode` would.
-    """
-    return len(PackedValue(value, what).data)
-
-
-# One for the process: it spares an allocation per message. It is only given exact plain types, so no Python code
-# runs while it packs, and no other thread can enter it half way.
-_packer: Final = Packer()
-
-
-def _pack(value: object, what: str) -> bytes:
     try:
-        packed: bytes = _packer.pack(value)
-    except OverflowError as exc:
-        raise UnsendableValue(what, "an int in it does not fit 64 bit") from exc
-    except UnicodeEncodeError as exc:
-        raise UnsendableValue(what, f"text in it is not valid Unicode ({exc.reason})") from exc
-    except (TypeError, ValueError) as exc:
-        raise UnsendableValue(what, str(exc)) from exc
-    return packed
+        values: Any = yield from unpack_in_steps(body, most or MAX_ELEMENTS, MAX_DEPTH + 1)
+        form = _form_of(values)
+        elements = yield from form.check_in_steps(values, most)
+        return form.message(*values[1:]), elements
+    except (RemoteProtocolError, MemoryError):
+        raise
+    except Exception as exc:
+        raise _illegal(exc) from exc
 
 
-def _pack_around(values: tuple[Any, ...], what: str) -> bytes:
-    """Pack a message's tag and fields, of which some are packed already. No message has more than 15 of them."""
-    parts = (value.data if type(value) is PackedValue else _pack(value, what) for value in values)
-    return bytes((_FIXARRAY | len(values),)) + b"".join(parts)
+def to_the_end(steps: Generator[None, None, Made]) -> Made:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            made: Made = finished.value
+            return made
 
 
-def _unpack_large(body: bytes | bytearray) -> object:
-    """Unpack a body that may claim huge lists: walk it without building anything, then build it and count."""
-    _walk(body)
-    left = MAX_ELEMENTS
-
-    def spend(items: Any) -> Any:
-        nonlocal left
-        left -= 1 + (len(items) if type(items) is list else 2 * len(items))
-        if left < 0:
-            raise RemoteProtocolError(f"more than {MAX_ELEMENTS} elements in one message")
-        return items
-
-    def refuse(code: int, data: bytes) -> None:
-        raise RemoteProtocolError(f"extension type {code}")
-
-    return unpackb(
-        body,
-        list_hook=spend,
-        object_hook=spend,
-        ext_hook=refuse,
-        max_array_len=MAX_ELEMENTS,
-        max_map_len=MAX_ELEMENTS,
-    )
+def _form_of(values: Any) -> _Form:
+    if type(values) is not list or not values or type(values[0]) is not int:
+        raise RemoteProtocolError("a frame holds no tagged message")
+    if values[0] not in _FORM_OF_TAG:
+        raise RemoteProtocolError(f"unknown tag {values[0]}")
+    return _FORM_OF_TAG[values[0]]
 
 
-def _walk(body: bytes | bytearray) -> None:
-    walker = Unpacker(max_buffer_size=len(body))
-    walker.feed(body)
-    walker.skip()  # a list that announces more than the body holds ends here, before memory is set aside for it
-    if walker.tell() != len(body):
-        raise RemoteProtocolError("bytes after the end of the message")
+def _illegal(exc: Exception) -> RemoteProtocolError:
+    """Whatever hostile bytes provoke in a parser is their sender's doing."""
+    return RemoteProtocolError(f"illegal frame: {type(exc).__name__} {exc!s:.200}".rstrip())
 
 
-def _check_texts(value: Any, what: str, spent: int) -> int:
-    """Check that a list or dict holds strings and nothing else."""
-    texts: list[object] = list(value)
-    if type(value) is dict:
-        texts += value.values()
-    if not _TEXT.issuperset(map(type, texts)):
-        raise LocalProtocolError(f"{what} may only hold strings")
-    return spent + 1 + len(texts)
-
-
-_Check: TypeAlias = Callable[[Any, str, int], int]
+_Check: TypeAlias = Callable[[Any, str, int, int], int]
 
 _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
     "bool": (frozenset({bool}), None),
@@ -236,11 +134,11 @@ _KINDS: Final[dict[str, tuple[frozenset[type], _Check | None]]] = {
     "float | None": (frozenset({float, NoneType}), None),
     "str": (frozenset({str}), None),
     "bytes": (frozenset({bytes}), None),
-    "list[str]": (frozenset({list}), _check_texts),
-    "dict[str, str]": (frozenset({dict}), _check_texts),
+    "list[str]": (frozenset({list}), check_texts),
+    "dict[str, str]": (frozenset({dict}), check_texts),
     "dict[str, Plain]": (frozenset({dict}), check_plain),
     "dict[str, Plain] | None": (frozenset({dict, NoneType}), check_plain),
-    "Plain": (_PLAIN, check_plain),
+    "Plain": (PLAIN, check_plain),
 }
 """For each annotation in messages.py: the exact types of the field, and the check of what is inside it."""
 
@@ -257,22 +155,38 @@ class _Form:
     """Every legal sequence of exact types, so that one lookup judges number and type of all fields."""
     deep: tuple[tuple[int, str, _Check], ...]
     """Index, name and check of the fields that have an inside."""
+    most: int
+    """Elements that the message may hold, unless its run says otherwise."""
 
-    def check(self, values: tuple[Any, ...] | list[Any]) -> None:
+    def check(self, values: tuple[Any, ...] | list[Any], inside: bool = True, most: int | None = None) -> int:
+        """Check tag and fields; return the number of elements inside the fields, if those are to be checked."""
         shape = tuple(map(type, values))
         if shape not in self.shapes and not self._fits_packed(values):
             self._blame_value(values)
             names = ", ".join(map(type_name, shape[1:20]))
             raise LocalProtocolError(f"{self.message.__name__}({names}) has the wrong fields")
-        spent = 1 + len(values)
-        for index, name, check in self.deep:
-            spent = check(values[index], name, spent)
         if self.message is Log and values[1] not in (1, 2):
             raise LocalProtocolError("Log.stream is neither 1 nor 2")
+        spent = 1 + len(values)
+        if inside:
+            for index, name, check in self.deep:
+                spent = check(values[index], name, spent, most or self.most)
+        return spent - 1 - len(values)
+
+    def check_in_steps(self, values: list[Any], most: int | None) -> Generator[None, None, int]:
+        """Do what `check` does, in steps."""
+        self.check(values, inside=False)
+        most = most or self.most
+        spent = 1 + len(values)
+        for index, name, check in self.deep:
+            if check is check_plain:
+                spent = yield from check_plain_in_steps(values[index], name, spent, most)
+            else:
+                spent = check(values[index], name, spent, most)
+        return spent - 1 - len(values)
 
     def _fits_packed(self, values: tuple[Any, ...] | list[Any]) -> bool:
-        kinds = (value.kind if type(value) is PackedValue else type(value) for value in values)
-        return tuple(kinds) in self.shapes
+        return tuple([value.kind if type(value) is PackedValue else type(value) for value in values]) in self.shapes
 
     def _blame_value(self, values: tuple[Any, ...] | list[Any]) -> None:
         for index, name, check in self.deep:
@@ -289,12 +203,13 @@ def _form(tag: int, message: type[Message]) -> _Form:
     else:
         values = lambda message: (tag, *get(message))  # noqa: E731
     deep = [
-        (index, f"{message.__name__}.{name}", check)
+        (index, SAID.get((message, name), f"{message.__name__}.{name}"), check)
         for index, (name, (_, check)) in enumerate(zip(names, kinds, strict=True), start=1)
         if check is not None
     ]
     shapes = frozenset(itertools.product({int}, *(types for types, _ in kinds)))
-    return _Form(tag, message, values, shapes, tuple(deep))
+    most = MAX_GUEST_ELEMENTS if tag >= FIRST_GUEST_TAG else MAX_ELEMENTS
+    return _Form(tag, message, values, shapes, tuple(deep), most)
 
 
 _FORM_OF_TAG: Final = {tag: _form(tag, message) for tag, message in TAGS.items()}

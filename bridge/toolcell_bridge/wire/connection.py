@@ -12,13 +12,15 @@ has cancelled; a `CancelCall` for a call the host has just answered.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, Generator, KeysView, Mapping
 from typing import Final, Self, TypeAlias
 
-from toolcell_bridge.wire.codec import decode, encode
+from toolcell_bridge.wire.codec import decode_counted, decode_in_steps, encode
 from toolcell_bridge.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader
 from toolcell_bridge.wire.messages import (
+    MAX_ELEMENTS,
+    MAX_GUEST_ELEMENTS,
     PROTOCOL_VERSION,
     CallTool,
     CancelCall,
@@ -26,18 +28,23 @@ from toolcell_bridge.wire.messages import (
     FilePart,
     FileProblem,
     Hello,
+    Leftover,
     Log,
     Message,
     Progress,
     PutFile,
     Result,
     RunScript,
+    Stay,
     ToolFail,
     ToolReturn,
 )
 
 MAX_OUTSTANDING: Final = 1024
 """Calls that may wait for their answer at once. Limits what the host must remember for a guest."""
+
+AT_ONCE_BYTES: Final = 32 * 1024
+"""A message this short is decoded in one step. It holds at most as many elements, which take some milliseconds."""
 
 
 class State(enum.StrEnum):
@@ -53,6 +60,7 @@ Moves: TypeAlias = Mapping[tuple[State, type[Message]], State]
 
 HOST_MOVES: Final[Moves] = {
     (State.IDLE, PutFile): State.IDLE,
+    (State.IDLE, Stay): State.IDLE,
     (State.IDLE, RunScript): State.RUNNING,
     (State.RUNNING, ToolReturn): State.RUNNING,
     (State.RUNNING, ToolFail): State.RUNNING,
@@ -68,6 +76,7 @@ GUEST_MOVES: Final[Moves] = {
     (State.RUNNING, Result): State.RUNNING,
     (State.RUNNING, FilePart): State.RUNNING,
     (State.RUNNING, FileProblem): State.RUNNING,
+    (State.RUNNING, Leftover): State.RUNNING,
     (State.RUNNING, Done): State.IDLE,
 }
 """What the guest may send, and all that the host may receive."""
@@ -86,13 +95,31 @@ class Connection:
     are written in the order in which they were checked.
     """
 
-    def __init__(self, ours: Moves, theirs: Moves, max_frame_bytes: int, max_outstanding: int) -> None:
+    def __init__(
+        self,
+        ours: Moves,
+        theirs: Moves,
+        max_frame_bytes: int,
+        max_outstanding: int,
+        in_steps: bool = False,
+    ) -> None:
         self.state = State.NEW
         self._ours = ours
         self._theirs = theirs
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
+        """Of a message in either direction."""
         self._max_outstanding = max_outstanding
+        self._is_host = ours is HOST_MOVES
+        self._sent_elements: int | None = None
+        """Elements of one message of ours while a run goes on."""
+        self._received_elements = MAX_GUEST_ELEMENTS if self._is_host else MAX_ELEMENTS
+        self._at_once_bytes = AT_ONCE_BYTES if in_steps else max_frame_bytes
+        self._decoding: Generator[None, None, tuple[Message, int]] | None = None
+        self.is_decoding = False
+        """A long message is here and only partly decoded: `next_message` goes on with it."""
         self._frames = FrameReader(max_frame_bytes)
+        self.message_bytes = self.message_elements = 0
+        """Size of the last message that was received: bytes, and the elements inside its fields."""
         self._death = ""
         self._last_id = 0
         self._calls: dict[int, bool] = {}
@@ -103,14 +130,21 @@ class Connection:
         """The file whose pieces are under way, by message type."""
 
     @classmethod
-    def host(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
-        """Return the host's end."""
-        return cls(HOST_MOVES, GUEST_MOVES, max_frame_bytes, max_outstanding)
+    def host(
+        cls,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_outstanding: int = MAX_OUTSTANDING,
+        in_steps: bool = False,
+    ) -> Self:
+        """Return the host's end. `in_steps`: a long message takes several calls of `next_message`."""
+        return cls(HOST_MOVES, GUEST_MOVES, max_frame_bytes, max_outstanding, in_steps)
 
     @classmethod
     def guest(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
         """Return the guest's end."""
-        return cls(GUEST_MOVES, {**HOST_MOVES, **LATE_MOVES}, max_frame_bytes, max_outstanding)
+        theirs = {**HOST_MOVES, **LATE_MOVES}
+        return cls(GUEST_MOVES, theirs, max_frame_bytes, max_outstanding)
 
     @property
     def outstanding(self) -> KeysView[int]:
@@ -131,10 +165,10 @@ class Connection:
         if self.state is State.DEAD:
             raise LocalProtocolError(f"the connection is dead: {self._death}")
         if len(messages) == 1:
-            only = encode(messages[0], self._max_frame_bytes)
+            only = encode(messages[0], self.max_frame_bytes, self._sent_elements)
             self._move(self._ours, messages[0], LocalProtocolError)
             return only
-        frames = [encode(message, self._max_frame_bytes) for message in messages]
+        frames = [encode(message, self.max_frame_bytes, self._sent_elements) for message in messages]
         before = self.state, self._last_id, self._calls.copy(), self._forgotten.copy(), self._open_files.copy()
         try:
             for message in messages:
@@ -155,7 +189,7 @@ class Connection:
         self._frames.receive_data(data)
 
     def next_message(self) -> Message | None:
-        """Return the next message, or None when more bytes are needed.
+        """Return the next message, or None when more bytes are needed or when it `is_decoding`.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol, now or before. The connection is dead.
@@ -163,12 +197,34 @@ class Connection:
         if self.state is State.DEAD:
             raise RemoteProtocolError(f"the connection is dead: {self._death}")
         try:
+            if self._decoding is not None:
+                return self._decode_on()
             while (body := self._frames.next_frame()) is not None:
-                message = decode(body)
+                self.message_bytes = len(body)
+                if len(body) > self._at_once_bytes:
+                    self.is_decoding = True
+                    self._decoding = decode_in_steps(body, self._received_elements)
+                    return self._decode_on()
+                message, self.message_elements = decode_counted(body, self._received_elements)
                 if self._move(self._theirs, message, RemoteProtocolError):
                     return message
         except RemoteProtocolError as exc:
             self._die(str(exc))
+            raise
+        return None
+
+    def _decode_on(self) -> Message | None:
+        """Decode a long message a step further."""
+        assert self._decoding is not None
+        try:
+            next(self._decoding)
+        except StopIteration as finished:
+            self._decoding, self.is_decoding = None, False
+            message: Message
+            message, self.message_elements = finished.value
+            return message if self._move(self._theirs, message, RemoteProtocolError) else self.next_message()
+        except MemoryError:
+            self._die("there was no memory for a message")  # what was decoded of it is lost
             raise
         return None
 
@@ -186,7 +242,8 @@ class Connection:
     def _die(self, reason: str) -> None:
         self.state = State.DEAD
         self._death = reason
-        self._frames = FrameReader(self._max_frame_bytes)
+        self._decoding, self.is_decoding = None, False
+        self._frames = FrameReader(self.max_frame_bytes)
         self._calls.clear()
         self._forgotten.clear()
 
@@ -201,6 +258,8 @@ class Connection:
         if PutFile in self._open_files:
             raise error("Run before the last piece of a file")
         self._forgotten.clear()
+        answer, others = message.answer_elements, message.message_elements
+        self._sent_elements, self._received_elements = (answer, others) if self._is_host else (others, answer)
         return True
 
     def _result(self, message: Result, error: type[ProtocolError]) -> bool:
@@ -212,6 +271,7 @@ class Connection:
         self._open_files.pop(FilePart, None)
         self._forgotten.update(self._calls)
         self._calls.clear()
+        self._sent_elements, self._received_elements = None, MAX_GUEST_ELEMENTS if self._is_host else MAX_ELEMENTS
         return True
 
     def _call(self, message: CallTool, error: type[ProtocolError]) -> bool:

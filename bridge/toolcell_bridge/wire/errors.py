@@ -29,10 +29,18 @@ class UnsendableValue(TypeError):
         self.path = path
 
 
+CURES = {
+    "bytes": "; send less at a time",
+    "elements": "; the limit is message_elements, or answer_elements for what a tool returns: send less at a time, or "
+    "one text, such as json.dumps(x), which counts as one element",
+}
+"""What to do about a value that is too large, by the unit of the limit."""
+
+
 class ValueTooLarge(ValueError):
     """A value has a form on the wire, but it is larger or deeper than the limit."""
 
-    def __init__(self, what: str, size: int, limit: int, unit: str = "bytes") -> None:
-        super().__init__(f"{what} too large ({size} > {limit} {unit})")
+    def __init__(self, what: str, size: int, limit: int, unit: str = "bytes", cure: str = "") -> None:
+        super().__init__(f"{what} too large ({size} > {limit} {unit}){cure or CURES.get(unit, '')}")
         self.size = size
         self.limit = limit

@@ -11,6 +11,9 @@ MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 
 _HEADER_BYTES: Final = 4
 
+FRAME_CURE: Final = "; the limit is frame_bytes: send less at a time, or a file"
+"""What to do about a message that is too large."""
+
 
 def frame(body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Put the length in front.
@@ -19,7 +22,7 @@ def frame(body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
         ValueTooLarge: the other end would refuse it.
     """
     if len(body) > max_frame_bytes:
-        raise ValueTooLarge("message", len(body), max_frame_bytes)
+        raise ValueTooLarge("message", len(body), max_frame_bytes, cure=FRAME_CURE)
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
 
 

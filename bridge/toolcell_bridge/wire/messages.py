@@ -8,6 +8,14 @@ from typing import Any, Final, TypeAlias
 PROTOCOL_VERSION: Final = 1
 """Sent in `Hello`. Goes up when a message changes its fields or meaning; the ends do not negotiate."""
 
+MAX_ELEMENTS: Final = 2**20
+"""Lists, dicts, and the items, keys and values in them, in one message. One wire byte can become 88 in memory (an
+empty list and its place in another), so the length of a frame alone does not bound what its decoding holds."""
+
+MAX_GUEST_ELEMENTS: Final = 2**18
+"""The same for a message of the guest, unless its run says otherwise. Decoding it takes the host at most some 100 ms,
+in steps of a few."""
+
 Plain: TypeAlias = bool | int | float | str | bytes | list[Any] | dict[str, Any] | None
 """The values of the wire, at every depth: these exact types, ints within 64 bit, text that is UTF-8."""
 
@@ -35,6 +43,10 @@ class RunScript:
     """For the `random` module, so that a replay repeats it."""
     clock: float | None
     """Time at which the script's clock starts, in seconds since the epoch, so that a replay repeats it."""
+    message_elements: int = MAX_GUEST_ELEMENTS
+    """Elements of one message of the script, from now on."""
+    answer_elements: int = MAX_ELEMENTS
+    """Elements of one answer to the script, from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,14 @@ class PutFile:
     path: str
     data: bytes
     last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Host: this sandbox serves a session, so more than one script. The guest ends what a script leaves running."""
+
+    end_ms: int
+    """Time that threads which a script left running have to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +163,16 @@ class FileProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class Leftover:
+    """Guest: this still ran after the script. Only in a sandbox that stays, before `Done`."""
+
+    ended: list[str]
+    """Threads and processes that were ended."""
+    stuck: list[str]
+    """Threads that did not end: no further script can run beside them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Guest: the script has ended. The last message of a run.
 
@@ -154,9 +184,9 @@ class Done:
     """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
 
 
-HostMessage: TypeAlias = RunScript | PutFile | ToolReturn | ToolFail
+HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
-    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done
+    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover
 )  # fmt: skip
 Message: TypeAlias = HostMessage | GuestMessage
 
@@ -165,6 +195,7 @@ TAGS: Final[dict[int, type[Message]]] = {
     2: PutFile,
     3: ToolReturn,
     4: ToolFail,
+    6: Stay,
     16: Hello,
     17: CallTool,
     18: CancelCall,
@@ -174,5 +205,18 @@ TAGS: Final[dict[int, type[Message]]] = {
     22: FilePart,
     23: FileProblem,
     24: Done,
+    25: Leftover,
 }
 """First element of each message on the wire. A tag is never reused. Tag 5 is reserved: it interrupts a run."""
+
+FIRST_GUEST_TAG: Final = 16
+"""Tags from here on are messages of the guest."""
+
+SAID: Final[dict[tuple[type[Any], str], str]] = {
+    (CallTool, "args"): "arguments",
+    (Progress, "value"): "progress",
+    (Result, "value"): "result",
+    (RunScript, "inputs"): "inputs",
+    (ToolReturn, "value"): "result",
+}
+"""What errors call the fields that hold somebody's value."""

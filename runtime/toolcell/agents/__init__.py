@@ -4,12 +4,16 @@ This package depends on `toolcell.tools` and on no sandbox.
 """
 
 from toolcell.agents.agent import Agent, Network, SubAgent
-from toolcell.agents.loop import ToolLoopConfig, ToolLoopResult, run_tool_loop
+from toolcell.agents.loop import ToolLoopConfig, run_tool_loop
+from toolcell.agents.loop_result import ToolLoopResult
 from toolcell.agents.processors import Halt, Processor
+from toolcell.agents.providers.anthropic import AnthropicProvider
+from toolcell.agents.providers.openai import OpenAIProvider
 from toolcell.agents.providers.provider import Message, ModelResponse, Provider, ProviderError, assistant, system, user
 from toolcell.agents.providers.sdk import RetryPolicy
 
 __all__ = [
-    "Agent", "Halt", "Message", "ModelResponse", "Network", "Processor", "Provider", "ProviderError", "RetryPolicy",
-    "SubAgent", "ToolLoopConfig", "ToolLoopResult", "assistant", "run_tool_loop", "system", "user",
+    "Agent", "AnthropicProvider", "Halt", "Message", "ModelResponse", "Network", "OpenAIProvider", "Processor",
+    "Provider", "ProviderError", "RetryPolicy", "SubAgent", "ToolLoopConfig", "ToolLoopResult", "assistant",
+    "run_tool_loop", "system", "user",
 ]  # fmt: skip

@@ -5,24 +5,36 @@ The loop does the work. An agent keeps the conversation, runs one prompt at a ti
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from toolcell.agents.loop import FINAL, MAX_ITERATIONS, TERMINATED, LoopRun, ToolLoopConfig, ToolLoopResult
+from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
+from toolcell.agents.loop_result import FINAL, SUSPENDED, TERMINATED, ToolLoopResult
 from toolcell.agents.providers.provider import Message, Provider, system, user
+from toolcell.agents.transcript import check_messages
+from toolcell.control.controlled import DENIED, ControlledRuntime
+from toolcell.control.decisions import ResumeDecision
+from toolcell.control.repair import RepairingRuntime
+from toolcell.control.store import JournalStore
+from toolcell.control.suspension import Denial, OnApproval, check_on_approval
+from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals
 from toolcell.errors import UsageError
+from toolcell.results import Suspension
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
-from toolcell.tools.call import RunContext, new_id
-from toolcell.tools.code import AskUser, CodeRuntime, ask_user_spec, code_spec, plan_spec
-from toolcell.tools.context import ToolContext
+from toolcell.tools.call import RunContext
+from toolcell.tools.code import AskUser, CodeRuntime, ask_user_spec, code_spec, flows_of, plan_spec
+from toolcell.tools.context import ToolContext, current
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.options import Origin, ToolOptions
-from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import ErrorCode, Text, ToolResult
+from toolcell.tools.parts import Text
+from toolcell.tools.registry import ToolRegistry, registry_of
+from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.run_state import new_id
 from toolcell.tools.spec import ToolSpec
 
 MAX_DEPTH = 3
@@ -51,14 +63,32 @@ class Agent:
         max_iterations: int = MAX_ITERATIONS,
         plan_execution: bool = False,
         code_execution: CodeRuntime | None = None,
+        repair: bool = False,
+        on_approval: OnApproval = "ask",
         ask_user: AskUser | None = None,
         parallel_tools: bool = True,
         context: RunContext | None = None,
         **config: Any,
     ) -> None:
+        """`repair`: a script after one that failed gets the answers of the calls that were made already.
+        `on_approval="suspend"`: a call that needs approval suspends the run, for `resume`; `"deny"` refuses it."""
+        _check_options(config)
+        check_on_approval(on_approval)
+        self._on_approval = on_approval
+        runtime: object = code_execution
+        self._store = runtime._journals if isinstance(runtime, ControlledRuntime) else JournalStore(None)
+        if repair:
+            _check_repairs(runtime)
+        if on_approval == "suspend" and isinstance(runtime, ControlledRuntime):
+            code_execution = SuspendingRuntime(runtime)
+        self._repairs = code_execution if repair else None
         self.name = name
-        self.registry = _as_registry(tools)
-        """The agent's own tools: register, blacklist and hook into them as in any registry."""
+        self._given = _as_registry(tools)
+        self._followed = self._given.state
+        self.registry = self._given.merged()
+        """The agent's own tools: register, blacklist and hook into them as in any registry. That does not change a
+        registry that was given as `tools`, but what changes there changes here too, from the next run on."""
+        self.registry.policy.add_flow(*flows_of(code_execution))
         self.events = context.events if context is not None else EventBus()
         self.messages: list[Message] = []
         """The conversation so far."""
@@ -92,16 +122,23 @@ class Agent:
 
     def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
         """Refuse tools from now on, also in a run that has started. They stay registered."""
-        self.registry.blacklist(*names, origins=origins)
+        has_agents = any(tool.options.is_agent for tool in self.registry.state.tools.values())
+        # The rule holds for the tools of sub-agents too, whose names are not known here.
+        (self.registry.policy if has_agents else self.registry).blacklist(*names, origins=origins)
 
     def tools_for_run(self, tools: Tools = None) -> ToolRegistry:
         """Return the tools of a run: the agent's own, or `tools` instead, and `execute_plan` and so on if enabled."""
+        if (now := self._given.state) is not self._followed:
+            self.registry.follow(self._followed, now)
+            self._followed = now
         base = self.registry if tools is None else self.registry.replaced(_as_registry(tools))
         if not self._enabled_tools:
             return base.snapshot()
         merged = base.merged()
         for spec in self._enabled_tools:
             merged.register(spec, replace=True)
+        if self._repairs is not None:  # of this conversation alone
+            merged.register(code_spec(RepairingRuntime(self._repairs), {}), replace=True)
         return merged.freeze()
 
     def definitions(self) -> list[ToolDefinition]:
@@ -118,22 +155,66 @@ class Agent:
         `tools` replace the agent's own for this run.
 
         Raises:
-            UsageError: this agent is already running.
+            UsageError: this agent is already running, or its provider refuses the key or does not know the model.
         """
-        run = context or self._context.child(run_id=new_id(), state=self._context.state.fresh())
+        if not isinstance(prompt, str):
+            check_messages(prompt)
+        run = context or self._new_run()
         run = run.child(agents=(*run.agents, id(self)))
         with self._exclusive(run), self._forwarding(run.events):
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
-            # The loop appends to this very list, so a run that is cut short leaves a whole conversation behind.
-            config = replace(self._config, tools=self.tools_for_run(tools))
-            return await LoopRun(config, self.messages, run).run()
+            approvals = TurnApprovals() if self._on_approval == "suspend" and run.approvals is None else None
+            return await self._loop(run, self.tools_for_run(tools), approvals)
+
+    async def _loop(self, run: RunContext, tools: ToolRegistry, approvals: TurnApprovals | None) -> ToolLoopResult:
+        """Run the loop on the conversation, which a run that is cut short leaves whole."""
+        if approvals is not None:
+            run = run.child(approvals=approvals)
+        elif self._on_approval == "deny":
+            run = run.child(approvals=Denial(DENIED))
+        result = await LoopRun(replace(self._config, tools=tools), self.messages, run, approvals).run()
+        if approvals is None or result.stop_reason != SUSPENDED:
+            return result
+        return replace(result, suspension=Turn(self._store, self.messages, tools).suspend(run.run_id, approvals))
+
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: Tools = None,
+        context: RunContext | None = None,
+    ) -> ToolLoopResult:
+        """Go on with a suspended conversation: make the calls that waited, as was decided, and ask the model again.
+
+        `decisions`: by the id of the pending call; a call without one waits again. In another process set `messages` to
+        those of the suspended run first, and give `code_execution` a Runtime with the same `journal`.
+
+        Raises:
+            ResumeError: the token is no token, changed, foreign, expired or used; or conversation or tools are others.
+            UsageError: a decision is about a call that does not wait for one; or this agent is already running.
+        """
+        run = context or self._new_run()
+        run = run.child(agents=(*run.agents, id(self)))
+        with self._exclusive(run), self._forwarding(run.events):
+            offered = self.tools_for_run(tools)
+            approvals = Turn(self._store, self.messages, offered).approvals(token, decisions or {})
+            return await self._loop(run, offered, approvals)
+
+    def _new_run(self) -> RunContext:
+        """Return a run of its own. The agents whose tool starts it are above it all the same."""
+        above = current.get()
+        agents = above.run.agents if above is not None else ()
+        return self._context.child(run_id=new_id(), state=self._context.state.fresh(), agents=agents)
 
     @contextmanager
     def _exclusive(self, run: RunContext) -> Iterator[None]:
         if self._active is not None:
             raise UsageError(f"agent {self.name!r} is already running; an agent runs one prompt at a time")
+        if run.dry_run is not None and self._on_approval == "suspend":  # what is resumed later would write
+            raise UsageError('a dry run cannot be suspended: use an agent without on_approval="suspend"')
         self._active = run
         try:
             yield
@@ -173,13 +254,37 @@ class Agent:
 
     async def run_task(self, task: str, run: RunContext) -> ToolLoopResult:
         """Do one task as part of another run, without this agent's conversation."""
+        run = run.child(agents=(*run.agents, id(self)))
         messages = [system(self._system_prompt)] if self._system_prompt else []
         config = replace(self._config, tools=self.tools_for_run())
         return await LoopRun(config, [*messages, user(task)], run).run()
 
 
+def _check_options(config: Mapping[str, Any]) -> None:
+    """Refuse what is no setting of the loop, and say where it goes."""
+    known = [each.name for each in fields(ToolLoopConfig)]
+    suggested = [*known, "max_iterations", "system_prompt", "tools", "ask_user", "plan_execution", "code_execution"]
+    for name, value in config.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, suggested, 1)
+            of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
+            hint = f"did you mean {near[0]}?" if near else of_model
+            raise UsageError(f"Agent has no setting {name!r}; {hint}")
+
+
 def _as_registry(tools: Tools) -> ToolRegistry:
-    return tools if isinstance(tools, ToolRegistry) else ToolRegistry(tools or ())
+    registry: ToolRegistry = registry_of(tools or None, "tools=")
+    return registry
+
+
+def _check_repairs(runtime: object) -> None:
+    """Check that scripts can be repaired.
+
+    Raises:
+        UsageError: there is no Runtime.
+    """
+    if not isinstance(runtime, ControlledRuntime):
+        raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
 
 
 def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
@@ -247,7 +352,6 @@ class SubAgent:
         above, registry = context.run, context.call.registry
         return above.child(
             depth=above.depth + 1,
-            agents=(*above.agents, id(self.agent)),
             hooks=(*above.hooks, *registry.hooks),
             policies=(*above.policies, *registry.policies),
         )

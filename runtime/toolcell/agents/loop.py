@@ -5,6 +5,7 @@ The same loop serves an agent and an agent that is another agent's tool. It depe
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,23 @@ from typing import Any
 
 import anyio
 
+from toolcell.agents.loop_result import (
+    BUDGET,
+    CANCELLED,
+    FINAL,
+    MAX_REACHED,
+    PROVIDER_ERROR,
+    REFUSAL,
+    SUSPENDED,
+    TERMINATED,
+    Stop,
+    ToolLoopResult,
+)
 from toolcell.agents.processors import Halt, Processor, after_response, after_tool, before_request
 from toolcell.agents.providers.provider import (
     DEFAULT_OPTIONS,
+    PAUSED,
+    REFUSED,
     Message,
     ModelResponse,
     OnText,
@@ -24,30 +39,38 @@ from toolcell.agents.providers.provider import (
     assistant,
     user,
 )
-from toolcell.agents.providers.sdk import RetryPolicy, send_with_retries
+from toolcell.agents.providers.sdk import MISUSE_STATUSES, RetryPolicy, send_with_retries
 from toolcell.agents.trace import StepTrace, step_trace
-from toolcell.agents.transcript import answers_to_open_calls, compacted, repaired, tool_message
-from toolcell.errors import ToolAbort
+from toolcell.agents.transcript import (
+    answers_to_open_calls,
+    check_messages,
+    compacted,
+    labels_in,
+    open_calls,
+    repaired,
+    tool_message,
+)
+from toolcell.control.turns import WAITS, TurnApprovals
+from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
 from toolcell.tools.call import Call, RunContext
+from toolcell.tools.checks import check_count, check_kind, check_seconds, shown
 from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
 from toolcell.tools.concurrency import maybe_await
+from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
+from toolcell.tools.parts import File
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.result import NO_USAGE, ErrorCode, File, Status, TokenUsage, ToolResult
+from toolcell.tools.result import NO_USAGE, ErrorCode, Status, ToolResult
 from toolcell.tools.run_state import Budget
 
 MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."
 NO_TOOLS = "No tools available"
 OUT_OF_TIME = "the run's time is used up"
-
-StopReason = str
-FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"
-CANCELLED, BUDGET, PROVIDER_ERROR = "cancelled", "budget", "provider_error"
 
 OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 
@@ -69,7 +92,7 @@ class ToolLoopConfig:
     """After the last iteration, ask once more for an answer, without tools."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     budget: Budget | None = None
-    """Shared with everything that the run starts. Ignored in a run that already has a budget."""
+    """Of each run, with everything that it starts. A run that already has a budget keeps it."""
     wall_s: float | None = None
     """Most seconds that the run may take."""
     processors: tuple[Processor, ...] = ()
@@ -87,29 +110,19 @@ class ToolLoopConfig:
     name: str = ""
     """The agent's name in events."""
 
-
-@dataclass(frozen=True, slots=True)
-class ToolLoopResult:
-    """The result of one run of the loop."""
-
-    content: str
-    iterations: int
-    """Requests made to the model."""
-    stop_reason: StopReason
-    messages: list[Message]
-    """The whole conversation. A later run can continue it."""
-    error: str | None = None
-    usage: TokenUsage = NO_USAGE
-    files: tuple[File, ...] = ()
-    """Files of all tool calls, in order."""
-    steps: tuple[StepTrace, ...] = ()
-    last_output: str = ""
-    """Answer of the last agent that was called as a tool."""
-
-    @property
-    def is_error(self) -> bool:
-        """True when the run failed, was cancelled, or ran out of budget."""
-        return self.stop_reason in (PROVIDER_ERROR, CANCELLED, BUDGET)
+    def __post_init__(self) -> None:
+        provider = self.provider
+        if isinstance(provider, type) or not inspect.iscoroutinefunction(getattr(provider, "chat", None)):
+            cure = f"write {provider.__name__}(...)" if isinstance(provider, type) else "such as OpenAIProvider()"
+            raise UsageError(f"provider must have an async method chat, {cure}, not {shown(provider)}")
+        check_count("max_iterations", self.max_iterations, 0)
+        check_seconds("wall_s", self.wall_s, optional=True)
+        check_kind("model", self.model, str, cure="the name that the provider gives it")
+        check_kind("name", self.name, str)
+        check_kind("tools", self.tools, ToolRegistry, type(None), cure="write ToolRegistry([...])")
+        check_kind("llm_options", self.llm_options, Mapping, type(None), cure='such as {"temperature": 0.2}')
+        check_kind("retry", self.retry, RetryPolicy, cure="write RetryPolicy(attempts=...)")
+        check_kind("budget", self.budget, Budget, type(None), cure="write Budget(tokens=...)")
 
 
 async def run_tool_loop(
@@ -122,9 +135,14 @@ async def run_tool_loop(
 ) -> ToolLoopResult:
     """Run the loop on a conversation. `messages` is not changed; the result holds the longer conversation.
 
+    Raises:
+        UsageError: the provider refuses the key, or does not know the model or the address.
+
     Cancellation: passes through, after every tool was cancelled. `RunContext.cancel` ends the run with a result
     instead, in which every call has its answer.
     """
+    check_kind("config", config, ToolLoopConfig, cure="write ToolLoopConfig(provider=..., tools=...)")
+    check_messages(messages)
     run = context or RunContext()
     if channel or chat_id:
         run = run.child(channel=channel, chat_id=chat_id)
@@ -134,13 +152,23 @@ async def run_tool_loop(
 class LoopRun:
     """One run of the loop. It appends to the `messages` it was given."""
 
-    def __init__(self, config: ToolLoopConfig, messages: list[Message], context: RunContext) -> None:
+    def __init__(
+        self,
+        config: ToolLoopConfig,
+        messages: list[Message],
+        context: RunContext,
+        approvals: TurnApprovals | None = None,
+    ) -> None:
+        """`approvals`: lets calls of the model wait for decisions, and has those about calls that waited."""
         self.config = config
         self.messages = messages
         self.context = _with_limits(context, config)
+        share_labels(self.context)
+        self.context.state.labels.add(labels_in(messages))
         self._registry = config.tools.snapshot() if config.tools is not None else None
         self._options = DEFAULT_OPTIONS if config.llm_options is None else config.llm_options
         self._origin = Origin.SUBAGENT if context.depth else Origin.MODEL
+        self._approvals = approvals
         self._iterations = 0
         self._usage = NO_USAGE
         self._files: list[File] = []
@@ -148,13 +176,17 @@ class LoopRun:
         self._last_output = ""
 
     async def run(self) -> ToolLoopResult:
-        """Run to the end. Every call in `messages` has an answer then, also when the run is cancelled."""
+        """Run to the end. Every call in `messages` has an answer then, also when the run is cancelled; calls that wait
+        for decisions have none."""
         self._emit(events.AGENT_START)
+        stop = None
         try:
             stop = await self._run_turns()
         finally:
-            self.messages += answers_to_open_calls(self.messages)
+            if stop is None or stop.reason != SUSPENDED:
+                self.messages += answers_to_open_calls(self.messages)
         self._emit(events.AGENT_END, content=stop.content, stop_reason=stop.reason, error=stop.error)
+        await self.context.events.hear()
         return ToolLoopResult(
             stop.content,
             self._iterations,
@@ -164,11 +196,13 @@ class LoopRun:
             self._usage,
             tuple(self._files),
             tuple(self._steps),
-            self._last_output,
+            last_output=self._last_output,
         )
 
-    async def _run_turns(self) -> _Stop:
+    async def _run_turns(self) -> Stop:
         try:
+            if self._approvals is not None and self._approvals.is_resumed:
+                await self._run_tools(*open_calls(self.messages))
             while self._iterations < self.config.max_iterations:
                 self._check_limits()
                 self._emit(events.TURN_START)
@@ -176,44 +210,47 @@ class LoopRun:
                     await self._turn()
                 finally:
                     self._emit(events.TURN_END)
+                await self.context.events.hear()
             return await self._stop_at_cap()
-        except _Stop as stop:
+        except Stop as stop:
             return stop
         except Halt as halt:
-            return _Stop(FINAL, halt.response)
+            return Stop(FINAL, halt.response)
+        except Misconfigured:
+            raise
         except ToolAbort as exc:
             self._emit(events.ERROR, error=str(exc))
-            return _Stop(CANCELLED, error=str(exc))
+            return Stop(CANCELLED, error=str(exc))
 
     def _check_limits(self) -> None:
         self._check_cancelled()
         budget = self.context.state.budget
         if budget is not None and budget.is_out_of_tokens:
-            raise _Stop(BUDGET, error=f"token budget of {budget.tokens} is used up")
+            raise Stop(BUDGET, error=f"token budget of {budget.tokens} is used up")
         if self.context.deadline != math.inf and anyio.current_time() >= self.context.deadline:
-            raise _Stop(BUDGET, error=OUT_OF_TIME)
+            raise Stop(BUDGET, error=OUT_OF_TIME)
 
     def _check_cancelled(self) -> None:
         if (reason := self.context.state.cancel_reason) is not None:
-            raise _Stop(CANCELLED, error=reason)
+            raise Stop(CANCELLED, error=reason)
 
     async def _turn(self) -> None:
         """Ask the model once, and run the tools that it calls."""
         response = await self._ask(self._definitions())
         if not response.tool_calls:
-            await self._wait_for_jobs(response)
+            if response.finish_reason == REFUSED:
+                raise Stop(REFUSAL, response.content, "the model refused to answer")
+            if response.finish_reason != PAUSED:
+                await self._wait_for_jobs(response)
             return
-        results = await self._run_tools(response)
-        self._check_cancelled()
-        if ends_run(results):
-            raise _Stop(TERMINATED, response.content)
+        await self._run_tools(self.messages[-1], response.tool_calls)
 
-    async def _stop_at_cap(self) -> _Stop:
+    async def _stop_at_cap(self) -> Stop:
         limit, content = self.config.max_iterations, ""
         if self.config.synthesize and limit:
             self.messages.append(user(SYNTHESIZE))
             content = (await self._ask(tools=())).content
-        return _Stop(MAX_REACHED, content, f"Max steps {limit} exceeded")
+        return Stop(MAX_REACHED, content, f"Max steps {limit} exceeded")
 
     # Ask the model
 
@@ -241,7 +278,10 @@ class LoopRun:
         except ProviderError as exc:
             error = f"LLM call failed: {exc}"
             self._emit(events.ERROR, error=error)
-            raise _Stop(PROVIDER_ERROR, error=error) from exc
+            if exc.status in MISUSE_STATUSES:
+                check = f"check the provider's key, address and model={self.config.model!r}"
+                raise Misconfigured(f"{error}; {check}") from exc
+            raise Stop(PROVIDER_ERROR, error=error) from exc
         raise self._interrupted()
 
     async def _chat(self, request: list[Message], tools: Sequence[ToolDefinition]) -> Any:
@@ -250,36 +290,47 @@ class LoopRun:
             return await config.provider.stream_chat(request, tools, config.model, self._options, config.on_text)
         return await config.provider.chat(request, tools, config.model, self._options)
 
-    def _interrupted(self) -> _Stop:
+    def _interrupted(self) -> Stop:
         """Return why a wait of the run was cut short."""
         if (reason := self.context.state.cancel_reason) is not None:
-            return _Stop(CANCELLED, error=reason)
-        return _Stop(BUDGET, error=OUT_OF_TIME)
+            return Stop(CANCELLED, error=reason)
+        return Stop(BUDGET, error=OUT_OF_TIME)
 
     async def _wait_for_jobs(self, response: ModelResponse) -> None:
         """Add the results of background jobs to the conversation. Without any, `response` is the run's answer."""
         jobs = self.context.state.jobs
         if not self.config.follow_up_jobs or jobs is None:
-            raise _Stop(FINAL, response.content)
+            raise Stop(FINAL, response.content)
         with self.context.state.cancellable(self.context.deadline) as scope:
             await jobs.wait_finished()
         if scope.cancelled_caught:
             raise self._interrupted()
         finished = jobs.take_finished()
         if not finished:
-            raise _Stop(FINAL, response.content)
+            raise Stop(FINAL, response.content)
         for job in finished:
             assert job.result is not None
             self._append(user(f"Background job {job.id} of {job.tool} finished: {job.result.text}"))
 
     # Run the tools
 
-    async def _run_tools(self, response: ModelResponse) -> list[ToolResult]:
-        message = self.messages[-1]
+    async def _run_tools(self, message: Message, calls: Sequence[ToolCall]) -> None:
+        """Run calls of a message, and end the run if they end it or wait for decisions."""
+        results = await self._call_tools(message, calls)
+        self._check_cancelled()
+        if self._approvals is not None and self._approvals.pending:
+            if held := self.context.state.labels.held:
+                self.messages[-1]["labels"] = sorted(held)  # what has been read by calls that have no answer yet
+            raise Stop(SUSPENDED, message.get("content") or "", WAITS)
+        if ends_run(results):
+            self._last_output = "\n".join(output for result in results if (output := result.output))
+            raise Stop(TERMINATED, message.get("content") or "")
+
+    async def _call_tools(self, message: Message, calls: Sequence[ToolCall]) -> list[ToolResult]:
         if self._registry is None:
-            return [await self._refuse(call, NO_TOOLS) for call in response.tool_calls]
+            return [await self._refuse(call, NO_TOOLS) for call in calls]
         return await self._registry.execute_batch(
-            [call.parsed_if_safe() for call in response.tool_calls],
+            [call.parsed_if_safe() for call in calls],
             context=self.context,
             origin=self._origin,
             sequential=self.config.sequential,
@@ -296,6 +347,8 @@ class LoopRun:
     async def _add_result(self, call: Call, result: ToolResult) -> None:
         """Add a finished call's answer to the transcript, and its files and usage to the run's."""
         config = self.config
+        if self._approvals is not None and self._approvals.waits(call):
+            return
         result = await after_tool(config.processors, call, result)
         self._steps.append(step_trace(call, result))
         self._files += result.files
@@ -308,6 +361,7 @@ class LoopRun:
             style=config.error_style,
             supports_images=bool(getattr(config.provider, "supports_images", False)),
             max_chars=config.max_result_chars,
+            labels=self.context.state.labels.held,
         )
         self._append(answer, call_id=call.call_id)
         if config.on_user is not None and (shown := result.user_text) is not None:
@@ -327,20 +381,10 @@ class LoopRun:
             run.events.emit(type=kind, run_id=run.run_id, call_id=call_id, parent_call_id=run.parent_call_id, data=data)
 
 
-class _Stop(Exception):
-    """Ends the run. Raised at any depth of a turn and caught in `_run_turns`."""
-
-    def __init__(self, reason: StopReason, content: str = "", error: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.content = content
-        self.error = error
-
-
 def _with_limits(context: RunContext, config: ToolLoopConfig) -> RunContext:
     """Give the run the config's budget and deadline. A budget that the run already has stays."""
     if config.budget is not None and context.state.budget is None:
-        context.state.budget = config.budget
+        context.state.budget = config.budget.unused()
     if config.wall_s is not None:
         return context.child(deadline=min(context.deadline, anyio.current_time() + config.wall_s))
     return context

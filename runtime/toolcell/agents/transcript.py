@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolcell.agents.providers.provider import Message
+from toolcell.errors import UsageError
+from toolcell.flows import labels_of
+from toolcell.tools.checks import shown
 from toolcell.tools.compat import IMAGE_OMITTED, ErrorStyle, message_text
-from toolcell.tools.result import Image, ToolResult
+from toolcell.tools.model_calls import ToolCall
+from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, Image
+from toolcell.tools.result import ToolResult
 
 NO_RESULT = "No result provided"
 ABORTED = "tool execution aborted"
@@ -20,6 +25,31 @@ COMPACTED_CHARS = 200
 _FAILED_REASONS = frozenset({"error", "aborted"})
 
 
+def check_messages(messages: object) -> None:
+    """Check that `messages` are some.
+
+    Raises:
+        UsageError: they are no list of dicts with a role.
+    """
+    listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping) else None
+    if listed is None:
+        raise UsageError(f"a conversation is a list of messages, not {shown(messages)}; write [user('...')]")
+    for message in listed:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise UsageError(f"a message is a dict with a role, not {shown(message)}; write user('...')")
+    labels_in(listed)
+
+
+def labels_in(messages: Iterable[Message]) -> frozenset[str]:
+    """Return the labels of everything in a conversation.
+
+    Raises:
+        UsageError: something under the key `labels` is none.
+    """
+    found = [labels_of(message["labels"], "a message's labels") for message in messages if "labels" in message]
+    return frozenset().union(*found)
+
+
 def tool_message(
     call_id: str,
     result: ToolResult,
@@ -27,17 +57,25 @@ def tool_message(
     style: ErrorStyle = "plain",
     supports_images: bool = False,
     max_chars: int = 100_000,
+    labels: Iterable[str] = (),
 ) -> Message:
-    """Make the message that answers a tool call."""
-    images = [part for part in result.parts if isinstance(part, Image)]
-    text = message_text(result, style, max_chars)
+    """Make the message that answers a tool call. `labels`: of everything that its run has read."""
+    images, text = result.images, message_text(result, style, max_chars)
     if images and not supports_images:
         text = "\n".join([*([text] if text else []), *[IMAGE_OMITTED] * len(images)])
+    small = [image for image in images if len(image.data) <= MAX_IMAGE_BYTES][:MAX_IMAGES]
+    if supports_images and len(small) < len(images):
+        text += (
+            f"\n({len(images) - len(small)} of {len(images)} images omitted: a model is shown {MAX_IMAGES} of at most "
+        )
+        text += f"{MAX_IMAGE_BYTES} bytes each)"
     message: Message = {"role": "tool", "content": text, "tool_call_id": call_id}
     if result.is_error:
         message["is_error"] = True
-    if images and supports_images:
-        message["images"] = [_encode_image(image) for image in images]
+    if labels:
+        message["labels"] = sorted(labels)
+    if small and supports_images:
+        message["images"] = [_encode_image(image) for image in small]
     return message
 
 
@@ -52,11 +90,16 @@ def missing_answer(call_id: str, text: str = NO_RESULT) -> Message:
 
 def answers_to_open_calls(messages: Sequence[Message]) -> list[Message]:
     """Make an answer for each call of the last assistant message with calls that has no answer yet."""
+    return [missing_answer(call.id, ABORTED) for call in open_calls(messages)[1]]
+
+
+def open_calls(messages: Sequence[Message]) -> tuple[Message, list[ToolCall]]:
+    """Return the last assistant message with calls, and those of its calls that have no answer yet."""
     for index in range(len(messages) - 1, -1, -1):
         if calls := messages[index].get("tool_calls"):
             answered = {message.get("tool_call_id") for message in messages[index + 1 :]}
-            return [missing_answer(call["id"], ABORTED) for call in calls if call["id"] not in answered]
-    return []
+            return messages[index], [ToolCall.read(call) for call in calls if call["id"] not in answered]
+    return {}, []
 
 
 def repaired(messages: Iterable[Message]) -> list[Message]:

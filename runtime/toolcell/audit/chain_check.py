@@ -7,12 +7,14 @@ can check a variant of the rest without reading the earlier segments again.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.format import GENESIS, MAGIC, Frame, Garbage, Piece, Torn, hash_record, split_segment
+from toolcell.audit.clean_records import pass_clean
+from toolcell.audit.format import GENESIS, MAGIC, Frame, Garbage, HashingBudget, Piece, Torn, hash_record, piece_at
 from toolcell.audit.keys import Verifier, key_wanted
 from toolcell.audit.records import Record
 from toolcell.audit.signatures import PruneRecord, checkpoint_statement
@@ -29,9 +31,15 @@ BAD_SIGNATURE = "bad_signature"
 UNKNOWN_KEY = "unknown_key"
 WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
+BAD_HEAD = "bad_head"
+UNREADABLE = "unreadable"
 
 REMEMBERED: Final = 100_000
 """Hashes kept, to tell a repeated record from a changed one."""
+
+
+MAX_FINDINGS: Final = 1000
+"""Of one kind that are kept of a chain: anybody can add records by the million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,10 @@ class ChainCheck:
     verifiers: Mapping[str, Verifier]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pruned: PruneRecord | None = None
+    """Stands for what was removed from its beginning."""
+    first_seq: int = 1
+    """Of the first record that was not pruned."""
     seq: int = 0
     """Of the last record that was in its place."""
     last_hash: bytes = GENESIS
@@ -71,15 +83,34 @@ class ChainCheck:
     last_reason: str = ""
     """Reason of the checkpoint that was the last record; empty when the last record was none."""
     segment: int = 0
-    torn: tuple[int, int, str] | None = None
-    """Segment, size and sha256 of the torn end of a segment."""
+    torn: int | None = None
+    """Segment that ends in the middle of a record."""
+    left: list[tuple[int, list[Any]]] = field(default_factory=list)
+    """What writers of this chain recorded of chains that they did not continue: seq of the record, and the entry."""
     hashes: dict[int, bytes] = field(default_factory=dict)
     """Seq to hash, of the newest records."""
+    redacted: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Seq of each redacted record to the digest of what was there, and of what is left."""
+    redactions: list[tuple[int, int, Mapping[str, Any]]] = field(default_factory=list)
+    """What this chain says of redactions: seq, time and fields of each record of one."""
+    witnessed: list[tuple[int, str, str, int]] = field(default_factory=list)
+    """What this chain says of its witnesses: seq of the record, the witness, and chain and seq of the head it kept."""
+    checkpoint_hashes: dict[int, bytes] = field(default_factory=dict)
+    """Seq to hash, of all checkpoints: heads are made of them."""
+    holds: list[tuple[int, int, Mapping[str, Any]]] = field(default_factory=list)
+    """What this chain says of legal holds: seq, time and fields of each record of one."""
+    prunings: dict[str, int] = field(default_factory=dict)
+    """Chain to the last segment that a signed record of this chain says retention removed from it."""
     watched: dict[int, bytes | None] = field(default_factory=dict)
     """Seq to hash, of records that heads name; None until the record was checked."""
     unknown_keys: set[str] = field(default_factory=set)
     """Keys that signed something and were not given."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How many findings of each kind there were, also those that are not kept."""
+    stops_early: bool = False
+    """The chain goes on after what was checked."""
     _rotated_in: int = 0
+    _unsigned_prunings: dict[str, int] = field(default_factory=dict)
     _missing: dict[int, Finding] = field(default_factory=dict)
     _alternative_hash: bytes = GENESIS
     """Another previous hash that the next record may name: the computed hash of an edited record."""
@@ -92,54 +123,78 @@ class ChainCheck:
             notes=list(self.notes),
             hashes=dict(self.hashes),
             watched=dict(self.watched),
+            left=list(self.left),
+            redacted=dict(self.redacted),
+            redactions=list(self.redactions),
+            holds=list(self.holds),
+            prunings=dict(self.prunings),
+            _unsigned_prunings=dict(self._unsigned_prunings),
+            witnessed=list(self.witnessed),
+            checkpoint_hashes=dict(self.checkpoint_hashes),
             unknown_keys=set(self.unknown_keys),
+            counts=Counter(self.counts),
             _missing=dict(self._missing),
         )
 
     def start_after(self, pruned: PruneRecord) -> None:
         """Start after the segments that were removed."""
+        self.pruned = pruned
         self.seq, self.last_hash, self.segment = pruned.seq, pruned.record_hash, pruned.last_segment
-        self._alternative_hash = pruned.record_hash
+        self._alternative_hash, self.first_seq = pruned.record_hash, pruned.seq + 1
 
     # Segments
 
     def check_segment(self, number: int, data: bytes) -> None:
         """Check the next segment."""
-        for missing in range(self.segment + 1, number):
-            self._find(WRONG_SEGMENT, f"segment {missing} is not there", segment=missing)
+        first, last = self.segment + 1, number - 1
+        if first <= last:
+            many = f"segment {first} is" if first == last else f"segments {first} to {last} are"
+            self._find(WRONG_SEGMENT, f"{many} not there", segment=first)
         self.segment = number
         if not data.startswith(MAGIC):
             if not MAGIC.startswith(data):
                 self._find(GARBAGE, "the segment does not begin like one", offset=0)
             return
-        for index, piece in enumerate(split_segment(data)):
-            self.check_piece(piece, is_first=index == 0)
+        offset, hashing = len(MAGIC), HashingBudget.of(data)
+        while offset < len(data):
+            piece = piece_at(data, offset, hashing)
+            self.check_piece(piece, is_first=offset == len(MAGIC))
+            if isinstance(piece, Torn):
+                return
+            offset = self._pass_clean(data, piece.end)
+
+    def _pass_clean(self, data: bytes, offset: int) -> int:
+        """Pass over the records from `offset` on in which there is nothing to find; return where they end."""
+        passed = pass_clean(data, offset, self.seq, self.last_hash)
+        first, count = self.seq + 1, len(passed.hashes)
+        if not count:
+            return offset
+        self.records += count
+        self.runs += passed.runs
+        self.last_reason = ""
+        self.seq, self.last_hash = self.seq + count, passed.hashes[-1]
+        self._alternative_hash = self.last_hash
+        self._remember(first, passed.hashes)
+        return passed.end
 
     def check_piece(self, piece: Piece, is_first: bool = False) -> None:
         """Check the next piece of a segment."""
         match piece:
             case Frame():
-                self._check_torn(piece)
+                self._check_torn()
                 self._check_frame(piece, is_first)
             case Torn(offset, data):
-                self.torn = (self.segment, len(data), hashlib.sha256(data).hexdigest())
+                self.torn = self.segment
                 self.notes.append(f"segment {self.segment} ends in {len(data)} bytes of a record cut short at {offset}")
             case Garbage(offset, end):
                 self._find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
                 self.last_reason = ""
 
-    def _check_torn(self, piece: Frame) -> None:
-        """Accept a torn end only if the next writer recorded that it found it: then a killed writer left it."""
-        if self.torn is None or self.torn[0] == self.segment:
-            return
-        record = _parse(piece.body)
-        if record is not None and record.kind == records.SEGMENT:
-            return
-        recorded = record.fields["torn"] if record is not None and record.kind == records.OPENED else None
-        if recorded != list(self.torn):
-            message = f"segment {self.torn[0]} ends in the middle of a record, and what follows does not know of it"
-            self._find(CUT_OFF, message, segment=self.torn[0])
-        self.torn = None
+    def _check_torn(self) -> None:
+        """Find a record cut short that something follows: no writer goes on after one."""
+        if self.torn is not None and self.torn != self.segment:
+            self._find(CUT_OFF, f"segment {self.torn} ends in the middle of a record", segment=self.torn)
+            self.torn = None
 
     # Records
 
@@ -150,7 +205,7 @@ class ChainCheck:
             self._check_edited(piece, record)
             return
         if record is None:
-            self._find(NOT_A_RECORD, "its bytes are intact but say nothing", piece, self.seq + 1)
+            self._find(NOT_A_RECORD, "its bytes are intact but are no record", piece, self.seq + 1)
             self._advance(self.seq + 1, piece)
             return
         if not records.is_canonical(record):
@@ -158,8 +213,23 @@ class ChainCheck:
         self._check_place(record, piece)
         self._check_first(record, piece, is_first)
         self.last_reason = ""
+        if record.original:
+            self.redacted[record.seq] = (record.original, hashlib.sha256(piece.body).digest())
         if record.kind == records.RUN_STARTED:
             self.runs += 1
+        elif record.kind == records.WITNESSED and not record.fields["problem"]:
+            kept = (record.fields["witness"], record.fields["chain"], record.fields["seq"])
+            self.witnessed.append((record.seq, *kept))
+        elif record.kind == records.REDACTED:
+            self.redactions.append((record.seq, record.at_ns, record.fields))
+        elif record.kind == records.HELD:
+            self.holds.append((record.seq, record.at_ns, record.fields))
+        elif record.kind == records.OPENED:
+            self.left += [(record.seq, each) for each in record.fields["left"] or ()]
+        elif record.kind == records.PRUNED:
+            chain = (record.fields["more"] or {}).get("chain", self.chain)
+            if isinstance(chain, str):
+                self._note_pruning(chain, record.fields["last"])
         elif record.kind == records.CHECKPOINT:
             self._check_signature(record, piece)
 
@@ -194,7 +264,8 @@ class ChainCheck:
     def _miss(self, first: int, last: int, piece: Frame) -> None:
         many = f"record {first} is missing" if first == last else f"records {first} to {last} are missing"
         finding = self._find(MISSING, many, piece, first)
-        for seq in range(first, min(last, first + REMEMBERED) + 1):
+        room = REMEMBERED - len(self._missing)
+        for seq in range(first, min(last + 1, first + room)):
             self._missing[seq] = finding
 
     def _check_first(self, record: Record, piece: Frame, is_first: bool) -> None:
@@ -209,6 +280,7 @@ class ChainCheck:
     def _check_signature(self, record: Record, piece: Frame) -> None:
         reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
         self.checkpoints += 1
+        self.checkpoint_hashes[record.seq] = piece.record_hash
         self.last_reason, self._rotated_in = reason, self.segment
         verifier = self.verifiers.get(key)
         if verifier is None:
@@ -217,23 +289,36 @@ class ChainCheck:
         statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.previous_hash, reason)
         if verifier.is_valid(statement, signature):
             self.signed_seq = record.seq
+            self.prunings |= self._unsigned_prunings
+            self._unsigned_prunings.clear()
         else:
+            self._unsigned_prunings.clear()
             message = f"something in records {self.signed_seq + 1} to {record.seq} is not what was signed"
             self._find(BAD_SIGNATURE, message, piece, record.seq)
 
+    def _note_pruning(self, chain: str, last: int) -> None:
+        """Keep the last segment removed from a chain until a signature tells whether a writer wrote this."""
+        if len(self._unsigned_prunings) < REMEMBERED or chain in self._unsigned_prunings:
+            before = max(self._unsigned_prunings.get(chain, 0), self.prunings.get(chain, 0))
+            self._unsigned_prunings[chain] = max(last, before)
+
     def report_missing_key(self, signed: str, key: str, signature: object, seq: int, offset: int | None = None) -> None:
         """Add a finding for a signature whose key was not given; one for each key."""
-        if key not in self.unknown_keys:
+        if key not in self.unknown_keys and len(self.unknown_keys) < MAX_FINDINGS:
             self.unknown_keys.add(key)
             self._find(UNKNOWN_KEY, f"{signed} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
 
     def _advance(self, seq: int, piece: Frame) -> None:
         self.seq, self.last_hash, self._alternative_hash = seq, piece.record_hash, piece.record_hash
-        self.hashes[seq] = piece.record_hash
-        if len(self.hashes) > REMEMBERED:
+        self._remember(seq, [piece.record_hash])
+
+    def _remember(self, first: int, hashes: list[bytes]) -> None:
+        """Keep the hashes of records that follow each other."""
+        self.hashes.update(enumerate(hashes, start=first))
+        while len(self.hashes) > REMEMBERED:
             del self.hashes[next(iter(self.hashes))]
-        if seq in self.watched:
-            self.watched[seq] = piece.record_hash
+        if self.watched:
+            self.watched |= {seq: each for seq, each in enumerate(hashes, start=first) if seq in self.watched}
 
     def _find(
         self,
@@ -247,19 +332,40 @@ class ChainCheck:
     ) -> Finding:
         at = piece.offset if piece is not None else offset
         finding = Finding(kind, self.chain, segment or self.segment, seq, at, message)
-        self.findings.append(finding)
+        self.counts[kind] += 1
+        if self.counts[kind] <= MAX_FINDINGS:
+            self.findings.append(finding)
         return finding
 
+    def report_unreadable(self, number: int, why: str) -> None:
+        """Add a finding for a segment that cannot be read. The check goes on behind it."""
+        self.segment = number
+        self._find(UNREADABLE, why, segment=number)
+        self.last_reason = ""
+
     # The end
+
+    @property
+    def ends_rotated(self) -> bool:
+        """True when the last record announces a segment that was not checked yet."""
+        return self.last_reason == "rotated" and self._rotated_in == self.segment
+
+    @property
+    def ends_signed(self) -> bool:
+        """True when the last record is a valid signature: then it covers everything before it."""
+        return bool(self.last_reason) and self.signed_seq == self.seq
 
     def finish(self) -> None:
         """Decide what only the end of the chain can tell. Call it after the last segment."""
         moved = {finding for finding in self.findings if finding.kind == MISSING} - set(self._missing.values())
         # A record that came later is not missing; it is reported where it was found.
         self.findings = [finding for finding in self.findings if finding not in moved]
+        for kind, count in self.counts.items():
+            if count > MAX_FINDINGS:
+                self.notes.append(f"{count - MAX_FINDINGS} more findings of kind {kind} are not listed")
         if not self.records:
             self.notes.append("there are no records")
-        if self.last_reason == "rotated" and self._rotated_in == self.segment:
+        if self.ends_rotated and not self.stops_early:
             self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
 
 

@@ -43,6 +43,9 @@ class AuditConfig(SettingsModel):
     checkpoint_records: PositiveInt = 5000
     """A record is signed after at most this many further records."""
 
+    require_witness: bool = False
+    """Take no records while a witness of the log has not kept its last head. Otherwise the failure is only recorded."""
+
     segment_bytes: int = Field(default=16 * MIB, ge=4 * KIB, le=1024 * MIB)
     """A larger segment is closed, and the next one is created."""
 

@@ -4,21 +4,26 @@
     LOG/<chain>/00000001.log      segments of one chain, in order
     LOG/<chain>/stub.json         the signed prune record, when segments were removed
     LOG/<chain>/lock              held by the process that writes the chain
-    LOG/index.sqlite              for queries; can be removed at any time
 
 A segment is a magic number and then frames. Shape of a frame: length, length with every bit inverted, the hash of the
-record before, the body, the hash of this record. A record's hash is sha256(previous hash + sha256(body)): a receipt
-can show only the digest of a record of somebody else's run, and the chain still verifies.
+record before, the body, the hash of this record. A record's hash is sha256(previous hash + run + sha256(body)), where
+`run` is 8 bytes of the body: a receipt can show only run and digest of a record of another run, and the chain still
+verifies, and it cannot pass a record of its own run off as one of another.
+
+The body of a redacted record was written over in place. It holds the digest of what was there, and this digest stands
+for the body: so the chain still verifies. Whether the redaction is genuine, only a signed record of it can tell.
 
 This module does not know what a record says.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,9 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from toolcell.atomic import write_file
 from toolcell.errors import AuditError, UsageError
 
-MAGIC: Final = b"TCAUDIT\x01"
+MAGIC: Final = b"TCAUDIT\x02"
 """First bytes of a segment. The last byte is the format's version."""
 
 HEADER: Final = struct.Struct(">II")
@@ -38,13 +44,27 @@ MAX_BODY_BYTES: Final = 64 << 20
 GENESIS: Final = bytes(HASH_BYTES)
 """The previous hash of a chain's first record."""
 
+RUN: Final = slice(16, 24)
+"""Where a body holds the number of its run."""
+
+KIND: Final = 24
+"""Where a body holds the number of its kind."""
+
+REDACTED_BODY: Final = 0xC0
+"""These bits of the kind's number mark the body of a redacted record."""
+
+ORIGINAL: Final = slice(25, 57)
+"""Where a redacted body holds the digest of what was there."""
+
 INVERT: Final = 0xFFFFFFFF
 
-FORMAT: Final = 1
-LOG_FILE, PRUNE_FILE, LOCK_FILE, INDEX_FILE = "log.json", "stub.json", "lock", "index.sqlite"
+FORMAT: Final = 3
+"""Of the records. In format 2, records of runs had no salt."""
+LOG_FILE, PRUNE_FILE, LOCK_FILE = "log.json", "stub.json", "lock"
 
+_LOG_ID = re.compile(r"[0-9a-f]{32}")
 _CHAIN = re.compile(r"[0-9a-f]{12}")
-_SEGMENT = re.compile(r"(\d{8})\.log")
+_SEGMENT = re.compile(r"(?!0{8})([0-9]{8})\.log")
 
 
 class BadInput(UsageError, AuditError):
@@ -53,8 +73,10 @@ class BadInput(UsageError, AuditError):
 
 # Frames
 
+_sha256: Final = hashlib.sha256
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)  # not frozen: making one would take four times as long
 class Frame:
     """One whole record as stored. The reader decides whether its hashes are right."""
 
@@ -73,7 +95,8 @@ class Frame:
     @property
     def is_intact(self) -> bool:
         """True when the stored hash fits the stored bytes."""
-        return hash_record(self.previous_hash, self.body) == self.record_hash
+        body = self.body
+        return _sha256(self.previous_hash + body[RUN] + body_digest(body)).digest() == self.record_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +120,19 @@ Piece = Frame | Torn | Garbage
 
 def body_digest(body: bytes) -> bytes:
     """Return the digest that stands for a body in its record's hash."""
-    return hashlib.sha256(body).digest()
+    if len(body) >= ORIGINAL.stop and body[KIND] & REDACTED_BODY == REDACTED_BODY:
+        return body[ORIGINAL]
+    return _sha256(body).digest()
 
 
 def hash_record(previous_hash: bytes, body: bytes) -> bytes:
     """Return the hash of a record."""
-    return hashlib.sha256(previous_hash + hashlib.sha256(body).digest()).digest()
+    return hashlib.sha256(previous_hash + body[RUN] + body_digest(body)).digest()
 
 
-def hash_digest(previous_hash: bytes, digest: bytes) -> bytes:
-    """Return the hash of a record of which only the body's digest is known."""
-    return hashlib.sha256(previous_hash + digest).digest()
+def hash_digest(previous_hash: bytes, run: int, digest: bytes) -> bytes:
+    """Return the hash of a record of which only the run and the body's digest are known."""
+    return hashlib.sha256(previous_hash + run.to_bytes(8, "big") + digest).digest()
 
 
 def encode_frame(previous_hash: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -118,19 +143,40 @@ def encode_frame(previous_hash: bytes, body: bytes) -> tuple[bytes, bytes]:
 
 
 def split_segment(data: bytes, offset: int = len(MAGIC)) -> Iterator[Piece]:
-    """Yield every piece of a segment from `offset` on. After garbage, continue at the next intact frame."""
+    """Yield every piece of a segment from `offset` on. After garbage, continue at the next intact frame.
+
+    Takes time that is linear in the size, whatever the bytes are.
+    """
+    hashing = HashingBudget.of(data)
     while offset < len(data):
-        piece = _piece_at(data, offset)
+        piece = piece_at(data, offset, hashing)
         yield piece
         if isinstance(piece, Torn):
             return
         offset = piece.end
 
 
-def _piece_at(data: bytes, offset: int) -> Piece:
+SCAN_FACTOR: Final = 8
+"""What the search behind garbage may hash, in sizes of the segment. Crafted headers would make it quadratic."""
+
+
+@dataclass(slots=True)
+class HashingBudget:
+    """How many bytes may still be hashed to find an intact frame behind garbage."""
+
+    left: int
+
+    @classmethod
+    def of(cls, data: bytes) -> HashingBudget:
+        """Return the budget of a segment."""
+        return cls(SCAN_FACTOR * len(data))
+
+
+def piece_at(data: bytes, offset: int, hashing: HashingBudget) -> Piece:
+    """Return the piece of a segment at an offset before its end."""
     size = _body_size(data, offset)
     if size is None:
-        return Garbage(offset, _next_intact(data, offset + 1))
+        return Garbage(offset, _next_intact(data, offset + 1, hashing))
     end = offset + OVERHEAD_BYTES + size
     if size < 0 or end > len(data):
         return Torn(offset, data[offset:])
@@ -147,13 +193,23 @@ def _body_size(data: bytes, offset: int) -> int | None:
     return size if size ^ INVERT == inverted and size <= MAX_BODY_BYTES else None
 
 
-def _next_intact(data: bytes, offset: int) -> int:
+_LIKE_A_HEADER = re.compile(rb"[\x00-\x04]...[\xfb-\xff]", re.DOTALL)
+"""A length of at most `MAX_BODY_BYTES`, and the first byte of its inverse."""
+
+
+def _next_intact(data: bytes, offset: int, hashing: HashingBudget) -> int:
     """Return the offset of the next frame whose hash is right, or the end of the data."""
-    for start in range(offset, len(data) - OVERHEAD_BYTES + 1):
-        if _body_size(data, start) is not None:
-            piece = _piece_at(data, start)
+    while (found := _LIKE_A_HEADER.search(data, offset)) is not None:
+        start = found.start()
+        size = _body_size(data, start)
+        if size is not None and 0 <= size <= len(data) - start - OVERHEAD_BYTES:
+            hashing.left -= size
+            if hashing.left < 0:
+                break
+            piece = piece_at(data, start, hashing)
             if isinstance(piece, Frame) and piece.is_intact:
                 return start
+        offset = start + 1
     return len(data)
 
 
@@ -171,17 +227,120 @@ def segment_path(chain: Path, number: int) -> Path:
 
 
 def chain_directories(log: Path) -> list[Path]:
-    """Return the directories of a log's chains, by name."""
+    """Return the directories of a log's chains, by name. A link is none: it would choose where files are written."""
     try:
-        return sorted(entry for entry in log.iterdir() if _CHAIN.fullmatch(entry.name) and entry.is_dir())
+        found = sorted(entry for entry in log.iterdir() if _CHAIN.fullmatch(entry.name))
+        return [entry for entry in found if entry.is_dir() and not entry.is_symlink()]
     except OSError as exc:
         raise BadInput(f"cannot read the audit log {log}: {exc.strerror}") from exc
 
 
 def segment_files(chain: Path) -> dict[int, Path]:
-    """Map the number of each segment to its file, in order."""
-    found = {int(match[1]): entry for entry in chain.iterdir() if (match := _SEGMENT.fullmatch(entry.name))}
+    """Map the number of each segment to its file, in order.
+
+    Raises:
+        AuditError: the directory cannot be read.
+    """
+    try:
+        found = {int(match[1]): entry for entry in chain.iterdir() if (match := _SEGMENT.fullmatch(entry.name))}
+    except OSError as exc:
+        raise AuditError(f"cannot read {chain}: {exc.strerror}") from exc
     return dict(sorted(found.items()))
+
+
+MAX_SEGMENT_BYTES: Final = 1 << 30
+"""A segment is far smaller; a larger file is not read."""
+
+
+def begun_segments(chain: Path, last: int = 0) -> dict[int, Path]:
+    """Return the segments of a chain that can be read up to its end, as number to file, in order.
+
+    A writer makes the next segment's file before it ends the one before. So a newest file that is empty is left out:
+    once it has something in it, the segment before it is complete. It stays when the one before it is `last`, which
+    was read and is complete.
+    """
+    found = segment_files(chain)
+    newest = max(found, default=0)
+    if newest - 1 in found and newest - 1 != last:
+        try:
+            status = found[newest].lstat()
+        except OSError:
+            return found  # reading it will say what is wrong
+        if stat.S_ISREG(status.st_mode) and not status.st_size:
+            del found[newest]
+    return found
+
+
+def read_segment_file(path: Path) -> bytes:
+    """Return the bytes of a segment. Only a regular file is opened, and no link is followed.
+
+    Raises:
+        AuditError: it cannot be read, is no regular file, or is too large for a segment.
+    """
+    return _read_file(path, 0, MAX_SEGMENT_BYTES)
+
+
+def read_frame_at(path: Path, offset: int) -> bytes:
+    """Return the bytes of one frame of a segment, or what is there in its place.
+
+    Raises:
+        AuditError: as from `read_segment_file`.
+    """
+    size, inverted = HEADER.unpack(_read_file(path, offset, HEADER.size).ljust(HEADER.size))
+    is_header = size ^ INVERT == inverted and size <= MAX_BODY_BYTES
+    return _read_file(path, offset, size + OVERHEAD_BYTES) if is_header else b""
+
+
+def overwrite_body(path: Path, offset: int, old: bytes, body: bytes) -> None:
+    """Write a body of the same size over that of the frame at `offset`, and wait until it is on disk.
+
+    Raises:
+        AuditError: the frame is not there, or its file cannot be written.
+    """
+    if len(body) != len(old) or read_frame_at(path, offset)[HEADER.size + HASH_BYTES : -HASH_BYTES] != old:
+        raise AuditError(f"{path} was changed meanwhile: nothing was written to it")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "wb", buffering=0) as file:
+            file.seek(offset + HEADER.size + HASH_BYTES)
+            if file.write(body) != len(body):
+                raise AuditError(f"cannot write {path}: the disk is full")
+            os.fsync(descriptor)
+    except OSError as exc:
+        raise AuditError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+MAX_SMALL_BYTES: Final = 64 * 1024
+
+
+def read_small_file(path: Path) -> str:
+    """Return the text of a JSON file of the log. Only a regular file is opened, and no link is followed.
+
+    Raises:
+        OSError: it cannot be read, or is no such file.
+        UnicodeDecodeError: it is no text.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read(MAX_SMALL_BYTES).decode("utf-8")
+
+
+def _read_file(path: Path, offset: int, most: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise AuditError(f"{path} is no regular file: it was not read")
+            if status.st_size > MAX_SEGMENT_BYTES:
+                raise AuditError(f"{path} has {status.st_size} bytes; a segment has at most {MAX_SEGMENT_BYTES}")
+            file.seek(offset)
+            return file.read(min(most, status.st_size))
+    except OSError as exc:
+        why = "it is a link" if exc.errno == errno.ELOOP else exc.strerror
+        raise AuditError(f"cannot read {path}: {why}") from exc
 
 
 def read_log_id(log: Path) -> str:
@@ -192,8 +351,10 @@ def read_log_id(log: Path) -> str:
         AuditError: the file with its id is damaged.
     """
     try:
-        described = json.loads((log / LOG_FILE).read_text(encoding="utf-8"))
-        return str(described["log"])
+        found = json.loads(read_small_file(log / LOG_FILE))["log"]
+        if not _LOG_ID.fullmatch(found):  # heads are kept in a directory of this name
+            raise ValueError(f"{found!r:.60} is no id of a log")
+        return str(found)
     except FileNotFoundError as exc:
         raise BadInput(f"there is no audit log in {log}") from exc
     except NotADirectoryError as exc:
@@ -202,7 +363,7 @@ def read_log_id(log: Path) -> str:
     except OSError as exc:
         why = f"{exc.strerror}; a log is read by the user who writes it"
         raise BadInput(f"cannot read {log / LOG_FILE}: {why}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise AuditError(f"{log / LOG_FILE} is damaged: {exc}") from exc
 
 
@@ -217,38 +378,12 @@ def create_log(log: Path) -> str:
         path = log / LOG_FILE
         if not path.exists():
             with suppress(FileExistsError):
-                write_new(path, json_text({"format": FORMAT, "log": os.urandom(16).hex()}))
+                write_file(path, json_bytes({"format": FORMAT, "log": os.urandom(16).hex()}), replace=False)
     except OSError as exc:
         raise AuditError(f"cannot make an audit log in {log}: {exc.strerror}") from exc
     return read_log_id(log)
 
 
-def json_text(content: Mapping[str, Any]) -> str:
-    """Return the text of a log's JSON file."""
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file that only its owner may read. It appears complete or not at all, and replaces nothing.
-
-    Raises:
-        FileExistsError: there is a file of this name.
-    """
-    draft = _write_draft(path, text)
-    try:
-        os.link(draft, path)
-    finally:
-        draft.unlink()
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace a file in one step. Only its owner may read it."""
-    os.replace(_write_draft(path, text), path)
-
-
-def _write_draft(path: Path, text: str) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return draft
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return the content of a log's JSON file."""
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

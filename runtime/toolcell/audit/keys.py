@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import platformdirs
 
-from toolcell.audit.format import write_new
+from toolcell.atomic import write_file
 from toolcell.errors import AuditError, UsageError
 
 if TYPE_CHECKING:
@@ -220,6 +220,23 @@ def load_verifier(path: str | os.PathLike[str]) -> Verifier:
     return Ed25519Verifier(_pem(text, path, is_public=True)) if "PUBLIC KEY" in text else load_signer(path)
 
 
+def signer_of(key: Signer | str | os.PathLike[str] | None, log: Path) -> Signer:
+    """Return the signer for a log: one of the caller's, the key in a file, or our own.
+
+    Raises:
+        AuditError: the key cannot be loaded.
+        UsageError: it is no signer, or its file lies in the log.
+    """
+    if key is not None and not isinstance(key, str | os.PathLike):
+        if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign", "is_valid")):
+            raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
+        return WrappedSigner(key)
+    path = Path(key) if key is not None else default_key_path()
+    if path.resolve().is_relative_to(log.resolve()):
+        raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
+    return own_signer() if key is None else load_signer(path)
+
+
 def own_signer() -> Signer:
     """Load the key at `default_key_path`. If $TOOLCELL_AUDIT_KEY is not set, create an HMAC key there when needed.
 
@@ -246,7 +263,7 @@ def save_private(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_new(path, text)  # two processes may create the first key at the same time
+        write_file(path, text.encode(), replace=False)  # two processes may create the first key at the same time
     except FileExistsError:
         raise
     except OSError as exc:

@@ -7,30 +7,28 @@ nor tools; those belong to the recorder.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolcell.audit import pruning, records, redact
+from toolcell import daemon_threads, packing
+from toolcell.audit import cutting, records, retention
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import create_log
-from toolcell.audit.keys import (
-    Signer,
-    SigningFailed,
-    WrappedSigner,
-    default_key_path,
-    load_signer,
-    own_signer,
-)
+from toolcell.audit.keys import Signer, SigningFailed, signer_of
+from toolcell.audit.pruning import Pruner
 from toolcell.audit.redact import Redactor
-from toolcell.audit.signatures import Head, default_heads_dir, save_head
+from toolcell.audit.signatures import Head, default_heads_dir, known_heads, save_head
+from toolcell.audit.sinks import Sink, call_sinks
+from toolcell.audit.witness import Witness, WitnessFailed
+from toolcell.audit.witnessing import Witnessing
 from toolcell.audit.writer import ChainWriter, sync
 from toolcell.errors import AuditError, UsageError
 
@@ -39,22 +37,6 @@ logger = logging.getLogger("toolcell.audit")
 SHARED = frozenset({records.TOOLS, records.SETTINGS})
 """Kinds that describe tools and settings and hold no values of a run: an argument called `token` is no token."""
 
-
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
-    """One written record, as a sink gets it."""
-
-    kind: str
-    chain: str
-    seq: int
-    run: int
-    at_ns: int
-    fields: Mapping[str, Any]
-    """As on disk: redacted, and cut where too large."""
-
-
-Sink = Callable[[AuditEvent], None]
-"""Gets every record of a run, in order, in the task that made it. An exception of a sink is logged and ignored."""
 
 _open_logs: weakref.WeakSet[AuditLog] = weakref.WeakSet()
 
@@ -83,6 +65,7 @@ class AuditLog:
         secrets: Mapping[str, str] | Iterable[str] = (),
         sinks: Iterable[Sink] = (),
         heads: str | os.PathLike[str] | None = None,
+        witnesses: Iterable[Witness | str] = (),
     ) -> None:
         if not os.fspath(directory):
             raise UsageError(
@@ -99,10 +82,14 @@ class AuditLog:
         self._max_segment_bytes = self.config.segment_bytes
         self._is_always_synced = self.config.fsync == "always"
         self._key = key
+        self._witnessing = Witnessing(witnesses, self.config.require_witness, self.directory)
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()
         self._signer: Signer | None = None
         self._chain: ChainWriter | None = None
+        self._pruner: Pruner | None = None
+        self._pruning = threading.Lock()
+        self._idle_pruned_s = -math.inf
         self._why_closed = "it is not open"
         self._signing_thread: threading.Thread | None = None
         self._wake_signing = threading.Event()
@@ -126,28 +113,34 @@ class AuditLog:
         """
         if self._chain is not None:
             raise UsageError(f"the audit log {self.directory} is already open")
-        self._signer = self._load_key()
+        self._signer = signer_of(self._key, self.directory)
         log = create_log(self.directory)
-        self._chain = ChainWriter.open(self.directory, log, self._signer)
+        self._chain = ChainWriter.open(self.directory, log, self._signer, known_heads(log, self.heads))
+        self._pruner = Pruner(
+            self._chain, self.config, self._signer, announce=self._witnessing.announce, heads=self.heads
+        )
         self._is_closing.clear()
         self._failure = None
         self.shared_digests.clear()
         _open_logs.add(self)
         self._is_signing_awake = True
-        self._signing_thread = threading.Thread(target=self._sign_until_closed, name="toolcell-audit", daemon=True)
-        self._signing_thread.start()
+        if self._witnessing.is_required:
+            self._require_witness()
+        self._signing_thread = daemon_threads.start(self._sign_until_closed, name="toolcell-audit")
         return self
 
-    def _load_key(self) -> Signer:
-        key = self._key
-        if key is not None and not isinstance(key, str | os.PathLike):
-            if not all(hasattr(key, name) for name in ("key_id", "algorithm", "sign")):
-                raise UsageError(f"key must be a file's path or sign by itself (a Signer), not {type(key).__name__}")
-            return WrappedSigner(key)
-        path = Path(key) if key is not None else default_key_path()
-        if path.resolve().is_relative_to(self.directory.resolve()):
-            raise UsageError(f"the key {path} lies in the log it signs: who can change one could use the other")
-        return own_signer() if key is None else load_signer(path)
+    def _require_witness(self) -> None:
+        """Show the witnesses the first head, so that a log that nobody witnesses is never used."""
+        chain = self._writable()
+        try:
+            self._checkpoint(chain, "asked")
+            self._witnessing.push(self._head(chain))
+            if (problem := self._witnessing.problem) is not None:
+                raise problem
+        except BaseException:
+            self._chain, self._why_closed = None, "it was not witnessed"
+            chain.release()
+            raise
 
     def _detach_after_fork(self) -> None:
         """Stop writing, in a forked child: the chain is the parent's, and another thread may have held our lock."""
@@ -170,7 +163,7 @@ class AuditLog:
         try:
             with self._lock:
                 self._chain, self._why_closed = None, "it is closed"
-                chain.checkpoint("closed")
+                self._checkpoint(chain, "closed")
                 if self.config.fsync != "never":
                     chain.sync()
             self._save_head(chain)
@@ -217,12 +210,12 @@ class AuditLog:
         redactor = redactor or self.redactor
         at_ns = at_ns or time.time_ns()
         try:
-            packed: bytes = records.thread_packer.pack(fields)
+            packed: bytes = packing.thread_packer.pack(fields)
             is_ready = len(packed) <= self._value_bytes and redactor.scan(packed) is None
         except (TypeError, ValueError, OverflowError, RecursionError):
             is_ready = False
         if not is_ready:
-            packed = self._clean_and_cut(kind, fields, redactor)
+            packed = cutting.encode(kind, fields, self.config, redactor, with_names=kind not in SHARED)
         with self._lock:
             chain = self._chain
             if chain is None or self._failure is not None:
@@ -232,7 +225,7 @@ class AuditLog:
             if is_large or self._is_always_synced or not self._is_signing_awake:
                 self._follow_up(chain)
         if self._sinks:
-            self._call_sinks(kind, run or seq, seq, at_ns, packed)
+            call_sinks(self._sinks, kind, chain.name, seq, run or seq, at_ns, packed)
         return seq
 
     def _follow_up(self, chain: ChainWriter) -> None:
@@ -257,33 +250,12 @@ class AuditLog:
         self.shared_digests.clear()
         self._wake_signing.set()
 
-    def _clean_and_cut(self, kind: str, fields: tuple[Any, ...], redactor: Redactor) -> bytes:
-        """Encode a content without secrets, and cut what is too large. Cutting comes last: it could halve a secret."""
-        packed = records.pack_fields(fields)
-        rules = redactor.scan(packed)
-        plain: list[Any] = records.unpack(packed)
-        if rules is not None:
-            plain, count = redactor.clean(plain, rules, with_names=kind not in SHARED)
-            if count:
-                plain = redact.with_digests(kind, plain)
-                plain[-1] = plain[-1] | {"redacted": count}
-        return records.pack_fields(tuple(redact.cut_large(kind, plain, self.config)))
-
     def _writable(self) -> ChainWriter:
         if self._chain is None:
             raise AuditError(f"the audit log {self.directory} cannot be written: {self._why_closed}")
         if self._failure is not None:
             raise self._failure
         return self._chain
-
-    def _call_sinks(self, kind: str, run: int, seq: int, at_ns: int, packed: bytes) -> None:
-        fields = dict(zip(records.FIELDS[kind], records.unpack(packed), strict=False))
-        event = AuditEvent(kind, self._chain.name if self._chain is not None else "", seq, run, at_ns, fields)
-        for sink in self._sinks:
-            try:
-                sink(event)
-            except Exception:
-                logger.exception("an audit sink failed")
 
     # Signing
 
@@ -295,13 +267,30 @@ class AuditLog:
         """
         with self._lock:
             chain = self._writable()
-            chain.checkpoint("asked")
+            self._checkpoint(chain, "asked")
             head = self._head(chain)
             if self.config.fsync != "never":
                 chain.sync()
+        self._publish(head)
+        return head
+
+    def _checkpoint(self, chain: ChainWriter, reason: str) -> None:
+        """Record which earlier heads reached whom, and sign everything written so far."""
+        for note in self._witnessing.take_notes():
+            chain.append(records.WITNESSED, 0, note)
+        chain.checkpoint(reason)
+
+    def _publish(self, head: Head) -> None:
+        """Save a head on this machine, and push it to the witnesses."""
         with suppress(OSError):
             save_head(self.heads, head)
-        return head
+        self._witnessing.push(head)
+        self._obey_witnesses()
+
+    def _obey_witnesses(self) -> None:
+        """Take no records, or take them again, if the witnesses are required."""
+        if self._failure is None or isinstance(self._failure, WitnessFailed):
+            self._failure = self._witnessing.problem
 
     def _head(self, chain: ChainWriter) -> Head:
         assert self._signer is not None
@@ -309,7 +298,9 @@ class AuditLog:
 
     def _save_head(self, chain: ChainWriter) -> None:
         try:
-            save_head(self.heads, self._head(chain))
+            head = self._head(chain)
+            self._witnessing.push(head)
+            save_head(self.heads, head)
         except (OSError, SigningFailed) as exc:
             logger.warning("the head of the audit log could not be kept in %s: %s", self.heads, exc)
 
@@ -329,7 +320,7 @@ class AuditLog:
     def _can_sleep(self, chain: ChainWriter) -> bool:
         """True when no record came for a while. Then the next record wakes the signing thread."""
         with self._lock:
-            self._is_signing_awake = chain.unsigned_records > 0
+            self._is_signing_awake = chain.unsigned_records > 0 or self._witnessing.is_behind
             return not self._is_signing_awake
 
     def _wait_until_due(self, chain: ChainWriter) -> None:
@@ -344,16 +335,19 @@ class AuditLog:
         """Write a checkpoint and bring it to the disk; then save the head."""
         try:
             with self._lock:
-                if not chain.unsigned_records:
-                    return
-                chain.checkpoint("time" if chain.unsigned_records < self._max_unsigned else "records")
-                head = self._head(chain)
-                newest = chain.duplicate()
+                is_new = chain.unsigned_records > 0
+                if is_new:
+                    self._checkpoint(chain, "time" if chain.unsigned_records < self._max_unsigned else "records")
+                    head, newest = self._head(chain), chain.duplicate()
         except Exception as exc:  # a full disk or an unreachable key; both may be temporary
             logger.warning("the audit log could not be signed: %s", exc)
             with self._lock:
                 chain.unsigned_records = max(1, chain.unsigned_records)  # sign again, also if only a later step failed
             self._is_closing.wait(self.config.checkpoint_s)
+            return
+        if not is_new:
+            self._witnessing.push_again()
+            self._obey_witnesses()
             return
         was_rotated = bool(self._to_sync)
         try:
@@ -362,10 +356,10 @@ class AuditLog:
                 sync(newest)
         finally:
             os.close(newest)
-        with suppress(OSError):
-            save_head(self.heads, head)
-        if was_rotated:
-            self.prune()
+        self._publish(head)
+        is_due = time.monotonic() - self._idle_pruned_s > retention.IDLE_PRUNE_S
+        if was_rotated or is_due:
+            self._prune(own=was_rotated, idle=is_due)
 
     def _sync_old(self) -> None:
         while self._to_sync:
@@ -377,11 +371,24 @@ class AuditLog:
                 os.close(descriptor)
 
     def prune(self) -> int:
-        """Remove segments that the configuration no longer keeps; return how many. Every rotation does this, too."""
-        chain = self._writable()
-        assert self._signer is not None
+        """Remove segments that the configuration no longer keeps; return how many.
+
+        Every rotation does this for the chain being written, and its first signature and every hour for the others.
+        """
+        return self._prune(own=True, idle=True)
+
+    def _prune(self, own: bool, idle: bool) -> int:
+        chain, signer = self._writable(), self._signer
+        assert self._pruner is not None
+        assert signer is not None
         try:
-            count = pruning.prune(chain, self.config, self._signer, self._lock)
+            with self._pruning:
+                count = self._pruner.prune(self._lock) if own else 0
+                if idle:
+                    self._idle_pruned_s = time.monotonic()
+                    of_log = (self.directory, chain.log, chain.name, self.config, signer)
+                    announce = self._witnessing.announce
+                    count += retention.prune_idle(*of_log, chain.append, self._lock, announce, self.heads)
         except Exception as exc:  # the files may be damaged, or the key unreachable
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0

@@ -8,13 +8,14 @@ only on request, and then redacted as in the log.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from toolcell.audit import records
-from toolcell.audit.log import AuditEvent
 from toolcell.audit.reader import jsonable
+from toolcell.audit.sinks import AuditEvent
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,6 +143,32 @@ class SpanSink:
         if not self._capture_content or value is None:
             return {}
         return {name: value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)}
+
+
+def exporting_sink(exporter: Literal["otlp", "console"], *, capture_content: bool = False) -> SpanSink:
+    """Return a sink whose spans are exported to a collector or, as JSON, to stderr. Each is exported when it ends.
+
+    Raises:
+        UsageError: OpenTelemetry, or its exporter, is not installed.
+    """
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+    except ImportError as exc:
+        raise UsageError("spans need OpenTelemetry: pip install 'toolcell[otel]'") from exc
+    made = ConsoleSpanExporter(out=sys.stderr) if exporter == "console" else _otlp_exporter()
+    provider = TracerProvider(resource=Resource.create({"service.name": "toolcell"}))
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    return SpanSink(provider, capture_content=capture_content)
+
+
+def _otlp_exporter() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as exc:
+        raise UsageError("OTLP needs its exporter: pip install opentelemetry-exporter-otlp-proto-http") from exc
+    return OTLPSpanExporter()
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:

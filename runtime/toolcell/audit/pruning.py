@@ -1,83 +1,263 @@
-"""Remove old segments from a chain's beginning. A signed prune record takes their place, so the rest still verifies."""
+"""Remove old segments from a chain's beginning. A signed prune record takes their place, so the rest still verifies.
+
+What is old or large is read from signed records, never from a file's time or size, and a segment that does not verify
+is not removed: nobody without the key can make the log forget.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+from toolcell.atomic import write_file
 from toolcell.audit import records
+from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.format import PRUNE_FILE, Frame, json_text, replace_file, segment_files, split_segment
-from toolcell.audit.keys import Signer
-from toolcell.audit.signatures import PruneRecord, read_prune_record
-from toolcell.audit.writer import ChainWriter
+from toolcell.audit.format import PRUNE_FILE, chain_directories, json_bytes, read_segment_file, segment_files
+from toolcell.audit.keys import Signer, Verifier, by_id
+from toolcell.audit.signatures import Head, PruneRecord, known_heads, read_prune_record
+from toolcell.audit.tail import end_of_segment
+from toolcell.audit.verify import check_chain, possible_holds, signed_redactions
+from toolcell.errors import AuditError
+
+logger = logging.getLogger("toolcell.audit")
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedSegment:
-    """One segment that might be removed."""
+    """One verified segment that might be removed."""
 
     number: int
-    bytes: int
+    size: int
     newest_ns: int
+    """When its last record was written."""
+    seq: int
+    """Of its last record."""
+    record_hash: bytes
+    """Of its last record."""
+    sha256: bytes
+    """Of the file."""
 
 
 def count_expired(closed: list[ClosedSegment], newest_bytes: int, config: AuditConfig, now_ns: int) -> int:
     """Return how many of the oldest closed segments to remove. `newest_bytes` is the open segment, which stays."""
-    total = newest_bytes + sum(each.bytes for each in closed)
+    total = newest_bytes + sum(each.size for each in closed)
     for count, segment in enumerate(closed):
         too_large = config.keep_bytes is not None and total > config.keep_bytes
         too_old = config.keep_s is not None and now_ns - segment.newest_ns > config.keep_s * 1e9
         if not (too_large or too_old):
             return count
-        total -= segment.bytes
+        total -= segment.size
     return len(closed)
 
 
-def prune(chain: ChainWriter, config: AuditConfig, signer: Signer, lock: AbstractContextManager[object]) -> int:
-    """Remove the segments that have expired; return how many. Takes `lock` to write the record of it.
+class PrunableChain(Protocol):
+    """A chain of which segments may be removed: the one that this process writes, or one that nobody writes."""
 
-    The prune record is written first, then the log's own record of it, and only then are files removed. If this is cut
-    short, the next pruning removes the files that are left.
+    path: Path
+    log: str
+    name: str
+    segment: int
+    """Number of the segment that stays in any case; all before it are closed."""
+    segment_bytes: int
+    """Size of that segment."""
+
+    def append(self, kind: str, run: int, fields: tuple[Any, ...]) -> int:
+        """Record the removal."""
+        ...
+
+
+Announce = Callable[[Head], None]
+"""Shows the witnesses a head; raises if one of them does not keep it."""
+
+
+def nobody(head: Head) -> None:
+    """There is no witness."""
+
+
+class Pruner:
+    """Removes expired segments of a chain. Each segment is read and verified once.
+
+    A segment stays while it holds a record of a run under legal hold, and with it all later ones of its chain.
     """
-    if config.keep_bytes is None and config.keep_s is None:
-        return 0
-    files = segment_files(chain.path)
-    before = read_prune_record(chain.path)
-    removed = 0 if before is None else before.last_segment
-    _remove(files, removed)
-    numbers = [number for number in files if removed < number < chain.segment]
-    closed = [ClosedSegment(each, files[each].stat().st_size, files[each].stat().st_mtime_ns) for each in numbers]
-    count = count_expired(closed, chain.segment_bytes, config, time.time_ns())
-    if count == 0:
-        return 0
-    made = _make_record(chain, [files[each] for each in numbers[:count]], numbers[count - 1], before, signer)
-    replace_file(chain.path / PRUNE_FILE, json_text(made.to_dict()))
-    reason = "size" if config.keep_bytes is not None else "age"
-    with lock:
-        chain.append(records.PRUNED, 0, (numbers[0], made.last_segment, made.seq, made.record_hash, reason, {}))
-    _remove(files, made.last_segment)
-    return count
+
+    def __init__(
+        self,
+        chain: PrunableChain,
+        config: AuditConfig,
+        signer: Signer | None,
+        keys: Iterable[Verifier] = (),
+        announce: Announce = nobody,
+        heads: Path | None = None,
+    ) -> None:
+        """`signer` is None where nothing is to be removed; `keys` are those that the log may be signed with, too.
+
+        `heads` is the directory with the heads that were saved on this machine.
+        """
+        self._heads = heads
+        self._chain = chain
+        self._config = config
+        self._signer = signer
+        self._announce = announce
+        self._keys = by_id((*keys, *((signer,) if signer is not None else ())))
+        self._check: ChainCheck | None = None
+        """The check of everything up to the last segment of `_closed`."""
+        self._closed: list[ClosedSegment] = []
+
+    def prune(self, lock: AbstractContextManager[object]) -> int:
+        """Remove the segments that have expired; return how many. Takes `lock` to write the record of it.
+
+        The witnesses are told first; then come the prune record, the log's own record of it, and only then are files
+        removed. If this is cut short, the next pruning removes the files that are left.
+
+        Raises:
+            AuditError: the prune record is damaged or forged, a segment cannot be read, or a witness was not told.
+        """
+        signer, chain = self._signer, self._chain
+        assert signer is not None
+        before, files = self._read_prune_record(), segment_files(chain.path)
+        if self._config.keep_bytes is None and self._config.keep_s is None:
+            return 0
+        _remove(files, 0 if before is None else before.last_segment)
+        removed = self.expired()
+        if not removed:
+            return 0
+        count = len(removed)
+        made = self._make_record(removed, before, signer)
+        self._announce(Head.sign(made.log, made.chain, made.seq, made.record_hash, made.at_ns, signer))
+        self._closed = self._closed[count:]
+        write_file(chain.path / PRUNE_FILE, json_bytes(made.to_dict()))
+        reason = "size" if self._config.keep_bytes is not None else "age"
+        with lock:
+            found: tuple[object, ...] = (removed[0].number, made.last_segment, made.seq, made.record_hash, reason, {})
+            chain.append(records.PRUNED, 0, found)
+        _remove(files, made.last_segment)
+        return count
+
+    def expired(self) -> list[ClosedSegment]:
+        """Return the segments that would be removed now; removes nothing.
+
+        Raises:
+            AuditError: the prune record is damaged or forged, or a segment cannot be read.
+        """
+        chain = self._chain
+        self._verify(segment_files(chain.path), self._read_prune_record())
+        count = count_expired(self._closed, chain.segment_bytes, self._config, time.time_ns())
+        expired = self._closed[:count]
+        if not expired or not (held := self._held_from()):
+            return expired
+        kept = next((index for index, each in enumerate(expired) if each.seq >= held), count)
+        if kept < count:
+            text = "segments of chain %s of the audit log from %d on are kept: a run in them is under legal hold"
+            logger.info(text, chain.name, expired[kept].number)
+        return expired[:kept]
+
+    def _held_from(self) -> int:
+        """Return the seq of the first record of this chain that has to stay because of a legal hold; 0: none has to."""
+        log, name = self._chain.path.parent, self._chain.name
+        heads = known_heads(self._chain.log, self._heads) if self._heads is not None else []
+        heads = [each for each in heads if each.key in self._keys and each.is_signed_by(self._keys[each.key])]
+        checks = [
+            check_chain(path, self._chain.log, self._keys, [each for each in heads if each.chain == path.name])
+            for path in chain_directories(log)
+        ]
+        if why := why_holds_are_uncertain(checks, heads):
+            raise AuditError(f"nothing is removed, because a legal hold may have stood where {why}")
+        held = possible_holds(checks)
+        stays = [seq for chain, seq in held if chain == name]
+        for check in checks:  # the records of holds stay as well
+            if check.chain == name:
+                stays += [at for at, _, fields in check.holds if (fields["chain"], fields["seq"]) in held]
+        return min(stays, default=0)
+
+    def _read_prune_record(self) -> PruneRecord | None:
+        before = read_prune_record(self._chain.path)
+        if before is None:
+            return None
+        verifier = self._keys.get(before.key)
+        is_ours = (before.log, before.chain) == (self._chain.log, self._chain.name)
+        if not is_ours or verifier is None or not before.is_signed_by(verifier):
+            raise AuditError(f"{self._chain.path / PRUNE_FILE} was not signed with this log's key: nothing is removed")
+        return before
+
+    def _verify(self, files: dict[int, Path], before: PruneRecord | None) -> None:
+        """Check closed segments that were not checked yet. Stop at the first that is not what was signed."""
+        if self._check is None:
+            self._check = ChainCheck(self._chain.log, self._chain.name, self._keys)
+            if before is not None:
+                self._check.start_after(before)
+        for number in [number for number in files if self._check.segment < number < self._chain.segment]:
+            data = read_segment_file(files[number])
+            check = self._check.copy()
+            check.check_segment(number, data)
+            end = end_of_segment(number, data)
+            why = check.findings[0].message if check.findings else self._why_kept(check)
+            if why or end is None or end.last is None or not check.ends_signed:
+                why = why or "its end is not signed"
+                logger.warning("segments of the audit log from %s on are kept: %s", files[number], why)
+                return
+            at_ns = records.parse(end.last.body).at_ns
+            digest = hashlib.sha256(data).digest()
+            self._closed.append(ClosedSegment(number, len(data), at_ns, end.seq, end.record_hash, digest))
+            self._check = check
+
+    def _why_kept(self, check: ChainCheck) -> str:
+        """Say why a segment that verifies stays for now: for what it says, or does not say, of redactions."""
+        assert self._check is not None
+        for _, _, fields in check.redactions[len(self._check.redactions) :]:
+            if self._is_there(fields["chain"], fields["seq"]):
+                return f"it says who redacted record {fields['seq']} of chain {fields['chain']}, which is still there"
+        fresh = check.redacted.keys() - self._check.redacted.keys()
+        if not fresh:
+            return ""
+        keys, log = self._keys, self._chain.path.parent
+        signed = signed_redactions(check_chain(path, self._chain.log, keys) for path in chain_directories(log))
+        for seq in fresh:
+            fields = signed.get((self._chain.name, seq), {})
+            if check.redacted[seq] != (fields.get("original"), fields.get("left")):
+                return f"content of record {seq} was removed, and no signed record says so"
+        return ""
+
+    def _is_there(self, chain: str, seq: int) -> bool:
+        path = self._chain.path.parent / chain
+        if path not in chain_directories(self._chain.path.parent):
+            return False
+        pruned = read_prune_record(path)
+        return pruned is None or seq > pruned.seq
+
+    def _make_record(self, removed: list[ClosedSegment], before: PruneRecord | None, signer: Signer) -> PruneRecord:
+        digest = "" if before is None else before.files_sha256
+        for each in removed:
+            digest = hashlib.sha256(digest.encode() + each.sha256).hexdigest()
+        last = removed[-1]
+        values = (
+            self._chain.log, self._chain.name, last.number, last.seq, last.record_hash, last.newest_ns, digest,
+            time.time_ns(), signer.key_id,
+        )  # fmt: skip
+        return PruneRecord(*values, signer.sign(PruneRecord.statement(*values[:-1])))
 
 
-def _make_record(
-    chain: ChainWriter, files: list[Path], last_segment: int, before: PruneRecord | None, signer: Signer
-) -> PruneRecord:
-    digest = "" if before is None else before.files_sha256
-    data = b""
-    for file in files:
-        data = file.read_bytes()
-        digest = hashlib.sha256(digest.encode() + hashlib.sha256(data).digest()).hexdigest()
-    last = [piece for piece in split_segment(data) if isinstance(piece, Frame)][-1]
-    record = records.parse(last.body)
-    values = (
-        chain.log, chain.name, last_segment, record.seq, last.record_hash, record.at_ns, digest, time.time_ns(),
-        signer.key_id,
-    )  # fmt: skip
-    return PruneRecord(*values, signer.sign(PruneRecord.statement(*values[:-1])))
+def why_holds_are_uncertain(checks: Iterable[ChainCheck], heads: Iterable[Head]) -> str:
+    """Say where records of a log are damaged or gone that may have been holds; empty: nowhere."""
+    by_name = {check.chain: check for check in checks}
+    for check in by_name.values():
+        for finding in check.findings:
+            if finding.kind != UNKNOWN_KEY:
+                return f"chain {check.chain} does not verify: {finding.message}"
+    for head in heads:
+        found = by_name.get(head.chain)
+        if found is None or found.seq < head.seq:
+            end = "is not there" if found is None else f"ends at record {found.seq}"
+            return f"chain {head.chain} {end} and had got to record {head.seq}"
+        if found.watched.get(head.seq, head.record_hash) not in (None, head.record_hash):
+            return f"chain {head.chain} was written anew"
+    return ""
 
 
 def _remove(files: dict[int, Path], last: int) -> None:

@@ -1,55 +1,44 @@
-"""Query a log: an SQLite index of its runs and calls, and of where their records are.
+"""Query a log, and say of each run how far it can be trusted.
 
-The index is no evidence: everything in it comes from the log, and it can be rebuilt at any time. `refresh` reads only
-what was added to the log since the last time.
+The index finds runs; what is shown of one is read from its records. Trust is decided from links and signatures.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import itertools
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from toolcell.audit import records
-from toolcell.audit.format import INDEX_FILE, MAGIC, chain_directories, read_log_id, segment_files, segment_path
+from toolcell.audit.format import read_log_id, segment_path
+from toolcell.audit.indexing import Indexer, open_index
+from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.reader import (
+    UNFINISHED,
     Damage,
     RecordedRun,
     RecordLocation,
     StoredRecord,
     assemble,
     read_at,
-    read_segment,
 )
+from toolcell.audit.signatures import checkpoint_statement
+from toolcell.audit.tool_table import tool_table
 from toolcell.errors import AuditError, UsageError
 
-VERSION: Final = 1
-"""Of the tables. An index of another version is rebuilt."""
+VERIFIED: Final = "verified"
+"""A valid signature covers all records of the run."""
+UNSIGNED: Final = "unsigned"
+"""No signature covers its end yet: it was written just now, its writer was killed, or somebody else wrote it."""
+UNVERIFIED: Final = "unverified"
+"""It is signed with a key that was not given."""
+BROKEN: Final = "broken"
+"""Its records are not what was signed, or some are missing, or stand in another place."""
 
-_TABLES: Final = """
-CREATE TABLE progress (chain TEXT, segment INTEGER, bytes INTEGER, PRIMARY KEY (chain, segment));
-CREATE TABLE places (chain TEXT, run INTEGER, segment INTEGER, offset INTEGER);
-CREATE INDEX places_by_run ON places (chain, run);
-CREATE TABLE common (chain TEXT, digest TEXT, segment INTEGER, offset INTEGER, PRIMARY KEY (chain, digest));
-CREATE TABLE runs (
-    chain TEXT, seq INTEGER, id TEXT, sort TEXT, started_ns INTEGER, ended_ns INTEGER, outcome TEXT, sha256 TEXT,
-    user TEXT, session TEXT, title TEXT, calls INTEGER, failed INTEGER, wall_s REAL, cpu_s REAL,
-    peak_memory_bytes INTEGER, PRIMARY KEY (chain, seq)
-);
-CREATE INDEX runs_by_id ON runs (id);
-CREATE INDEX runs_by_time ON runs (started_ns);
-CREATE TABLE calls (
-    chain TEXT, run INTEGER, number INTEGER, tool TEXT, origin TEXT, status TEXT, code TEXT, duration_us INTEGER,
-    PRIMARY KEY (chain, run, number)
-);
-CREATE INDEX calls_by_tool ON calls (tool);
-CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT);
-"""
-
-TITLE_CHARS: Final = 120
+TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +55,8 @@ class Filter:
     session: str | None = None
     """Thread, chat or channel that the run belongs to, or its parent run."""
     user: str | None = None
+    trust: str | None = None
+    """verified, unsigned, unverified or broken."""
     limit: int | None = 50
     """Select only this many of the newest runs."""
 
@@ -75,6 +66,7 @@ class RunSummary:
     """One run in a list."""
 
     id: str
+    """Unique in the log: as given when it was recorded, or chain:seq where several runs were recorded with one id."""
     chain: str
     seq: int
     kind: str
@@ -85,12 +77,16 @@ class RunSummary:
     user: str
     session: str
     title: str
-    """First line of the script that is not an import."""
+    """What the script says that it does, after `#`, or the first thing that it does."""
     calls: int
     failed: int
     wall_s: float | None
     cpu_s: float | None
     peak_memory_bytes: int | None
+    trust: str
+    """verified, unsigned, unverified or broken."""
+    redacted: int = 0
+    """Records of the run from which something was removed later."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -100,18 +96,31 @@ class RunSummary:
 _COLUMN_OF: Final = {"kind": "sort"}
 """Attribute to the name of its column and JSON key, where they differ."""
 
-_COLUMNS: Final = tuple(_COLUMN_OF.get(name, name) for name in RunSummary.__dataclass_fields__)
+_COLUMNS: Final = (
+    *(_COLUMN_OF.get(name, name) for name in RunSummary.__dataclass_fields__ if name not in ("trust", "redacted")),
+    "stretch",
+    "last_seq",
+    "is_split",
+)
+
+
+_PLACE: Final = re.compile(r"([0-9a-f]{12}):([0-9]{1,18})")
+"""Chain and seq of a run's first record. No other run can be there, whatever ids are recorded."""
 
 
 class Index:
-    """The index of one log. Use it in a `with` block and in one thread."""
+    """The index of one log. Use it in a `with` block and in one thread. `verifiers` are the keys that it trusts.
 
-    def __init__(self, directory: str | Path) -> None:
+    With `in_memory` nothing is written anywhere; the whole log is read each time.
+    """
+
+    def __init__(self, directory: str | Path, verifiers: Iterable[Verifier] = (), *, in_memory: bool = False) -> None:
         self.directory = Path(directory)
         self._log = read_log_id(self.directory)
-        self.damage = Damage()
-        """Counts the records that could not be read."""
-        self._db = self._open()
+        self._verifiers = by_id(verifiers)
+        self._db = open_index(self.directory, self._log, in_memory=in_memory)
+        self._indexer = Indexer(self._db, self.directory)
+        self._signed: dict[tuple[str, int], tuple[int, int, int]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -123,131 +132,133 @@ class Index:
         """Close the index."""
         self._db.close()
 
-    def _open(self) -> sqlite3.Connection:
-        path = self.directory / INDEX_FILE
-        try:
-            return self._connect(str(path))
-        except sqlite3.DatabaseError:
-            pass
-        try:  # damaged, of another version or another log
-            path.unlink(missing_ok=True)
-            return self._connect(str(path))
-        except (OSError, sqlite3.Error):  # we may only read the log
-            return self._connect(":memory:")
+    @property
+    def verifiers(self) -> list[Verifier]:
+        """The keys that it trusts."""
+        return [*self._verifiers.values()]
 
-    def _connect(self, path: str) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=10, isolation_level=None)
-        try:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
-                with _transaction(db):
-                    for statement in _TABLES.split(";"):
-                        db.execute(statement)
-                    about = {"version": str(VERSION), "log": self._log}
-                    db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-            if dict(db.execute("SELECT key, value FROM about")) != {"version": str(VERSION), "log": self._log}:
-                raise sqlite3.DatabaseError("of another version or another log")
-            db.execute("PRAGMA synchronous = OFF")
-            db.execute("UPDATE about SET value = value WHERE key = 'log'")  # fails when the file is read-only
-        except sqlite3.Error:
-            db.close()
-            raise
-        return db
+    @property
+    def damage(self) -> Damage:
+        """Counts the records that could not be read."""
+        return self._indexer.damage
 
-    # Keeping up with the log
+    @property
+    def changed(self) -> list[str]:
+        """Chains that are no longer what they were when this user read the log before."""
+        return [*self._indexer.changed]
+
+    def changed_by_us(self, chain: str) -> None:
+        """Take a chain off `changed`: this process changed it."""
+        self._indexer.changed.pop(chain, None)
 
     def rebuild(self) -> None:
         """Empty the index and read the whole log."""
-        with _transaction(self._db):
-            for table in ("progress", "places", "common", "runs", "calls"):
-                self._db.execute(f"DELETE FROM {table}")
-        self.refresh()
+        self._signed.clear()
+        self._indexer.rebuild()
 
     def refresh(self) -> None:
-        """Read what was added to the log since the last time."""
-        for chain in chain_directories(self.directory):
-            found = segment_files(chain)
-            with _transaction(self._db):
-                self._delete_pruned(chain.name, min(found, default=0))
-                for number, path in found.items():
-                    self._read(chain.name, number, path)
+        """Read what was added to the log since the last time, and again what was changed."""
+        self._signed.clear()
+        self._indexer.refresh()
 
-    def _read(self, chain: str, number: int, path: Path) -> None:
-        known = self._db.execute(
-            "SELECT bytes FROM progress WHERE chain = ? AND segment = ?", (chain, number)
-        ).fetchone()
-        start = known[0] if known else len(MAGIC)
-        if path.stat().st_size <= start:
-            return
-        end = start
-        for stored in read_segment(path, chain, number, start, self.damage):
-            self._add(stored)
-            end = stored.frame.end
-        self._db.execute("INSERT OR REPLACE INTO progress VALUES (?, ?, ?)", (chain, number, end))
+    # Trust
 
-    def _delete_pruned(self, chain: str, first: int) -> None:
-        """Delete the runs that lost records to pruning."""
-        old = (chain, first)
-        gone = self._db.execute("SELECT DISTINCT run FROM places WHERE chain = ? AND segment < ?", old).fetchall()
-        for (run,) in gone:
-            self._db.execute("DELETE FROM runs WHERE chain = ? AND seq = ?", (chain, run))
-            self._db.execute("DELETE FROM calls WHERE chain = ? AND run = ?", (chain, run))
-            self._db.execute("DELETE FROM places WHERE chain = ? AND run = ?", (chain, run))
-        self._db.execute("DELETE FROM progress WHERE chain = ? AND segment < ?", old)
+    def _trust(self, chain: str, stretch: int, last_seq: int) -> str:
+        """Return the trust in the records of a stretch up to one."""
+        if (chain, stretch) not in self._signed:
+            self._signed[chain, stretch] = self._check_signatures(chain, stretch)
+        valid, forged, unchecked = self._signed[chain, stretch]
+        if last_seq <= valid:
+            return VERIFIED
+        if last_seq <= forged:
+            return BROKEN
+        return UNVERIFIED if last_seq <= unchecked else UNSIGNED
 
-    def _add(self, stored: StoredRecord) -> None:
-        record, location = stored.record, stored.location
-        if record.kind in (records.TOOLS, records.SETTINGS):
-            row = (location.chain, record.fields["digest"], location.segment, location.offset)
-            self._db.execute("INSERT OR REPLACE INTO common VALUES (?, ?, ?, ?)", row)
-        elif record.run:
-            row = (location.chain, record.run, location.segment, location.offset)
-            self._db.execute("INSERT INTO places VALUES (?, ?, ?, ?)", row)
-            getattr(self, f"_add_{record.kind}")(location.chain, record.run, record.at_ns, record.fields)
-
-    def _add_run_started(self, chain: str, run: int, at_ns: int, fields: dict[str, Any]) -> None:
-        who = fields["who"] or {}
-        sessions = [who.get(name) for name in ("thread", "chat", "channel")]
-        session = next((str(each) for each in sessions if each), "") or _parent_run(fields["id"], who)
-        row = (
-            chain, run, fields["id"], fields["sort"], at_ns, None, "unfinished", fields["sha256"], who.get("user", ""),
-            session, title_of(fields), 0, 0, None, None, None,
-        )  # fmt: skip
-        self._db.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)
-
-    def _add_call_started(self, chain: str, run: int, at_ns: int, fields: dict[str, Any]) -> None:
-        row = (chain, run, fields["number"], fields["tool"], fields["origin"], "unfinished", None, None)
-        self._db.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        self._db.execute("UPDATE runs SET calls = calls + 1 WHERE chain = ? AND seq = ?", (chain, run))
-
-    def _add_call_ended(self, chain: str, run: int, at_ns: int, fields: dict[str, Any]) -> None:
-        row = (fields["status"], fields["code"], fields["duration_us"], chain, run, fields["number"])
-        self._db.execute(
-            "UPDATE calls SET status = ?, code = ?, duration_us = ? WHERE chain = ? AND run = ? AND number = ?", row
+    def _check_signatures(self, chain: str, stretch: int) -> tuple[int, int, int]:
+        """Return the last seq with a valid signature, and of a forged one and one of an unknown key behind it."""
+        forged = unchecked = 0
+        rows = self._db.execute(
+            "SELECT seq, at_ns, previous, reason, key, signature FROM signatures "
+            "WHERE chain = ? AND stretch = ? ORDER BY seq DESC",
+            (chain, stretch),
         )
-        failed = fields["status"] not in ("ok", "pending")
-        self._db.execute("UPDATE runs SET failed = failed + ? WHERE chain = ? AND seq = ?", (failed, chain, run))
+        for seq, at_ns, previous_hash, reason, key, signature in rows:
+            verifier = self._verifiers.get(key)
+            if verifier is None:
+                unchecked = max(unchecked, seq)
+                continue
+            statement = checkpoint_statement(self._log, chain, seq, at_ns, previous_hash, reason)
+            if verifier.is_valid(statement, signature):
+                return seq, forged, unchecked
+            forged = max(forged, seq)
+        return 0, forged, unchecked
 
-    def _add_run_ended(self, chain: str, run: int, at_ns: int, fields: dict[str, Any]) -> None:
-        usage = fields["usage"] or {}
-        measured = (usage.get("wall_s"), usage.get("cpu_s"), usage.get("peak_memory_bytes"))
-        self._db.execute(
-            "UPDATE runs SET ended_ns = ?, outcome = ?, wall_s = ?, cpu_s = ?, peak_memory_bytes = ? "
-            "WHERE chain = ? AND seq = ?",
-            (at_ns, fields["outcome"], *measured, chain, run),
+    def _summary(self, row: tuple[Any, ...]) -> RunSummary:
+        *shown, stretch, last_seq, is_split = row
+        trust = BROKEN if is_split else self._trust(shown[1], stretch, last_seq)
+        is_signed = trust in (VERIFIED, UNVERIFIED) and shown[6] != UNFINISHED
+        if trust != BROKEN and not is_signed and self._is_followed(shown[1], stretch):
+            trust = BROKEN  # what followed it was changed or removed
+        redacted = self._db.execute(
+            "SELECT seq, original, remains FROM redacted WHERE chain = ? AND run = ?", (shown[1], shown[2])
+        ).fetchall()
+        for each in redacted:
+            trust = self._weaker(trust, self._trust_in_redaction(shown[1], *each))
+        if self._is_id_shared(shown[0]):
+            shown[0] = f"{shown[1]}:{shown[2]}"
+        return RunSummary(*(*shown, trust, len(redacted)))
+
+    def _is_id_shared(self, id: str) -> bool:
+        """True when several runs were recorded under this id: then each is known by its place in the log."""
+        return len(self._db.execute("SELECT 1 FROM runs WHERE id = ? LIMIT 2", (id,)).fetchall()) > 1
+
+    @staticmethod
+    def _weaker(one: str, other: str) -> str:
+        return max(one, other, key=TRUSTS.index)
+
+    def _trust_in_redaction(self, chain: str, seq: int, original: bytes, left: bytes) -> str:
+        """Return the trust in the newest record that says this record was redacted; broken without one."""
+        rows = self._db.execute(
+            "SELECT chain, stretch, seq, original, remains FROM redactions WHERE target = ? AND target_seq = ? "
+            "ORDER BY at_ns DESC",
+            (chain, seq),
         )
+        newest: dict[str, list[Any]] = {}
+        for at_chain, stretch, at_seq, *said in rows.fetchall():
+            newest.setdefault(self._trust(at_chain, stretch, at_seq), said)
+        matching = [trust for trust in (VERIFIED, UNVERIFIED) if newest.get(trust) == [original, left]]
+        return matching[0] if matching else BROKEN
+
+    def _is_followed(self, chain: str, stretch: int) -> bool:
+        later = "SELECT 1 FROM stretches WHERE chain = ? AND number > ?"
+        return self._db.execute(later, (chain, stretch)).fetchone() is not None
 
     # Queries
 
     def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
         """Return the runs that a filter selects, oldest first."""
         wanted = wanted or Filter()
+        return list(itertools.islice(self._newest_first(wanted), wanted.limit))[::-1]
+
+    def _newest_first(self, wanted: Filter) -> Iterator[RunSummary]:
         where, values = _conditions(wanted)
-        limit = "" if wanted.limit is None else f" LIMIT {int(wanted.limit)}"
+        limit = f" LIMIT {int(wanted.limit)}" if wanted.limit is not None and wanted.trust is None else ""
         query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY started_ns DESC, seq DESC{limit}"
-        return [RunSummary(*row) for row in self._db.execute(query, values)][::-1]
+        for row in self._db.execute(query, values).fetchall():
+            summary = self._summary(row)
+            if wanted.trust in (None, summary.trust):
+                yield summary
+
+    def count(self, wanted: Filter) -> int:
+        """Return how many runs a filter selects, whatever its limit."""
+        if wanted.trust is not None:
+            return sum(1 for _ in self._newest_first(wanted))
+        where, values = _conditions(wanted)
+        (count,) = self._db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()
+        return int(count)
 
     def find(self, id: str) -> RunSummary:
-        """Find a run by its id or the beginning of its id; `last` is the newest run.
+        """Find a run by its id or the beginning of its id, or as chain:seq; `last` is the newest run.
 
         Raises:
             UsageError: no run has this id, or several do.
@@ -255,13 +266,20 @@ class Index:
         if id == "last" and (newest := self.runs(Filter(limit=1))):
             return newest[0]
         query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE "
-        exact = self._db.execute(f"{query} id = ?", (id,)).fetchall()
+        place = _PLACE.fullmatch(id)
+        exact = self._db.execute(f"{query} chain = ? AND seq = ?", place.groups()).fetchall() if place else []
+        exact = exact or self._db.execute(f"{query} id = ? ORDER BY started_ns", (id,)).fetchall()
         found = exact or self._db.execute(f"{query} substr(id, 1, ?) = ?", (len(id), id)).fetchmany(10)
         if not found or not id:
             raise UsageError(f"no run {id!r} in {self.directory}; `toolcell audit list {self.directory}` shows them")
-        if len(found) > 1:
-            raise UsageError(f"several runs begin with {id!r}: {', '.join(RunSummary(*row).id for row in found)}")
-        return RunSummary(*found[0])
+        summaries = [self._summary(row) for row in found]
+        if len(exact) > 1:  # anybody who can write there can add a run with an id that is taken
+            best = min(TRUSTS.index(each.trust) for each in summaries)
+            summaries = [each for each in summaries if each.trust == TRUSTS[best]]
+        if len(summaries) > 1:
+            named = ", ".join(f"{run.id} ({run.trust})" for run in summaries[:10])
+            raise UsageError(f"several runs {'have the id' if exact else 'begin with'} {id!r}: {named}")
+        return summaries[0]
 
     def load(self, summary: RunSummary) -> RecordedRun:
         """Read everything recorded of a run.
@@ -272,36 +290,64 @@ class Index:
         found = self.records_of(summary)
         shared = {}
         for digest in shared_digests(found):
-            stored = self.shared_record(summary.chain, digest)
+            stored = self.shared_record(summary, digest)
             shared[digest] = stored.record.fields if stored is not None else {}
         run = assemble(found, shared)
         if run is None:
             raise AuditError(f"the first record of run {summary.id} cannot be read; run `toolcell audit verify`")
-        return run
+        return replace(run, id=summary.id)
 
     def records_of(self, summary: RunSummary) -> list[StoredRecord]:
         """Return the records of a run, in order."""
-        query = "SELECT segment, offset FROM places WHERE chain = ? AND run = ? ORDER BY segment, offset"
+        query = "SELECT segment, offset, hash FROM places WHERE chain = ? AND run = ? ORDER BY segment, offset"
         rows = self._db.execute(query, (summary.chain, summary.seq)).fetchall()
-        return [read_at(self.directory, RecordLocation(summary.chain, *row)) for row in rows]
+        return [read_at(self.directory, RecordLocation(summary.chain, *place), digest) for *place, digest in rows]
 
-    def shared_record(self, chain: str, digest: str) -> StoredRecord | None:
-        """Return the record of the settings or tools with this digest; None when it was pruned."""
-        query = "SELECT segment, offset FROM common WHERE chain = ? AND digest = ?"
-        row = self._db.execute(query, (chain, digest)).fetchone()
-        if row is None or not segment_path(self.directory / chain, row[0]).exists():
-            return None
-        return read_at(self.directory, RecordLocation(chain, *row))
+    def redactions_of(self, summary: RunSummary) -> list[StoredRecord]:
+        """Return the records of redactions of a run, oldest first: who removed what, and when. One for each record."""
+        rows = self._db.execute(
+            "SELECT redactions.chain, segment, offset, hash, stretch, redactions.seq FROM redactions "
+            "JOIN redacted ON target = redacted.chain AND target_seq = redacted.seq "
+            "AND redactions.original = redacted.original AND redactions.remains = redacted.remains "
+            "WHERE redacted.chain = ? AND run = ? ORDER BY at_ns",
+            (summary.chain, summary.seq),
+        ).fetchall()
+        return [
+            read_at(self.directory, RecordLocation(*place), digest)
+            for *place, digest, stretch, seq in rows
+            if self._trust(place[0], stretch, seq) in (VERIFIED, UNVERIFIED)
+        ]
+
+    def shared_record(self, summary: RunSummary, digest: str) -> StoredRecord | None:
+        """Return the record of the settings or tools with this digest that a run was recorded with.
+
+        None when it was pruned, or can be trusted less than the run.
+        """
+        rows = self._db.execute(
+            "SELECT segment, offset, hash, common.stretch, common.seq FROM common "
+            "JOIN runs ON runs.chain = common.chain AND runs.seq = ? "
+            "WHERE common.chain = ? AND digest = ? ORDER BY common.seq > runs.seq, abs(common.seq - runs.seq)",
+            (summary.seq, summary.chain, digest.encode("utf-8", "backslashreplace").decode()),
+        )
+        for segment, offset, record_hash, stretch, seq in rows.fetchall():
+            is_weaker = summary.trust == VERIFIED and self._trust(summary.chain, stretch, seq) != VERIFIED
+            if not is_weaker and segment_path(self.directory / summary.chain, segment).exists():
+                return read_at(self.directory, RecordLocation(summary.chain, segment, offset), record_hash)
+        return None
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
-        """Shape: {"runs", "outcomes": {name: n}, "tools": [...], "days": {date: n}, "wall_s", "cpu_s", "scripts"}."""
+        """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
         where, values = _conditions(wanted or Filter())
         chosen = f"FROM runs WHERE {where}"
         total, wall_s, cpu_s, scripts = self._db.execute(
             f"SELECT count(*), total(wall_s), total(cpu_s), count(DISTINCT sha256) {chosen}", values
         ).fetchone()
         outcomes = dict(self._db.execute(f"SELECT outcome, count(*) {chosen} GROUP BY outcome ORDER BY 2 DESC", values))
-        day = "date(started_ns / 1000000000, 'unixepoch')"
+        trusts = Counter(
+            self._summary(row).trust
+            for row in self._db.execute(f"SELECT {', '.join(_COLUMNS)} {chosen}", values).fetchall()
+        )
+        day = "coalesce(date(started_ns / 1000000000, 'unixepoch'), '?')"
         days = dict(self._db.execute(f"SELECT {day}, count(*) {chosen} GROUP BY 1 ORDER BY 1", values))
         rows = self._db.execute(
             f"SELECT tool, status, duration_us FROM calls JOIN (SELECT chain AS c, seq AS s {chosen}) "
@@ -313,9 +359,10 @@ class Index:
             "scripts": scripts,
             "wall_s": wall_s,
             "cpu_s": cpu_s,
+            "trust": {name: trusts[name] for name in TRUSTS if trusts[name]},
             "outcomes": outcomes,
             "days": days,
-            "tools": _tool_table(rows),
+            "tools": tool_table(rows),
         }
 
 
@@ -323,17 +370,6 @@ def shared_digests(found: list[StoredRecord]) -> list[str]:
     """Return the digests of the settings and tools that a run's first record names."""
     fields = found[0].record.fields if found else {}
     return [digest for name in ("terms", "tools") if (digest := fields.get(name))]
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
 
 
 def _conditions(wanted: Filter) -> tuple[str, list[Any]]:
@@ -352,35 +388,3 @@ def _conditions(wanted: Filter) -> tuple[str, list[Any]]:
     )
     chosen = [(text, value) for text, value in rows if value is not None]
     return " AND ".join(["1", *(text for text, _ in chosen)]), [value for _, value in chosen]
-
-
-def _tool_table(rows: Iterable[tuple[str, str, int | None]]) -> list[dict[str, Any]]:
-    """Shape: [{"tool", "calls", "failed", "p50_ms", "p95_ms", "total_s"}], most called first."""
-    by_tool: dict[str, list[tuple[str, int | None]]] = {}
-    for tool, status, duration_us in rows:
-        by_tool.setdefault(tool, []).append((status, duration_us))
-    table = []
-    for tool, calls in by_tool.items():
-        durations = [each for _, each in calls if each is not None] or [0]
-        table.append(
-            {
-                "tool": tool,
-                "calls": len(calls),
-                "failed": sum(status not in ("ok", "pending") for status, _ in calls),
-                "p50_ms": durations[len(durations) // 2] / 1000,
-                "p95_ms": durations[min(len(durations) - 1, len(durations) * 95 // 100)] / 1000,
-                "total_s": sum(durations) / 1e6,
-            }
-        )
-    return sorted(table, key=lambda row: (-row["calls"], row["tool"]))
-
-
-def _parent_run(id: str, who: dict[str, Any]) -> str:
-    run = str(who.get("run", ""))
-    return run if run != id else ""
-
-
-def title_of(fields: dict[str, Any]) -> str:
-    """Return the first line of a script that is neither empty nor an import."""
-    lines = (line.strip() for line in (fields["source"] or "").split("\n"))
-    return next((line[:TITLE_CHARS] for line in lines if line and not line.startswith(("import ", "from "))), "")

@@ -15,20 +15,20 @@ from typing import Any, Final
 
 from toolcell.audit import records
 from toolcell.audit.format import (
-    HEADER,
     MAGIC,
-    MAX_BODY_BYTES,
-    OVERHEAD_BYTES,
     Frame,
     Piece,
     Torn,
+    begun_segments,
     chain_directories,
-    segment_files,
+    read_frame_at,
+    read_segment_file,
     segment_path,
     split_segment,
 )
-from toolcell.audit.records import Record, Unrecordable
+from toolcell.audit.records import Record
 from toolcell.errors import AuditError
+from toolcell.packing import Unrecordable
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,25 @@ class Damage:
 def read_segment(
     path: Path, chain: str, number: int, start: int = len(MAGIC), damage: Damage | None = None
 ) -> Iterator[StoredRecord]:
-    """Yield the records of one segment from `start` on.
+    """Yield the records of one segment from `start` on. A file that cannot be read is damage, if that is counted.
 
     Raises:
-        AuditError: the file cannot be read.
+        AuditError: the file cannot be read, and `damage` is None.
     """
     try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise AuditError(f"cannot read {path}: {exc.strerror}") from exc
+        data = read_segment_file(path)
+    except AuditError:
+        if damage is None:
+            raise
+        damage.pieces += 1
+        return
+    yield from split_records(data, chain, number, start, damage)
+
+
+def split_records(
+    data: bytes, chain: str, number: int, start: int = len(MAGIC), damage: Damage | None = None
+) -> Iterator[StoredRecord]:
+    """Yield the records in a segment's data from `start` on."""
     for piece in split_segment(data, start):
         record = _record_of(piece)
         if record is not None and isinstance(piece, Frame):
@@ -87,7 +97,7 @@ def _record_of(piece: Piece) -> Record | None:
 
 def read_chain(path: Path, damage: Damage | None = None) -> Iterator[StoredRecord]:
     """Yield the records of one chain."""
-    for number, segment in segment_files(path).items():
+    for number, segment in begun_segments(path).items():
         yield from read_segment(segment, path.name, number, damage=damage)
 
 
@@ -97,24 +107,16 @@ def read_log(directory: Path, damage: Damage | None = None) -> Iterator[StoredRe
     yield from heapq.merge(*chains, key=lambda found: found.record.at_ns)
 
 
-def read_at(directory: Path, location: RecordLocation) -> StoredRecord:
-    """Return the record at a location that was found before.
+def read_at(directory: Path, location: RecordLocation, record_hash: bytes) -> StoredRecord:
+    """Return the record at a location where one with this hash was found before.
 
     Raises:
-        AuditError: there is no intact record now.
+        AuditError: there is another record now, or none.
     """
     path = segment_path(directory / location.chain, location.segment)
-    try:
-        with open(path, "rb") as file:
-            file.seek(location.offset)
-            head = file.read(HEADER.size)
-            size = HEADER.unpack(head)[0] if len(head) == HEADER.size else 0
-            data = head + file.read(min(size, MAX_BODY_BYTES) + OVERHEAD_BYTES - len(head))
-    except OSError as exc:
-        raise AuditError(f"cannot read {path}: {exc.strerror}") from exc
-    piece = next(split_segment(data, 0), None)
+    piece = next(split_segment(read_frame_at(path, location.offset), 0), None)
     record = _record_of(piece) if piece is not None else None
-    if record is None or not isinstance(piece, Frame):
+    if record is None or not isinstance(piece, Frame) or piece.record_hash != record_hash:
         raise AuditError(f"there is no intact record at {path}:{location.offset}; run `toolcell audit verify`")
     return StoredRecord(location, record, piece)
 
@@ -166,7 +168,7 @@ class RecordedCall:
 
     @property
     def verdict(self) -> str:
-        """`allowed`, or the status with which it was refused before its tool ran."""
+        """`allowed`; else the tool did not run: `substituted` by a hook's answer, or the status of the refusal."""
         return str(self.start_extra.get("verdict", "allowed"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,13 +330,19 @@ def ended_call(started: RecordedCall, fields: Mapping[str, Any], record: Record)
     )
 
 
-def jsonable(value: Any) -> Any:
+MAX_DEPTH: Final = 100
+"""What is nested deeper is not shown: JSON encoders, and readers of JSON, have a limit of their own."""
+
+
+def jsonable(value: Any, depth: int = 0) -> Any:
     """Convert recorded data to what JSON can hold."""
     match value:
+        case Mapping() | list() | tuple() if depth >= MAX_DEPTH:
+            return {"unrecordable": type(value).__name__, "text": f"nested deeper than {MAX_DEPTH}"}
         case Mapping():
-            return {str(key): jsonable(item) for key, item in value.items()}
+            return {str(key): jsonable(item, depth + 1) for key, item in value.items()}
         case list() | tuple():
-            return [jsonable(item) for item in value]
+            return [jsonable(item, depth + 1) for item in value]
         case bytes():
             return {"base64": base64.b64encode(value).decode("ascii")}
         case Unrecordable(kind, text):

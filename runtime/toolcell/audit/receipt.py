@@ -2,27 +2,30 @@
 
 A receipt holds the run's records as they were written, and inclusion proofs: the hash chain from the run's first record
 to the next signed checkpoint, and the same for the run's settings and tools. Records of other runs in between appear as
-digests only. The readable summary in a receipt is checked against the records.
+run number and digest only. The number is part of a record's hash, so no record of the run can be hidden as one of
+another. The readable summary in a receipt is checked against the records.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from toolcell.audit import records
-from toolcell.audit.format import BadInput, Frame, body_digest, hash_digest, hash_record, read_log_id, segment_files
+from toolcell.audit.format import BadInput, Frame, begun_segments, body_digest, hash_digest, hash_record, read_log_id
 from toolcell.audit.keys import HMAC, Verifier, algorithm_of, by_id, key_wanted
 from toolcell.audit.query import Index, RunSummary, shared_digests
 from toolcell.audit.reader import RecordedRun, RecordLocation, StoredRecord, assemble, read_segment
 from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError
 
-FORMAT: Final = "toolcell receipt 1"
+FORMAT: Final = "toolcell receipt 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,13 @@ class ReceiptCheck:
     """When the checkpoint that covers the run was signed."""
     is_unchecked: bool = False
     """Nothing wrong was found, but the key that signed it was not given."""
+    missing: tuple[str, ...] = ()
+    """What of the run the receipt does not hold. Nothing is wrong with what it holds."""
+
+    @property
+    def is_partial(self) -> bool:
+        """True when the receipt holds a part of the run only."""
+        return bool(self.missing)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -45,6 +55,7 @@ class ReceiptCheck:
             "checked": not self.is_unchecked,
             "run": self.run.id if self.run is not None else None,
             "problems": list(self.problems),
+            "missing": list(self.missing),
             "key": self.key,
             "signed_ns": self.signed_ns,
         }
@@ -58,25 +69,29 @@ def export(index: Index, summary: RunSummary) -> dict[str, Any]:
         AuditError: its records are damaged.
     """
     own = index.records_of(summary)
-    if not own:
-        raise AuditError(f"run {summary.id} has no records in {index.directory}")
-    shared = [index.shared_record(summary.chain, digest) for digest in shared_digests(own)]
+    if not own or own[0].record.kind != records.RUN_STARTED:
+        raise AuditError(f"run {summary.id} does not begin with its own record in {index.directory}")
+    shared = [index.shared_record(summary, digest) for digest in shared_digests(own)]
     shown = [*([stored] for stored in shared if stored is not None), own]
-    return {
+    made: dict[str, Any] = {
         "format": FORMAT,
         "log": read_log_id(index.directory),
         "chain": summary.chain,
-        "run": index.load(summary).to_dict(),
+        "run": index.load(summary).to_dict() | {"id": own[0].record.fields["id"]},  # as its record says
         "ways": [_inclusion_proof(index.directory, summary, each) for each in shown],
     }
+    if redactions := index.redactions_of(summary):
+        proofs = ((each.location.chain, _inclusion_proof(index.directory, summary, [each])) for each in redactions)
+        made["redactions"] = [{"chain": chain, **proof} for chain, proof in proofs]
+    return made
 
 
 def _inclusion_proof(directory: Path, summary: RunSummary, shown: list[StoredRecord]) -> dict[str, Any]:
     """Collect every record from the first of `shown` to the checkpoint after the last one."""
     hashes = {stored.frame.record_hash for stored in shown}
     first = shown[0]
-    steps: list[dict[str, str]] = []
-    for stored in _read_from(directory / summary.chain, first):
+    steps: list[dict[str, Any]] = []
+    for stored in _read_from(directory / first.location.chain, first):
         is_end = stored.record.kind == records.CHECKPOINT and stored.record.seq > shown[-1].record.seq
         steps.append(_step(stored, is_end or stored.frame.record_hash in hashes))
         if is_end:
@@ -85,17 +100,28 @@ def _inclusion_proof(directory: Path, summary: RunSummary, shown: list[StoredRec
 
 
 def _read_from(chain: Path, first: StoredRecord) -> Iterable[StoredRecord]:
-    for number, segment in segment_files(chain).items():
+    for number, segment in begun_segments(chain).items():
         if number == first.location.segment:
             yield from read_segment(segment, chain.name, number, first.location.offset)
         elif number > first.location.segment:
             yield from read_segment(segment, chain.name, number)
 
 
-def _step(stored: StoredRecord, is_shown: bool) -> dict[str, str]:
+def _step(stored: StoredRecord, is_shown: bool) -> dict[str, Any]:
     if is_shown:
         return {"body": base64.b64encode(stored.frame.body).decode("ascii")}
-    return {"sha256": body_digest(stored.frame.body).hex()}
+    return {"run": stored.record.run, "sha256": body_digest(stored.frame.body).hex()}
+
+
+MAX_NAME_CHARS: Final = 100
+
+
+def file_name(run_id: str) -> str:
+    """Return the name of the file for a run's receipt. The id is from a record, and names no other directory."""
+    return f"{_NOT_IN_NAMES.sub('_', run_id)[:MAX_NAME_CHARS] or '_'}.receipt.json"
+
+
+_NOT_IN_NAMES: Final = re.compile(r"^[.-]|[^A-Za-z0-9._-]")
 
 
 def write(receipt: Mapping[str, Any], path: str | Path) -> None:
@@ -118,7 +144,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     try:
         receipt = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read a receipt from {path}: {exc}") from exc
     if not isinstance(receipt, dict) or receipt.get("format") != FORMAT:
         raise BadInput(f"{path} is no receipt of a run")
@@ -145,13 +171,16 @@ def check(receipt: Mapping[str, Any], verifiers: Iterable[Verifier]) -> ReceiptC
                 missing_keys.append(problem)
         run = _assemble_run(proofs)
         last = proofs[-1][-1].record
+        problems += _find_hidden(receipt["ways"], proofs, run.seq)
         problems += _check_calls(run)
+        problems += _check_redactions(receipt, proofs, keys)
         if json.loads(json.dumps(run.to_dict())) != receipt["run"]:
             problems.append("what it says in words is not what its records say")
         found = (*missing_keys, *problems)
         is_unchecked = bool(missing_keys) and not problems
-        return ReceiptCheck(not found, run, found, last.fields["key"], last.at_ns, is_unchecked)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exc:
+        missing = () if found else tuple(_find_missing(run))
+        return ReceiptCheck(not found, run, found, last.fields["key"], last.at_ns, is_unchecked, missing)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as exc:
         return ReceiptCheck(False, None, (*missing_keys, *problems, f"it is not whole: {type(exc).__name__} {exc}"))
 
 
@@ -166,7 +195,7 @@ def _verify_hashes(proof: Mapping[str, Any], chain: str) -> list[StoredRecord]:
     for seq, step in enumerate(proof["records"], start=int(proof["first_seq"])):
         previous_hash = record_hash
         if "body" not in step:
-            record_hash = hash_digest(previous_hash, bytes.fromhex(step["sha256"]))
+            record_hash = hash_digest(previous_hash, step["run"], bytes.fromhex(step["sha256"]))
             continue
         body = base64.b64decode(step["body"], validate=True)
         record_hash = hash_record(previous_hash, body)
@@ -193,14 +222,51 @@ def _assemble_run(proofs: list[list[StoredRecord]]) -> RecordedRun:
     return run
 
 
+def _find_hidden(ways: list[Mapping[str, Any]], proofs: list[list[StoredRecord]], run: int) -> Iterator[str]:
+    """Find records of the run that are hidden. All of its records are in the last proof, which has no gap."""
+    if any(stored.record.run for proof in proofs[:-1] for stored in proof):
+        yield "records of the run stand in several proofs, and between them others could be hidden"
+    for seq, step in enumerate(ways[-1]["records"], start=ways[-1]["first_seq"]):
+        if step.get("run") == run:
+            yield f"record {seq} belongs to the run and is hidden"
+
+
+def _check_redactions(
+    receipt: Mapping[str, Any], proofs: list[list[StoredRecord]], keys: Mapping[str, Verifier]
+) -> Iterator[str]:
+    """Find records that were redacted without a signed record that says so."""
+    signed = set()
+    for proof in receipt.get("redactions") or ():
+        shown = _verify_hashes(proof, str(proof["chain"]))
+        if problem := _missing_key(shown[-1], keys):
+            yield problem  # anybody can sign a redaction with a key that nobody knows
+            continue
+        yield from _check_signature(str(receipt["log"]), shown[-1], keys)
+        found = [each.record.fields for each in shown if each.record.kind == records.REDACTED]
+        signed |= {tuple(fields[name] for name in ("chain", "seq", "original", "left")) for fields in found}
+    for stored in (each for proof in proofs for each in proof if each.record.original):
+        left = hashlib.sha256(stored.frame.body).digest()
+        if (stored.location.chain, stored.record.seq, stored.record.original, left) not in signed:
+            yield f"content of record {stored.record.seq} was removed, and no signed record says what is left of it"
+
+
 def _check_calls(run: RecordedRun) -> list[str]:
-    """Check that no call is hidden: a receipt could show only the digest of a record, as if it were of another run."""
+    """Check that the calls are as many as the run's end says, and that each has ended."""
     if not run.end:
         return []
     made = run.end["calls"][0]
     if len(run.calls) != made:
         return [f"it shows {len(run.calls)} of the run's {made} calls"]
     return [f"it does not show how call {call.number} ended" for call in run.calls if not call.is_finished][:1]
+
+
+def _find_missing(run: RecordedRun) -> Iterator[str]:
+    """Say what a receipt, which is right as far as it goes, leaves out."""
+    if not run.end:
+        yield "it does not show the run's end: calls may have followed, or the run was not finished when it was signed"
+    for name, found in (("terms", run.settings), ("tools", run.tools)):
+        if run.start.get(name) and not found:
+            yield f"it does not show the run's {'settings' if name == 'terms' else name}"
 
 
 def _missing_key(last: StoredRecord, keys: Mapping[str, Verifier]) -> str:

@@ -10,17 +10,18 @@ import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolcell.audit import records
+from toolcell import daemon_threads
+from toolcell.audit import cutting, records
 from toolcell.audit.log import AuditLog
-from toolcell.audit.records import bytes_digest, text_digest, value_digest
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
+from toolcell.packing import text_digest, value_digest
 from toolcell.tools.options import Origin
 
 if TYPE_CHECKING:
@@ -36,8 +37,18 @@ CODE, CALLS = "code", "calls"
 MAX_FILES_BYTES = 1 << 20
 """Input files kept in one record, all together."""
 
+SMALL_FILES_BYTES = 128 * 1024
+"""So much is looked through at once; more in a thread, so that other runs go on."""
+
 MAX_REMEMBERED_IDS = 4096
 MAX_SHARED = 64
+
+
+def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:
+    """Return the seed and clock of a run that can be repeated: those given, or new ones."""
+    if seed is None:
+        seed = int.from_bytes(os.urandom(6), "big")
+    return seed, round(time.time(), 6) if clock is None else clock
 
 
 class Recorder:
@@ -60,11 +71,17 @@ class Recorder:
 
     def replay_seed(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
         """Return the seed and clock of a run: those given, or new ones that a replay can repeat."""
-        if not self.log.config.repeatable:
-            return seed, clock
-        if seed is None:
-            seed = int.from_bytes(os.urandom(6), "big")
-        return seed, round(time.time(), 6) if clock is None else clock
+        return replay_seed(seed, clock) if self.log.config.repeatable else (seed, clock)
+
+    async def file_entries(self, files: Sequence[GuestFile], context: RunContext) -> list[Any]:
+        """Return what `begin` records of input files. To look through large ones takes time.
+
+        Shape: [[name, size, sha256, content or None]].
+        """
+        redactor = self._redactor_of(context.secrets)
+        if sum(len(file.data) for file in files) <= SMALL_FILES_BYTES:
+            return _input_files(files, self.log, redactor)
+        return await daemon_threads.run_sync(_input_files, files, self.log, redactor)
 
     # Runs
 
@@ -76,15 +93,40 @@ class Recorder:
         policy: Policy,
         registry: CallableTools,
         context: RunContext,
-        files: Iterable[GuestFile] = (),
+        files: Sequence[Any] = (),
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
     ) -> RunRecord:
-        """Record that a script is about to run."""
+        """Record that a script is about to run. `files` are its `file_entries`."""
         tools = self._tools(registry, message.tools) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None
         return self._begin(context, CODE, message, files, tools, settings, sandbox_id)
+
+    async def run_observer(
+        self,
+        message: RunScript,
+        limits: Limits,
+        files: Sequence[GuestFile],
+        registry: CallableTools,
+        context: RunContext,
+        policy: Policy,
+        environment: Mapping[str, Any],
+    ) -> AuditRunObserver:
+        """Return the observer of a script's run, which begins its record when the script was sent."""
+        entries = await self.file_entries(files, context) if files else []
+        return AuditRunObserver(
+            lambda sandbox: self.begin(
+                message,
+                limits=limits,
+                policy=policy,
+                registry=registry,
+                context=context,
+                files=entries,
+                sandbox=sandbox,
+                environment=environment,
+            )
+        )
 
     @contextmanager
     def observe(self, context: RunContext, kind: str = CALLS) -> Iterator[RunContext]:
@@ -102,7 +144,7 @@ class Recorder:
         context: RunContext,
         kind: str,
         message: RunScript | None = None,
-        files: Iterable[GuestFile] = (),
+        files: Sequence[Any] = (),
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
@@ -117,7 +159,7 @@ class Recorder:
             script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
             own = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
-            self._new_id(context), kind, *script, _input_files(files, self.log), tools and tools.digest,
+            self._new_id(context), kind, *script, [*files], tools and tools.digest,
             settings and settings.digest, *own, sandbox_id, _who(context), {},
         )  # fmt: skip
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
@@ -195,15 +237,14 @@ class _Shared:
     """The objects whose ids are in the key; kept alive so that no other object gets the same id."""
 
 
-def _input_files(files: Iterable[GuestFile], log: AuditLog) -> list[Any]:
+def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) -> list[Any]:
     """Shape: [[name, size, sha256, content or None]]."""
     left = MAX_FILES_BYTES
     listed: list[Any] = []
     for file in files:
-        size = len(file.data)
-        fits = size <= min(log.config.file_bytes, left)
-        left -= size if fits else 0
-        listed.append([file.name, size, bytes_digest(file.data), file.data if fits else None])
+        entry = cutting.file_entry(file.name, file.data, min(log.config.file_bytes, left), redactor)
+        left -= len(entry[-1] or b"")
+        listed.append(entry)
     return listed
 
 
@@ -215,7 +256,9 @@ def _who(context: RunContext) -> dict[str, Any]:
         "thread": context.thread_id,
         "channel": context.channel,
         "chat": context.chat_id,
+        "session": context.session_id,
         "depth": context.depth,
+        "dry_run": context.dry_run.key if context.dry_run is not None else "",
     }
     return {name: value for name, value in named.items() if value}
 

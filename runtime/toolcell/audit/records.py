@@ -1,21 +1,22 @@
 """What records say: one table of kinds and their fields, and their canonical encoding.
 
 A body is seq, at and run (8 bytes each, big-endian), the kind's number (1 byte), and content: msgpack of the kind's
-fields in order. `pack` is the only way to write a content: bytes that do not encode to themselves again were not
-written here. This module knows nothing of files, keys or redaction.
+fields in order. Records of runs end in a salt, so that the digest of a body tells nothing of it. `packing.pack` is the
+only way to write a content: bytes that do not encode to themselves again were not written here. This module knows
+nothing of files, keys or redaction.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
-import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import msgpack
-
-from toolcell_bridge.guest.values import to_plain
+from toolcell.audit import removable
+from toolcell.audit.format import REDACTED_BODY, body_digest
+from toolcell.audit.shapes import MAX_INTEGER, SHAPES, anything
+from toolcell.packing import Unrecordable, pack_fields, thread_packer, unpack
 
 SEGMENT = "segment"
 OPENED = "opened"
@@ -27,10 +28,14 @@ RUN_STARTED = "run_started"
 CALL_STARTED = "call_started"
 CALL_ENDED = "call_ended"
 RUN_ENDED = "run_ended"
+REDACTED = "redacted"
+WITNESSED = "witnessed"
+KEY_CHANGED = "key_changed"
+HELD = "held"
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     SEGMENT: ("format", "log", "chain", "number", "more"),
-    OPENED: ("host", "pid", "toolcell", "python", "key", "algorithm", "torn", "more"),
+    OPENED: ("host", "pid", "toolcell", "python", "key", "algorithm", "left", "more"),
     CHECKPOINT: ("reason", "key", "signature"),
     PRUNED: ("first", "last", "seq", "link", "reason", "more"),
     TOOLS: ("digest", "definitions", "more"),
@@ -45,12 +50,17 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "outcome", "value", "has_value", "value_sha256", "logs", "logs_bytes", "files", "error", "usage", "calls",
         "more",
     ),
+    REDACTED: ("chain", "seq", "run", "original", "left", "parts", "by", "reason", "more"),
+    WITNESSED: ("witness", "chain", "seq", "link", "problem", "more"),
+    KEY_CHANGED: ("old", "new", "algorithm", "public", "more"),
+    HELD: ("chain", "seq", "run", "is_held", "by", "reason", "more"),
 }  # fmt: skip
 """Fields of each kind's content, in order. The names are part of the format. New fields go to the end; a reader gives
 None to those that are missing.
 
 `tools` and `terms` (the run settings: limits, policy, isolation) are the same for many runs, so each is recorded once
-per segment, and a run names its digest. `sort` is the run's kind. `more` holds what few records of a kind have:
+per segment, and a run names its digest. `left` lists the chains that the writer found and did not continue, each as
+[chain, seq, record hash, why]. `sort` is the run's kind. `more` holds what few records of a kind have:
 redactions, digests of values that were left out, coercions, agents.
 """
 
@@ -60,21 +70,20 @@ NUMBERS: Final[dict[str, int]] = {kind: number for number, kind in enumerate(FIE
 _KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 HEAD: Final = struct.Struct(">QQQB")
 
-_BIG_INT, _STAND_IN = 1, 2
-"""Extension types. The bridge has none, so no guest can put one into a record."""
+RUN_KINDS: Final = frozenset({RUN_STARTED, CALL_STARTED, CALL_ENDED, RUN_ENDED})
+"""Kinds whose records are salted, and can be redacted."""
 
-_MAX_REPR_CHARS = 200
+SALTED: Final = 0x80
+"""This bit of the kind's number says that a salt ends the body."""
+
+_REDACTED_HEAD: Final = struct.Struct(">32sHI")
+"""Of a redacted body, after its head: digest of what was there, bits of what was removed, size of what is left."""
+
+SALT_BYTES: Final = _REDACTED_HEAD.size
+"""As long as what a redacted record has in addition: so what is left of a record always fits into its place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unrecordable:
-    """Stands for a value that cannot be recorded."""
-
-    type: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making one would take several times as long
 class Record:
     """One decoded record."""
 
@@ -85,136 +94,121 @@ class Record:
     run: int
     """Seq of the run's first record. 0: the record belongs to no run."""
     content: bytes
+    fields: dict[str, Any]
+    """The content by name. Each field has its shape, so readers need not look again."""
+    original: bytes = b""
+    """Digest of the body before it was redacted; empty for a record as it was written."""
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The content by name."""
-        names = FIELDS[self.kind]
-        values = unpack(self.content)
-        return {name: values[index] if index < len(values) else None for index, name in enumerate(names)}
+    def written(self) -> dict[str, Any]:
+        """The content by name as it is stored: for a redacted record, without the notes of what was removed."""
+        return _fields_of(self.kind, self.content) if self.original else self.fields
 
 
 # Encoding
 
 
-class _ThreadPacker(threading.local):
-    """One packer for each thread. To make a packer costs more than most of what it packs."""
-
-    def __init__(self) -> None:
-        self.pack = msgpack.Packer(unicode_errors="surrogatepass").pack
+def encode_body(seq: int, at_ns: int, run: int, kind: str, content: bytes, salt: bytes = b"") -> bytes:
+    """Encode a record whose content is encoded already."""
+    return HEAD.pack(seq, at_ns, run, NUMBERS[kind] | (SALTED if salt else 0)) + content + salt
 
 
-thread_packer: Final = _ThreadPacker()
-"""`thread_packer.pack` is fast, and raises for values that `pack` converts."""
-
-
-def pack(value: object) -> bytes:
-    """Encode plain data. Other values are converted as for a guest, or become an `Unrecordable`."""
-    try:
-        packed: bytes = thread_packer.pack(value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        packed = _pack_converted(value)
-    return packed
-
-
-def _pack_converted(value: object) -> bytes:
-    try:
-        packed: bytes = msgpack.Packer(unicode_errors="surrogatepass", default=_convert).pack(value)
-    except (ValueError, OverflowError, RecursionError) as exc:  # nested too deep, or a conversion that fails
-        packed = pack(Unrecordable(type(value).__name__, f"{type(exc).__name__}: {exc}"[:_MAX_REPR_CHARS]))
-    return packed
-
-
-def pack_fields(fields: tuple[Any, ...]) -> bytes:
-    """Encode a content field by field: a value that cannot be recorded does not cost the other fields."""
-    return bytes([0x90 | len(fields)]) + b"".join(map(pack, fields))
-
-
-def unpack(data: bytes) -> Any:
-    """Decode what `pack` wrote.
+def redact_body(body: bytes, parts: Iterable[str]) -> bytes | None:
+    """Return a body of the same size without these parts. None: what is left has no room there.
 
     Raises:
-        ValueError: `pack` did not write it.
+        ValueError: it is not the body of a record that has these parts.
     """
-    try:
-        return msgpack.unpackb(data, unicode_errors="surrogatepass", ext_hook=_decode_extension, strict_map_key=False)
-    except (ValueError, TypeError, RecursionError) as exc:
-        raise ValueError(f"not a record: {type(exc).__name__} {exc}") from exc
+    record = parse(body)
+    removed = {*parts, *_removed_before(record, body)}
+    if not removed or not removable.parts_of(record.kind).issuperset(removed):
+        raise ValueError(f"a {record.kind} has no parts {sorted(removed)}")
+    left = removable.without(record.kind, record.written, removed)
+    content = pack_fields(tuple(left.values()))
+    head = HEAD.pack(record.seq, record.at_ns, record.run, NUMBERS[record.kind] | REDACTED_BODY)
+    about = _REDACTED_HEAD.pack(record.original or body_digest(body), removable.to_bits(removed), len(content))
+    made = head + about + content
+    return made.ljust(len(body), b"\0") if len(made) <= len(body) else None
 
 
-def encode_body(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> bytes:
-    """Encode a record whose content is encoded already."""
-    return HEAD.pack(seq, at_ns, run, NUMBERS[kind]) + content
+def _removed_before(record: Record, body: bytes) -> tuple[str, ...]:
+    if not record.original:
+        return ()
+    _, bits, _ = _REDACTED_HEAD.unpack_from(body, HEAD.size)
+    return removable.from_bits(record.kind, bits)
 
 
 def parse(body: bytes) -> Record:
-    """Decode a body. Its content is decoded when its fields are asked for.
+    """Decode a body.
 
     Raises:
-        ValueError: it is not a record.
+        ValueError: it is not a record, or a field of it holds what no writer writes there.
     """
     if len(body) < HEAD.size:
         raise ValueError("too short for a record")
     seq, at_ns, run, number = HEAD.unpack_from(body)
-    if number not in _KINDS:
+    kind, flags = _KINDS.get(number & ~REDACTED_BODY, ""), number & REDACTED_BODY
+    if not kind or (flags and kind not in RUN_KINDS):
         raise ValueError(f"unknown kind {number}")
-    return Record(seq, at_ns, _KINDS[number], run, body[HEAD.size :])
+    if flags == REDACTED_BODY:
+        return _parse_redacted(body, seq, at_ns, run, kind)
+    if flags == 0x40 or (flags and len(body) < HEAD.size + SALT_BYTES):
+        raise ValueError(f"a {kind} with a salt of another size")
+    content = body[HEAD.size : len(body) - SALT_BYTES] if flags else body[HEAD.size :]
+    return _parsed(seq, at_ns, run, kind, content)
+
+
+def _parse_redacted(body: bytes, seq: int, at_ns: int, run: int, kind: str) -> Record:
+    if len(body) < HEAD.size + _REDACTED_HEAD.size:
+        raise ValueError("too short for a redacted record")
+    original, bits, size = _REDACTED_HEAD.unpack_from(body, HEAD.size)
+    rest = body[HEAD.size + _REDACTED_HEAD.size :]
+    if rest[size:].strip(b"\0") or size > len(rest):
+        raise ValueError("something is left behind a redacted record")
+    record = _parsed(seq, at_ns, run, kind, rest[:size])
+    fields = removable.with_notes(kind, record.fields, removable.from_bits(kind, bits))
+    return replace(record, fields=fields, original=original)
+
+
+def _parsed(seq: int, at_ns: int, run: int, kind: str, content: bytes) -> Record:
+    if max(seq, at_ns, run) > MAX_INTEGER:
+        raise ValueError(f"the numbers of a {kind} are too large")
+    if kind == RUN_STARTED and run != seq:
+        raise ValueError(f"record {seq} claims to start run {run}")
+    return Record(seq, at_ns, kind, run, content, _fields_of(kind, content))
+
+
+CHECKED: Final = {
+    kind: tuple(
+        (index, name, frozenset(type(each) for each in ("", b"", None, True) if fits(each)), fits)
+        for index, (name, fits) in enumerate(shapes.items())
+        if fits is not anything
+    )
+    for kind, shapes in SHAPES.items()
+}
+"""Kind of a record to the fields that have a shape: position, name, types of which every value fits, shape."""
+
+
+def _fields_of(kind: str, content: bytes) -> dict[str, Any]:
+    values, names = unpack(content), FIELDS[kind]
+    if type(values) is not list or len(values) > len(names):
+        raise ValueError(f"the content of a {kind} is no list of its fields")
+    if len(values) < len(names):
+        values += [None] * (len(names) - len(values))
+    if type(values[-1]) is Unrecordable:  # a writer's own: it holds what could not be encoded
+        values[-1] = {"unrecordable": values[-1].text}
+    for index, name, fitting, fits in CHECKED[kind]:
+        if type(values[index]) not in fitting and not fits(values[index]):
+            raise ValueError(f"the {name} of a {kind} is a {type(values[index]).__name__} of another shape")
+    return dict(zip(names, values, strict=True))
 
 
 def is_canonical(record: Record) -> bool:
     """True when `pack_fields` would write this content in the same way."""
-    try:
-        values = unpack(record.content)
-    except ValueError:
-        return False
-    fits = isinstance(values, list) and len(values) <= len(FIELDS[record.kind])
-    return fits and pack_fields(tuple(values)) == record.content
-
-
-def _convert(value: Any) -> Any:
-    if isinstance(value, int):
-        return msgpack.ExtType(_BIG_INT, str(value).encode())
-    if isinstance(value, Unrecordable):
-        return _stand_in(value.type, value.text)
-    try:
-        return to_plain(value)
-    except Exception:  # whatever a stranger's class does while it is converted
-        return _stand_in(type(value).__name__, _repr_of(value))
-
-
-def _stand_in(kind: str, text: str) -> msgpack.ExtType:
-    return msgpack.ExtType(_STAND_IN, pack([kind, text]))
-
-
-def _repr_of(value: object) -> str:
-    try:
-        return repr(value)[:_MAX_REPR_CHARS]
-    except Exception:
-        return ""
-
-
-def _decode_extension(code: int, data: bytes) -> Any:
-    if code == _BIG_INT:
-        return int(data)
-    if code == _STAND_IN:
-        kind, text = unpack(data)
-        return Unrecordable(str(kind), str(text))
-    raise ValueError(f"extension type {code}")
-
-
-# Digests
-
-
-def value_digest(value: Any) -> str:
-    """Return the sha256 of a value as it is recorded (of its canonical msgpack), in hex."""
-    return bytes_digest(pack(value))
-
-
-def text_digest(text: str) -> str:
-    """Return the sha256 of a text's UTF-8, in hex."""
-    return bytes_digest(text.encode("utf-8", "surrogatepass"))
-
-
-def bytes_digest(data: bytes) -> str:
-    """Return the sha256 of bytes, in hex."""
-    return hashlib.sha256(data).hexdigest()
+    content = record.content
+    try:  # the fields, packed together, are the same bytes unless one of them needs a conversion
+        if thread_packer.pack([*record.fields.values()][: content[0] & 0xF]) == content:
+            return True
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    return pack_fields(tuple(unpack(content))) == content

@@ -14,27 +14,21 @@ from typing import Any, Final, NoReturn, Protocol
 
 import anyio
 
-from toolcell.audit.diff import SCRIPT_OUTCOMES, Divergence, cleaned, compare, difference_of_call
+from toolcell.audit.diff import MISSING_CALL, SCRIPT_OUTCOMES, Comparison, cleaned
 from toolcell.audit.reader import RecordedCall, RecordedRun
-from toolcell.audit.records import text_digest
+from toolcell.audit.redact import Redactor
+from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.results import ErrorInfo, ExecutionResult
+from toolcell.packing import text_digest
+from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.text import one_line
 from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
-from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.placeholders import RecordedDryRun
+from toolcell.tools.recorded_answers import AnswerTurns, RecordedTurn, answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
-
-STALL_S: Final = 2.0
-"""How long an answer waits, beyond its recorded duration, for the calls that came before it in the record."""
-
-MAX_GAP_S: Final = 0.05
-"""The longest pause between two answers that the script waits for at the same time."""
-
-MISSING_CALL: Final = "missing_call"
-"""The kind of divergence whose line is in the recorded script: the new script makes no such call."""
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -65,6 +59,8 @@ class Replay:
     stopped: str = ""
     """Why the rest was not compared: the replay was stopped, or no end is recorded."""
     notes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    """What the record does not hold, or does not hold in full."""
     result: ExecutionResult | None = field(default=None, compare=False)
 
     @property
@@ -82,6 +78,7 @@ class Replay:
             "recorded": self.recorded,
             "stopped": self.stopped,
             "notes": list(self.notes),
+            "not_compared": list(self.not_compared),
             "outcome": str(self.result.outcome) if self.result is not None else None,
         }
 
@@ -90,12 +87,20 @@ OnCall = Callable[[int, RecordedCall], None]
 
 
 def runtime_options(run: RecordedRun) -> dict[str, Any]:
-    """Return the arguments for a `Runtime` that can repeat a run."""
+    """Return the arguments for a `Runtime` that can repeat a run.
+
+    Raises:
+        UsageError: the recorded limits or policy are none that a runtime takes.
+    """
     environment = run.isolation.get("environment") or {}
     known = {name: value for name, value in run.limits.items() if name in Limits.model_fields}
+    try:
+        policy, limits = Policy(hash_seed=run.policy.get("hash_seed")), Limits(**known)
+    except ValueError as exc:
+        raise UsageError(f"run {run.id} was recorded with settings that no runtime takes: {exc}") from exc
     return {
-        "policy": Policy(hash_seed=run.policy.get("hash_seed")),
-        "limits": Limits(**known),
+        "policy": policy,
+        "limits": limits,
         "packages": tuple(environment.get("packages") or ()),
         "preload": tuple(environment.get("preload") or ()),
     }
@@ -111,20 +116,23 @@ async def replay(
     answers: Mapping[int, ToolResult] | None = None,
     until: int | None = None,
     on_call: OnCall | None = None,
-    on_log: Callable[[str, str], None] | None = None,
+    on_log: Callable[[str, str], object] | None = None,
+    secrets: Iterable[str] = (),
 ) -> Replay:
     """Run a recorded script again in `runtime`, opened with `runtime_options(run)`, and compare.
 
     `source`, `inputs` and `files` stand in for what the record does not hold, or for what is to be tried instead;
-    `answers` replaces recorded answers by call; `until` stops before the answer of a call.
+    `answers` replaces recorded answers by call; `until` stops before the answer of a call. No difference that is shown
+    holds one of `secrets`; where something was taken out of the record, anything may stand.
 
     Raises:
         UsageError: the record does not hold what is needed, and it was not given; or it is of no script.
         SandboxUnavailable: as from `execute_code`.
     """
     script, notes = _script(run, source)
-    tools = AnsweringTools(run, answers or {}, until, on_call)
-    limits = runtime_options(run)["limits"]
+    comparison = Comparison(run, Redactor(secrets))
+    tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
+    limits, key = runtime_options(run)["limits"], str(run.who.get("dry_run") or "")
     result = await runtime.execute_code(
         script,
         inputs=_inputs(run, inputs),
@@ -135,17 +143,20 @@ async def replay(
         seed=run.start["seed"],
         clock=run.start["clock"],
         on_log=on_log,
+        context=RunContext(dry_run=RecordedDryRun(key)) if key else None,
     )
     found = tools.divergence
     if found is None and not tools.stopped:
-        found = _missing_call(run, tools, result) or compare(run, result)
+        found = _missing_call(run, tools, result) or comparison.end(result)
         if found is not None and found.index is None and len(answers or {}) == 1:
             found = dataclasses.replace(found, index=next(iter(answers or {})))  # it cannot come from another call
     notes += tuple(f"the answer of call {index} was replaced" for index in sorted(answers or {}))
     if found is not None:
         found = _placed(found, result, tools, (run.source or "") if found.kind == MISSING_CALL else script)
     stopped = tools.stopped or ("" if run.end or found is not None else NO_END)
-    return Replay(run.id, found, tools.answered, len(tools.expected), stopped, notes, result)
+    notes += tuple(unrepeatable(script))
+    left_out = tuple(comparison.not_compared)
+    return Replay(run.id, found, tools.answered, len(tools.expected), stopped, notes, left_out, result)
 
 
 class AnsweringTools:
@@ -155,24 +166,32 @@ class AnsweringTools:
     """
 
     def __init__(
-        self, run: RecordedRun, answers: Mapping[int, ToolResult], until: int | None, on_call: OnCall | None
+        self,
+        run: RecordedRun,
+        answers: Mapping[int, ToolResult],
+        until: int | None,
+        on_call: OnCall | None,
+        comparison: Comparison | None = None,
     ) -> None:
+        self._comparison = comparison or Comparison(run)
         self.expected = script_calls(run)
         self.index = {ident: index for index, ident in enumerate(self.expected, start=1)}
         self.divergence: Divergence | None = None
         self.stopped = ""
         self.answered = 0
-        self.made: set[int] = set()
-        self._has_end = bool(run.end)
+        self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
+        self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
         self._note = f"answered from the record of run {run.id}; the tool did not run"
         self._definitions = [ToolDefinition(*each) for each in run.definitions]
         self._answers = answers
         self._until = until
         self._on_call = on_call
-        in_order = sorted((call.ended_seq, ident) for ident, call in self.expected.items() if is_answered(call))
-        self._order = [ident for _, ident in in_order]
-        self._turn = anyio.Event()
-        self._last: RecordedCall | None = None
+        self._turns = AnswerTurns(_turn(ident, call) for ident, call in self.expected.items())
+
+    @property
+    def made(self) -> set[int]:
+        """Calls that the replay made, by the number that the script gave them."""
+        return self._turns.made
 
     # What a run needs of a registry
 
@@ -203,25 +222,24 @@ class AnsweringTools:
             ToolAbort: the call is not the recorded one, or there is nothing more to answer.
         """
         answer = self._recorded_answer(name, args, call_id)
-        return await _NO_TOOLS.answer(
+        return await answer_from_record(
             name, args, answer, note=self._note, call_id=call_id, origin=origin, context=context
         )
 
     async def _recorded_answer(self, name: str, args: Any, call_id: str) -> ToolResult:
         ident = int(call_id.removeprefix("call_"))
         index = self.index.get(ident, len(self.index) + 1)
-        self.made.add(ident)
-        self._next_turn()
+        self._turns.note(ident)
         call = self.expected.get(ident)
         if self._until is not None and index >= self._until:
             self._stop(f"stopped at call {index}, as asked")
         if call is None and not self._has_end:
-            self._stop(f"the record ends here: call {index} was not made before its host was killed")
+            self._stop(f"the record ends here: call {index} was not made before {self._why_it_ends}")
         if call is None:
-            got = {"tool": name, "args": args}
+            got = cleaned({"tool": name, "args": args}, self._comparison.redactor)
             self._diverge("extra_call", f"the script makes a call that it did not make before: {name}", index, got=got)
-        elif (difference := difference_of_call(call, name, args)) is not None:
-            self._diverge("call", *difference[:1], index, *difference[1:])
+        elif (found := self._comparison.call(call, name, args)) is not None:
+            self._diverge("call", found.message, index, found.expected, found.got)
         if self._on_call is not None:
             self._on_call(index, call)
         return await self._answer(ident, index, call)
@@ -238,41 +256,10 @@ class AnsweringTools:
         if given is None and (missing := call.end_extra.get("value_cut")) is not None:
             why = f"the answer of call {index} was not recorded ({missing['why']})"
             self._diverge("no_answer", why, index, expected=missing)
-        await self._wait_turn(ident, index, call)
+        if (ahead := await self._turns.wait(ident)) is not None:
+            self._diverge(MISSING_CALL, f"it does not call {self.expected[ahead].tool}", self.index[ahead])
         self.answered += 1
         return given if given is not None else recorded_result(call)
-
-    async def _wait_turn(self, ident: int, index: int, call: RecordedCall) -> None:
-        """Wait for the moment of the recorded answer, as far as the script can tell.
-
-        What a script does with the first of several answers may depend on which it is, and on the others not being
-        there yet. So an answer comes after every call made and every answer given before it, and not at once.
-        """
-        while (ahead := self._ahead_of(ident, call)) is not None:
-            turn = self._turn
-            with anyio.move_on_after(STALL_S + (call.ended_ns or 0) / 1e9 - call.started_ns / 1e9) as waiting:
-                await turn.wait()
-            if waiting.cancelled_caught and ahead not in self.made:
-                self._diverge(MISSING_CALL, f"it does not call {self.expected[ahead].tool}", self.index[ahead])
-        since, self._last = self._last, call
-        if since is not None and call.started_seq < since.ended_seq:  # both were waited for at the same time
-            await anyio.sleep(min(MAX_GAP_S, max(0.0, ((call.ended_ns or 0) - (since.ended_ns or 0)) / 1e9)))
-        if ident in self._order:
-            self._order.remove(ident)
-        self._next_turn()
-
-    def _ahead_of(self, ident: int, call: RecordedCall) -> int | None:
-        """Return a call that must be made or answered before this one is answered."""
-        if ident not in self._order:
-            return None
-        if self._order[0] != ident:
-            return self._order[0]
-        earlier = (each for each, other in self.expected.items() if other.started_seq < call.ended_seq)
-        return next((each for each in earlier if each not in self.made), None)
-
-    def _next_turn(self) -> None:
-        self._turn.set()
-        self._turn = anyio.Event()
 
     def _diverge(self, kind: str, message: str, index: int, expected: Any = None, got: Any = None) -> NoReturn:
         if self.divergence is None and not self.stopped:
@@ -285,7 +272,9 @@ class AnsweringTools:
         raise ToolAbort("the replay was stopped")
 
 
-_NO_TOOLS = ToolRegistry().freeze()
+def _turn(ident: int, call: RecordedCall) -> RecordedTurn:
+    ended = call.ended_seq if is_answered(call) else None
+    return RecordedTurn(ident, call.started_seq, ended, call.started_ns, call.ended_ns or 0)
 
 
 def script_calls(run: RecordedRun) -> dict[int, RecordedCall]:
@@ -324,7 +313,7 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
         notes.append("not all of seed, clock and hash seed were recorded; what depends on them may differ")
     if source is None:
         if run.source is None:
-            raise UsageError(f"the script of run {run.id} was too large to be recorded; give it with --source")
+            raise UsageError(f"the script of run {run.id} {_why_missing(run, 'source_cut')}; give it with --source")
         if (run.start["more"] or {}).get("redacted"):
             notes.append("the recorded script, or its inputs, had secrets taken out")
         return run.source, tuple(notes)
@@ -333,12 +322,17 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
     return source, tuple(notes)
 
 
+def _why_missing(run: RecordedRun, note: str) -> str:
+    why = (run.start["more"] or {}).get(note, {}).get("why")
+    return "was redacted" if why == "redacted" else "was too large to be recorded"
+
+
 def _inputs(run: RecordedRun, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if given is not None:
         return given
     recorded = run.start["inputs"]
-    if recorded is None and run.start["inputs_sha256"] is not None:
-        raise UsageError(f"the inputs of run {run.id} were too large to be recorded; give them with --input")
+    if recorded is None and (run.start["inputs_sha256"] is not None or "inputs_cut" in (run.start["more"] or {})):
+        raise UsageError(f"what run {run.id} got as inputs {_why_missing(run, 'inputs_cut')}; give it with --input")
     return recorded or {}
 
 

@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.audit import records, redact
+from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
-from toolcell.audit.records import value_digest
 from toolcell.audit.redact import Redactor
 from toolcell.errors import AuditError
+from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class RunRecord:
             extra["coerced"] = call.coerced
         if call.warnings:
             extra["warnings"] = list(call.warnings)
-        if refusal is not None:
+        if refusal is not None and not refusal.is_error:
+            extra["verdict"] = "substituted"  # the end of the call holds the answer
+        elif refusal is not None:
             extra["verdict"] = str(refusal.status)
             extra["why"] = refusal.text
         elif call.args != call.raw_args:
@@ -172,17 +174,14 @@ class RunRecord:
         extra.pop("why", None)
         if "coerced" in extra:
             extra["coerced"] = [{"path": change["path"]} for change in extra["coerced"]]
-        return redact.keep_as(keep.args, args, extra, "args", self._clean)
+        return cutting.keep_as(keep.args, args, extra, "args", self._redactor)
 
     def _reduced_result(self, keep: ToolContent, value: Any, extra: dict[str, Any]) -> Any:
         if keep.results == "full":
             return value
         texts = [extra.pop(name, None) for name in ("message", "details", "text", "trace")]
         whole = value if texts == [None] * 4 else [value, *texts]
-        return redact.keep_as(keep.results, whole, extra, "value", self._clean)
-
-    def _clean(self, value: Any) -> Any:
-        return self._redactor.clean_all(records.unpack(records.pack(value)))
+        return cutting.keep_as(keep.results, whole, extra, "value", self._redactor)
 
     # The end
 
@@ -193,12 +192,13 @@ class RunRecord:
             AuditError: this record, or an earlier one of the run, could not be written.
         """
         logs = result.logs
+        printed = [[entry.stream, entry.text] for entry in logs.entries]
         self._end(
             str(result.outcome),
             result.value,
             result.has_value,
             value_digest(result.value) if result.has_value else None,
-            [[entry.stream, entry.text] for entry in logs.entries],
+            cutting.without_halves(printed, self._redactor) if logs.truncated else printed,
             [logs.stdout_bytes, logs.stderr_bytes, logs.truncated],
             [[file.name, file.media_type, file.size, file.sha256, file.problem] for file in result.files],
             _error_fields(result.error) if result.error is not None else None,
@@ -295,4 +295,5 @@ def _usage_fields(usage: Usage) -> dict[str, Any]:
         "peak_processes": usage.peak_processes,
         "sent_bytes": usage.sent_bytes,
         "received_bytes": usage.received_bytes,
+        "host_work": usage.host_work,
     }

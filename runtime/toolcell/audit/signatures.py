@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import platformdirs
 
-from toolcell.audit.format import PRUNE_FILE, BadInput, json_text, replace_file
-from toolcell.audit.records import pack
+from toolcell.atomic import write_file
+from toolcell.audit.format import PRUNE_FILE, BadInput, json_bytes, read_small_file
 from toolcell.errors import AuditError
+from toolcell.packing import pack
 
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier
@@ -153,7 +155,7 @@ def save_head(directory: Path, head: Head) -> None:
     """Write the head of a chain in place of its older one."""
     folder = directory / head.log
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(folder / f"{head.chain}.json", json_text(head.to_dict()))
+    write_file(folder / f"{head.chain}.json", json_bytes(head.to_dict()))
 
 
 def saved_heads(log: str, directory: Path | None = None) -> list[Head]:
@@ -166,6 +168,15 @@ def saved_heads(log: str, directory: Path | None = None) -> list[Head]:
     return [head for file in files for head in load_heads(file)]
 
 
+def known_heads(log: str, directory: Path) -> list[Head]:
+    """Return the heads that a writer has to respect. Unlike `saved_heads`, pass over files that hold none."""
+    heads: list[Head] = []
+    for file in (directory / log).glob("*.json"):
+        with suppress(BadInput):
+            heads += load_heads(file)
+    return [head for head in heads if head.log == log]
+
+
 def load_heads(path: str | Path) -> list[Head]:
     """Read heads from a file that holds one head or a list.
 
@@ -175,7 +186,7 @@ def load_heads(path: str | Path) -> list[Head]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         return [Head.from_dict(each) for each in (found if isinstance(found, list) else [found])]
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise BadInput(f"cannot read heads from {path}: {exc}") from exc
     except AuditError as exc:
         raise BadInput(f"{path} holds no heads: {exc}") from exc
@@ -188,8 +199,8 @@ def read_prune_record(chain: Path) -> PruneRecord | None:
         AuditError: the prune record is damaged.
     """
     try:
-        return PruneRecord.from_dict(json.loads((chain / PRUNE_FILE).read_text(encoding="utf-8")))
+        return PruneRecord.from_dict(json.loads(read_small_file(chain / PRUNE_FILE)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise AuditError(f"{chain / PRUNE_FILE} is damaged: {exc}") from exc

@@ -5,23 +5,32 @@ A table in docs/audit.md says which changes can be found, which cannot, and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolcell.audit import chain_check
 from toolcell.audit.chain_check import ChainCheck, Finding
-from toolcell.audit.format import chain_directories, read_log_id, segment_files
+from toolcell.audit.format import begun_segments, chain_directories, read_log_id, read_segment_file, segment_files
 from toolcell.audit.keys import Verifier, by_id
-from toolcell.audit.signatures import Head, read_prune_record, saved_heads
+from toolcell.audit.signatures import Head, PruneRecord, read_prune_record, saved_heads
+from toolcell.audit.timestamp_witness import TimestampWitness, check_tokens
+from toolcell.audit.witness import Witness, longest_heads
+from toolcell.audit.witness_check import check_witness
 from toolcell.audit.writer import is_locked
 from toolcell.errors import AuditError
 
-BAD_HEAD = "bad_head"
 BAD_PRUNE_RECORD = "bad_stub"
 CHAIN_MISSING = "chain_missing"
 NOT_CLOSED = "not_closed"
+ADDED = "added"
+BAD_REDACTION = "bad_redaction"
+WRONG_LOG = "wrong_log"
+
+PRUNED_MEANWHILE, ROTATED_MEANWHILE = 5, 1000
+"""How often a check looks again at a chain that is pruned, and that is rotated, while it is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +102,14 @@ def verify(
     verifiers: Iterable[Verifier],
     *,
     heads: Iterable[Head] | None = None,
+    witnesses: Iterable[Witness] = (),
     strict: bool = False,
 ) -> Report:
     """Check a whole log with the keys it may be signed with.
 
     `heads` give the length that its chains had; the default is the heads that its writer saved on this machine. With
-    `strict`, a chain that its writer did not close is a finding instead of a note.
+    `strict`, a chain that its writer did not close is a finding instead of a note. Each of the `witnesses` must know
+    the log, and all that the log says it was shown.
 
     Raises:
         AuditError: there is no log in `directory`, or it cannot be read.
@@ -106,53 +117,196 @@ def verify(
     keys = by_id(verifiers)
     report = Report(read_log_id(Path(directory)))
     wanted = list(saved_heads(report.log) if heads is None else heads)
-    chains = chain_directories(Path(directory))
-    for path in chains:
+    asked = list(witnesses)
+    wanted += [head for witness in asked for head in longest_heads(witness.heads(report.log), report.log)]
+    checks: dict[str, ChainCheck] = {}
+    for path in chain_directories(Path(directory)):
         own = [head for head in wanted if head.chain == path.name]
-        check = check_chain(path, report.log, keys, report, own)
+        checks[path.name] = check = check_chain(path, report.log, keys, own)
         _check_heads(check, own, keys)
-        _add_chain(report, path, check, strict)
-    for head in wanted:
-        if head.log == report.log and head.chain not in {path.name for path in chains}:
-            message = f"chain {head.chain} is not there; it had got to record {head.seq}"
-            report.findings.append(Finding(CHAIN_MISSING, head.chain, None, head.seq, None, message))
-    if not chains:
+    for check in checks.values():
+        _compare_with_left(check, checks)
+    _compare_redactions(checks)
+    _compare_prunings(Path(directory), checks)
+    for name, check in checks.items():
+        _add_chain(report, Path(directory) / name, check, strict)
+    for witness in asked:  # again: heads that the log says were kept may have been kept only just now
+        report.findings += check_witness(witness.name, witness.heads(report.log), report.log, checks, keys)
+        if isinstance(witness, TimestampWitness):
+            report.findings += check_tokens(witness, report.log)
+    report.findings += _check_presence(report.log, wanted, checks)
+    if not checks:
         report.notes.append("there is no chain in it")
     if not wanted:
         report.notes.append("no heads were given: an end cut off after a checkpoint would not be found")
     return report
 
 
-def check_chain(
-    path: Path, log: str, keys: Mapping[str, Verifier], report: Report, heads: Iterable[Head] = ()
-) -> ChainCheck:
-    """Check one chain from its beginning, or from its prune record, to its end."""
-    check = ChainCheck(log, path.name, keys, watched=dict.fromkeys(head.seq for head in heads))
-    found = segment_files(path)
-    removed = _check_prune_record(path, check)
-    if removed is not None:
-        leftover = [number for number in found if number <= removed]
-        if leftover:
-            report.notes.append(f"chain {path.name}: {len(leftover)} segments that retention removed are still there")
-    for number, segment in found.items():
-        if removed is None or number > removed:
-            try:
-                check.check_segment(number, segment.read_bytes())
-            except OSError as exc:
-                raise AuditError(f"cannot read {segment}: {exc.strerror}") from exc
+def _check_presence(log: str, heads: Iterable[Head], checks: Mapping[str, ChainCheck]) -> Iterator[Finding]:
+    """Find heads of another log, and of chains that are not there."""
+    for head in heads:
+        if head.log != log:
+            message = f"the head at record {head.seq} is of log {head.log}, and this is log {log}: it was replaced"
+            yield Finding(WRONG_LOG, head.chain, None, head.seq, None, message)
+        elif head.chain not in checks:
+            message = f"chain {head.chain} is not there; it had got to record {head.seq}"
+            yield Finding(CHAIN_MISSING, head.chain, None, head.seq, None, message)
+
+
+def _compare_with_left(check: ChainCheck, checks: Mapping[str, ChainCheck]) -> None:
+    """Compare the ends of other chains with what signed records of this chain say that they were."""
+    for at, entry in check.left:
+        if at > check.signed_seq:
+            continue
+        try:
+            name, seq, record_hash, why = entry
+            other, found = checks.get(name), f"the writer of chain {check.chain} (record {at}) left it: {why}"
+        except (TypeError, ValueError):
+            continue
+        if other is None:
+            message = f"chain {name} is not there; it had got to record {seq}; {found}"
+            check.findings.append(Finding(CHAIN_MISSING, name, None, seq, None, message))
+        elif other.seq < seq:
+            message = f"it ends at record {other.seq}, and had got to {seq}: its end was cut off; {found}"
+            other.findings.append(Finding(chain_check.CUT_OFF, name, other.segment, seq, None, message))
+        elif seq and (other.seq > seq or other.last_hash != record_hash):
+            message = f"records were added or changed since it ended at record {seq}; {found}"
+            other.findings.append(Finding(ADDED, name, other.segment, seq + 1, None, message))
+        else:
+            other.notes.append(found)
+
+
+def signed_redactions(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Map chain and seq of each redacted record to the newest signed record of its redaction."""
+    newest: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = {}
+    for check in checks:
+        for at, at_ns, fields in check.redactions:
+            place = (fields["chain"], fields["seq"])
+            if at <= check.signed_seq and (place not in newest or newest[place][0] <= at_ns):
+                newest[place] = (at_ns, fields)
+    return {place: fields for place, (_, fields) in newest.items()}
+
+
+def signed_holds(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Map chain and seq of each run that is held to the newest signed record of its hold."""
+    newest: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = {}
+    for check in checks:
+        for at, at_ns, fields in check.holds:
+            place = (fields["chain"], fields["seq"])
+            if at <= check.signed_seq and (place not in newest or newest[place][0] <= at_ns):
+                newest[place] = (at_ns, fields)
+    return {place: fields for place, (_, fields) in newest.items() if fields["is_held"]}
+
+
+def possible_holds(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Map chain and seq of each run that must stay: what is held, and what an unsigned record may have held since.
+
+    A hold counts also when it cannot be checked, a release only with a valid signature.
+    """
+    known = list(checks)
+    held, decided_ns = signed_holds(known), dict[tuple[str, int], int]()
+    for check in known:
+        for at, at_ns, fields in check.holds:
+            if at <= check.signed_seq:
+                place = (fields["chain"], fields["seq"])
+                decided_ns[place] = max(decided_ns.get(place, 0), at_ns)
+    for check in known:
+        for at, at_ns, fields in check.holds:
+            place = (fields["chain"], fields["seq"])
+            if at > check.signed_seq and fields["is_held"] and at_ns > decided_ns.get(place, 0):
+                held[place] = fields
+    return held
+
+
+def _compare_redactions(checks: Mapping[str, ChainCheck]) -> None:
+    """Compare the redacted records of all chains with the signed records of redactions. The newest one counts."""
+    signed = signed_redactions(checks.values())
+    for name, check in checks.items():
+        for seq, found in check.redacted.items():
+            fields = signed.get((name, seq), {})
+            if found != (fields.get("original"), fields.get("left")):
+                message = f"content of record {seq} was removed, and no signed record says that this is what is left"
+                check.findings.append(Finding(BAD_REDACTION, name, None, seq, None, message))
+    for (name, seq), fields in signed.items():
+        there = checks.get(name)
+        if there is not None and there.first_seq <= seq <= there.seq and seq not in there.redacted:
+            message = f"record {seq} holds again what {fields['by']} removed; redact it again"
+            there.findings.append(Finding(BAD_REDACTION, name, None, seq, None, message))
+
+
+def _compare_prunings(log: Path, checks: Mapping[str, ChainCheck]) -> None:
+    """Find chains with more than what signed records say that retention left of them: it was put back.
+
+    A writer replaces the prune record before it records the removal, so the prune record of now is never behind.
+    """
+    for check in checks.values():
+        for name, last in check.prunings.items():
+            other = checks.get(name)
+            pruned = _prune_record_of(log / name) if other is not None else None
+            if other is None or isinstance(pruned, AuditError) or (pruned is not None and pruned.last_segment >= last):
+                continue
+            has = "there is no prune record" if pruned is None else f"the prune record ends at {pruned.last_segment}"
+            message = f"chain {check.chain} says that its segments up to {last} were removed by retention, and {has}"
+            other.findings.append(Finding(BAD_PRUNE_RECORD, name, last, None, None, message))
+
+
+def check_chain(path: Path, log: str, keys: Mapping[str, Verifier], heads: Iterable[Head] = ()) -> ChainCheck:
+    """Check one chain from its beginning, or from its prune record, to its end.
+
+    The chain may be written, rotated and pruned meanwhile: segments that appear are read too, and when segments were
+    removed by retention the check begins again.
+    """
+    watched = tuple(head.seq for head in heads)
+    for _ in range(PRUNED_MEANWHILE):
+        check = ChainCheck(log, path.name, keys, watched=dict.fromkeys(watched))
+        pruned = _prune_record_of(path)
+        _check_prune_record(pruned, path, check)
+        removed = 0 if pruned is None or isinstance(pruned, AuditError) else pruned.last_segment
+        try:
+            _check_segments(path, check, removed)
+        except AuditError as exc:  # the directory itself
+            check.report_unreadable(removed + 1, str(exc))
+        if str(_prune_record_of(path)) == str(pruned):
+            break
     check.finish()
     return check
 
 
-def _check_prune_record(path: Path, check: ChainCheck) -> int | None:
-    """Start the check after the removed segments; return the number of the last one."""
+def _check_segments(path: Path, check: ChainCheck, removed: int) -> None:
+    """Check the segments after `removed`. A segment that ends with `rotated` has a successor, so look again for it."""
+    found = begun_segments(path, removed)
+    leftover = [number for number in found if number <= removed]
+    if leftover:
+        check.notes.append(f"{len(leftover)} segments that retention removed are still there")
+    last = removed
+    for _ in range(ROTATED_MEANWHILE):
+        for number, segment in found.items():
+            if number > last:
+                try:
+                    check.check_segment(number, read_segment_file(segment))
+                except AuditError as exc:
+                    check.report_unreadable(number, str(exc))
+                last = number
+        if not check.ends_rotated or not (found := begun_segments(path, last)) or max(found) <= last:
+            return
+    check.notes.append(f"it is written faster than it is read: checked up to segment {last}")
+    check.stops_early = True
+
+
+def _prune_record_of(path: Path) -> PruneRecord | AuditError | None:
     try:
-        pruned = read_prune_record(path)
+        return read_prune_record(path)
     except AuditError as exc:
-        check.findings.append(Finding(BAD_PRUNE_RECORD, path.name, None, None, None, str(exc)))
-        return None
+        return exc
+
+
+def _check_prune_record(pruned: PruneRecord | AuditError | None, path: Path, check: ChainCheck) -> None:
+    """Start the check after the removed segments."""
+    if isinstance(pruned, AuditError):
+        check.findings.append(Finding(BAD_PRUNE_RECORD, path.name, None, None, None, str(pruned)))
+        return
     if pruned is None:
-        return None
+        return
     verifier = check.verifiers.get(pruned.key)
     check.start_after(pruned)
     if verifier is None:
@@ -162,7 +316,6 @@ def _check_prune_record(path: Path, check: ChainCheck) -> int | None:
         check.findings.append(Finding(BAD_PRUNE_RECORD, path.name, pruned.last_segment, pruned.seq, None, why))
     check.signed_seq = 0 if verifier is None else pruned.seq
     check.notes.append(f"segments up to {pruned.last_segment} (records up to {pruned.seq}) were removed by retention")
-    return pruned.last_segment
 
 
 def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Verifier]) -> None:
@@ -170,9 +323,11 @@ def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Ve
         verifier = keys.get(head.key)
         if verifier is None:
             check.report_missing_key(f"the head at record {head.seq}", head.key, head.signature, head.seq)
-        elif head.log != check.log or not head.is_signed_by(verifier):
+        elif head.log != check.log:
+            continue  # reported with the log
+        elif not head.is_signed_by(verifier):
             message = f"the head at record {head.seq} was not signed like this for this log with key {head.key}"
-            check.findings.append(Finding(BAD_HEAD, check.chain, None, head.seq, None, message))
+            check.findings.append(Finding(chain_check.BAD_HEAD, check.chain, None, head.seq, None, message))
         elif head.seq > check.seq:
             message = f"the chain ends at record {check.seq}, and had got to {head.seq}: its end was cut off"
             check.findings.append(Finding(chain_check.CUT_OFF, check.chain, check.segment, head.seq, None, message))
@@ -181,11 +336,17 @@ def _check_heads(check: ChainCheck, heads: Iterable[Head], keys: Mapping[str, Ve
             check.findings.append(Finding(chain_check.BROKEN_LINK, check.chain, None, head.seq, None, message))
 
 
+def _count_segments(path: Path) -> int:
+    with suppress(AuditError):
+        return len(segment_files(path))
+    return 0
+
+
 def _add_chain(report: Report, path: Path, check: ChainCheck, strict: bool) -> None:
     written = is_locked(path)
     chain = ChainReport(
         path.name,
-        len(segment_files(path)),
+        _count_segments(path),
         check.records,
         check.runs,
         check.checkpoints,

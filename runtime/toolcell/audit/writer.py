@@ -1,8 +1,11 @@
 """Write one chain: continue it where it ended, append records, go on to the next segment.
 
 One process writes a chain at a time and holds its lock while it does. A `ChainWriter` is not safe in several threads;
-`AuditLog` takes care of that. Nothing that was written is ever changed: an end that a crash cut short stays in its
-segment, and the next segment records it.
+`AuditLog` takes care of that. Nothing that was written is ever changed.
+
+A writer signs only what it wrote itself. It continues a chain only after a signature of its own key that nothing
+follows, and never one that is behind its head. Any other chain it leaves as it is, begins a new one, and records there
+which chain it left, where that chain ended and why.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import hashlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.format import (
     FORMAT,
@@ -23,34 +27,21 @@ from toolcell.audit.format import (
     INVERT,
     LOCK_FILE,
     MAGIC,
-    Frame,
-    Torn,
+    RUN,
     chain_directories,
     new_chain_name,
-    segment_files,
     segment_path,
-    split_segment,
 )
 from toolcell.audit.keys import Signer
-from toolcell.audit.signatures import checkpoint_statement
+from toolcell.audit.signatures import Head, checkpoint_statement
+from toolcell.audit.tail import GONE, Left, Tail, newest_first, tail_of, why_left
 from toolcell.errors import AuditError
 from toolcell_bridge import __version__
 
 _pack_head, _NUMBERS = records.HEAD.pack, records.NUMBERS
+_RUN_KINDS, _SALTED, _SALT_BYTES = records.RUN_KINDS, records.SALTED, records.SALT_BYTES
 _pack_header, _sha256 = HEADER.pack, hashlib.sha256
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The end of a chain on disk."""
-
-    segment: int
-    size: int
-    """Bytes of the last segment. 0: it has no magic number yet."""
-    seq: int
-    record_hash: bytes
-    torn: bytes
 
 
 class ChainWriter:
@@ -71,53 +62,62 @@ class ChainWriter:
         self._lock = lock
         self._fd = -1
         self._why_closed = ""
+        self._salts = b""
+        self._salt_at = 0
 
     # Opening
 
     @classmethod
-    def open(cls, directory: Path, log: str, signer: Signer) -> ChainWriter:
-        """Continue a chain that no process writes, or create one.
+    def open(cls, directory: Path, log: str, signer: Signer, heads: Iterable[Head] = ()) -> ChainWriter:
+        """Continue a chain of this key that no process writes, or begin one. `heads` say how far chains had got.
 
         Raises:
             AuditError: the directory cannot be written.
         """
+        known = {head.chain: head for head in heads}
+        left: list[Left] = []
         try:
-            for path in chain_directories(directory):
-                chain = cls._open_if_free(path, log, signer)
-                if chain is not None:
-                    return chain
+            for path in sorted(chain_directories(directory), key=newest_first):
+                try:
+                    lock = take_lock(path / LOCK_FILE)
+                except OSError as exc:
+                    left.append(Left(path.name, 0, GENESIS, f"its lock cannot be taken: {exc.strerror}"))
+                    continue
+                if lock is None:
+                    continue
+                tail, why = tail_of(path)
+                why = why or why_left(tail, log, path.name, signer, known.get(path.name))
+                if tail is not None and not why:
+                    return cls._begin(path, log, signer, lock, tail, left)
+                os.close(lock)
+                left.append(Left.of(path.name, tail, why))
+            left += [
+                Left(name, head.seq, head.record_hash, GONE)
+                for name, head in known.items()
+                if not (directory / name).is_dir()
+            ]
             path = directory / new_chain_name()
             path.mkdir(mode=0o700)
-            chain = cls._open_if_free(path, log, signer)
+            lock = take_lock(path / LOCK_FILE)
+            assert lock is not None
+            return cls._begin(path, log, signer, lock, Tail(0, 0), left)
         except OSError as exc:
             raise AuditError(f"cannot write the audit log {directory}: {exc.strerror}") from exc
-        assert chain is not None
-        return chain
 
     @classmethod
-    def _open_if_free(cls, path: Path, log: str, signer: Signer) -> ChainWriter | None:
-        lock = _take_lock(path / LOCK_FILE)
-        if lock is None:
-            return None
+    def _begin(cls, path: Path, log: str, signer: Signer, lock: int, tail: Tail, left: list[Left]) -> ChainWriter:
         chain = cls(path, log, signer, lock)
         try:
-            tail = find_tail(path)
-            if tail is None:  # the chain is damaged: leave it alone, as evidence
-                os.close(lock)
-                return None
-            chain._resume(tail)
+            chain._resume(tail, left)
         except BaseException:
             chain.release()
             raise
         return chain
 
-    def _resume(self, tail: Tail) -> None:
+    def _resume(self, tail: Tail, left: list[Left]) -> None:
         self.seq, self.last_hash = tail.seq, tail.record_hash
         self.segment, self.segment_bytes = tail.segment, tail.size
-        torn = None
-        if tail.torn:
-            torn = [tail.segment, len(tail.torn), hashlib.sha256(tail.torn).hexdigest()]
-        if tail.segment == 0 or tail.torn:
+        if tail.segment == 0:
             self._create_segment()
         else:
             self._fd = os.open(segment_path(self.path, self.segment), _FLAGS)
@@ -126,7 +126,8 @@ class ChainWriter:
                 self._write_segment_start()
         python = ".".join(map(str, sys.version_info[:3]))
         host = (os.uname().nodename, os.getpid(), __version__, python)
-        self.append(records.OPENED, 0, (*host, self._signer.key_id, self._signer.algorithm, torn, {}))
+        found = [each.to_list() for each in left]
+        self.append(records.OPENED, 0, (*host, self._signer.key_id, self._signer.algorithm, found, {}))
 
     def _create_segment(self) -> None:
         self.segment += 1
@@ -153,7 +154,7 @@ class ChainWriter:
 
     def append(self, kind: str, run: int, fields: tuple[Any, ...]) -> int:
         """Write a record about the log itself and return its seq."""
-        return self.append_packed(kind, run, records.pack_fields(fields), time.time_ns())
+        return self.append_packed(kind, run, packing.pack_fields(fields), time.time_ns())
 
     def append_packed(self, kind: str, run: int, content: bytes, at_ns: int) -> int:
         """Write a record whose content is encoded already. When this returns, the kernel has the record.
@@ -165,9 +166,12 @@ class ChainWriter:
         if kind == records.RUN_STARTED:
             run = seq
         # records.encode_body and format.encode_frame, inlined: every tool call waits for this twice.
-        body = _pack_head(seq, at_ns, run, _NUMBERS[kind]) + content
+        if kind in _RUN_KINDS:
+            body = _pack_head(seq, at_ns, run, _NUMBERS[kind] | _SALTED) + content + self._next_salt()
+        else:
+            body = _pack_head(seq, at_ns, run, _NUMBERS[kind]) + content
         size = len(body)
-        record_hash = _sha256(self.last_hash + _sha256(body).digest()).digest()
+        record_hash = _sha256(self.last_hash + body[RUN] + _sha256(body).digest()).digest()
         data = _pack_header(size, size ^ INVERT) + self.last_hash + body + record_hash
         try:
             if os.write(self._fd, data) != len(data):
@@ -178,6 +182,14 @@ class ChainWriter:
         self.seq, self.last_hash = seq, record_hash
         self.unsigned_records += 1
         return seq
+
+    def _next_salt(self) -> bytes:
+        """Return random bytes. They are drawn for many records at once, because a system call takes longer."""
+        start = self._salt_at
+        if start == len(self._salts):
+            self._salts, start = os.urandom(_SALT_BYTES * 64), 0
+        self._salt_at = end = start + _SALT_BYTES
+        return self._salts[start:end]
 
     def _undo_write(self, problem: str) -> NoReturn:
         """Remove the part of a record that was written, so that the next record can follow the last whole one."""
@@ -199,7 +211,7 @@ class ChainWriter:
         """Sign everything written so far."""
         seq, at_ns = self.seq + 1, time.time_ns()
         statement = checkpoint_statement(self.log, self.name, seq, at_ns, self.last_hash, reason)
-        content = records.pack_fields((reason, self._signer.key_id, self._signer.sign(statement)))
+        content = packing.pack_fields((reason, self._signer.key_id, self._signer.sign(statement)))
         self.append_packed(records.CHECKPOINT, 0, content, at_ns)
         self.unsigned_records = 0
 
@@ -258,50 +270,7 @@ def sync(descriptor: int) -> None:
         raise AuditError(f"the audit log did not reach the disk: {exc.strerror}") from exc
 
 
-def find_tail(path: Path) -> Tail | None:
-    """Find the end of a chain. None: its last segment is damaged, and nothing may be added to it."""
-    found = segment_files(path)
-    for number in sorted(found, reverse=True):
-        data = found[number].read_bytes()
-        if len(data) <= len(MAGIC) and MAGIC.startswith(data):
-            before = _end_of_segment(path, number - 1)
-            return Tail(number, len(data), *before, b"") if before is not None else None
-        last = _last_record(data)
-        return None if last is None else Tail(number, len(data), *last)
-    return Tail(0, 0, 0, GENESIS, b"")
-
-
-def _end_of_segment(path: Path, number: int) -> tuple[int, bytes] | None:
-    if number == 0:
-        return 0, GENESIS
-    file = segment_path(path, number)
-    last = _last_record(file.read_bytes()) if file.exists() else None
-    return None if last is None else last[:2]
-
-
-def _last_record(data: bytes) -> tuple[int, bytes, bytes] | None:
-    """Return seq and hash of a segment's last whole record, and the torn bytes after it. None: it is damaged."""
-    if not data.startswith(MAGIC):
-        return None
-    last: Frame | None = None
-    torn = b""
-    for piece in split_segment(data):
-        match piece:
-            case Frame() if piece.is_intact:
-                last = piece
-            case Torn():
-                torn = piece.data
-            case _:
-                return None
-    if last is None:
-        return None
-    try:
-        return records.parse(last.body).seq, last.record_hash, torn
-    except ValueError:
-        return None
-
-
-def _take_lock(path: Path) -> int | None:
+def take_lock(path: Path) -> int | None:
     """Lock a file and return its descriptor; closing it releases the lock. None: another process holds the lock."""
     # Not `filelock`: on a file system without flock it falls back to a lock that survives SIGKILL, and it has no
     # shared, read-only probe such as `is_locked`, which must work for readers who may not write the directory.
@@ -309,7 +278,9 @@ def _take_lock(path: Path) -> int | None:
         import fcntl
     except ImportError as exc:
         raise AuditError(f"audit logs need POSIX file locks, which {sys.platform} has not") from exc
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0), 0o600
+    )
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -323,7 +294,7 @@ def is_locked(path: Path) -> bool:
     import fcntl
 
     try:
-        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from toolcell.lazy import importing
+
 if TYPE_CHECKING:
     import typer
 
@@ -16,6 +18,7 @@ SUMMARY = "Run a model's Python in a kernel-isolated sandbox, with your tools as
 
 COMMANDS: dict[str, str] = {
     "run": "Run a script in a fresh sandbox and show what it left behind.",
+    "repl": "Type Python into a sandbox that stays, with tools to call.",
     "demo": "Watch a script call tools from inside a sandbox, and attacks fail.",
     "doctor": "Say which isolation layers are live here, and how to get the rest.",
     "tools": "List the tools of a file or module as a model would see them.",
@@ -30,7 +33,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still gets every character
-    build(sys.argv[1:])(prog_name="toolcell")
+    with importing():
+        app = build(sys.argv[1:])
+    app(prog_name="toolcell")
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:

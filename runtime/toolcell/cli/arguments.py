@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import keyword
 import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,9 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from toolcell.cli.render import safe, size, stderr
-from toolcell.config import GIB, KIB, MIB, Limits
+from toolcell import config
+from toolcell.cli.terminal import safe, size, stderr
+from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.text import one_line
 
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 
 MAX_WARNING_CHARS = 500
 """Of a warning about a tool's description, which may quote the description."""
-
-_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 
 
 def read_script(name: str) -> str:
@@ -229,24 +228,13 @@ def _public_functions(module: ModuleType) -> list[Any]:
 # Limits
 
 
-def with_limit_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `limits: Limits` of a command by `--limits FILE` and one flag for each field of the model.
+LIMITS_FILE = "limits_file"
+"""The parameter of `--limits FILE`."""
 
-    typer reads a function's signature, so the flags are added to it. Names, help and defaults come from the model.
-    """
 
-    def flagged(**given: Any) -> None:
-        flags = {name: given.pop(name) for name in Limits.model_fields}
-        limits = make_limits(given.pop("limits_file"), flags)
-        command(**given, limits=limits)
-
-    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "limits"]
-    parameters = [*own, _file_flag(), *(_flag(name, field) for name, field in Limits.model_fields.items())]
-    by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    flagged.__name__, flagged.__doc__ = command.__name__, command.__doc__
-    flagged.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-    flagged.__annotations__ = {each.name: each.annotation for each in by_keyword}
-    return flagged
+def limit_flags() -> tuple[inspect.Parameter, ...]:
+    """Return `--limits FILE` and a flag for each field of `Limits`. `described_limits` has their help."""
+    return (_file_flag(), *(_flag(name, field) for name, field in Limits.model_fields.items()))
 
 
 def make_limits(file: Path | None, flags: dict[str, Any]) -> Limits:
@@ -258,9 +246,16 @@ def make_limits(file: Path | None, flags: dict[str, Any]) -> Limits:
     base = Limits.from_toml(file).model_dump() if file else {}
     try:
         return Limits(**base | {name: value for name, value in flags.items() if value is not None})
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise UsageError(f"{flag_name(str(first['loc'][0]))} {first['input']!r}: {first['msg']}") from exc
+    except UsageError as exc:
+        raise UsageError(as_flag(exc)) from exc
+
+
+def as_flag(exc: UsageError) -> str:
+    """Return what is wrong with a setting, with the name of its flag."""
+    if not isinstance(exc.__cause__, ValidationError):
+        return str(exc)
+    first = exc.__cause__.errors()[0]
+    return f"{flag_name(str(first['loc'][0]))} {first['input']!r}: {first['msg']}"
 
 
 def flag_name(field: str) -> str:
@@ -269,27 +264,41 @@ def flag_name(field: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes such as 65536, 64k, 1.5GiB."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 65536, 512k, 64MiB or 1.5g")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    """Read the value of a flag for a number of bytes."""
+    try:
+        return config.parse_size(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
 
 
 def _file_flag() -> inspect.Parameter:
     option = typer.Option("--limits", metavar="FILE", help="Limits from a TOML file; flags override it.", **_PANEL)
-    return _parameter("limits_file", Path | None, option)
+    return _parameter(LIMITS_FILE, Path | None, option)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    about = " ".join((field.description or "").split()).replace("`", "")
     if name.endswith("bytes"):
-        about += f" Default {size(field.default)}."
-        return _parameter(name, int | None, typer.Option(help=about, parser=parse_size, metavar="SIZE", **_PANEL))
-    about += f" Default {field.default:g}."
-    return _parameter(
-        name, float | None if field.annotation is float else int | None, typer.Option(help=about, **_PANEL)
-    )
+        return _parameter(name, int | None, typer.Option(parser=parse_size, metavar="SIZE", **_PANEL))
+    kind = float | None if field.annotation in (float, float | None) else int | None
+    return _parameter(name, kind, typer.Option(**_PANEL))
+
+
+def described_limits() -> dict[str, str]:
+    """Return what each field of `Limits` means, with its default. Reads the source, so only help calls this."""
+    body = ast.parse(inspect.getsource(Limits)).body[0].body  # type: ignore[attr-defined]  # of the class
+    found = {}
+    for field, about in itertools.pairwise(body):
+        match field, about:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split()).replace("`", "") + _default(name)
+    return found
+
+
+def _default(name: str) -> str:
+    value = Limits.model_fields[name].default
+    if value is None:
+        return ""
+    return f" Default {size(value) if name.endswith('bytes') else format(value, 'g')}."
 
 
 _PANEL: dict[str, Any] = {"rich_help_panel": "Limits", "show_default": False}

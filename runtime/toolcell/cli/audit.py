@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from toolcell.audit import keys, receipt, verify
-from toolcell.audit.format import BadInput
-from toolcell.audit.query import Index
+from toolcell.audit import receipt, verify
+from toolcell.audit.format import BadInput, read_log_id
+from toolcell.audit.html import to_html
+from toolcell.audit.query import Index, RunSummary
+from toolcell.audit.reader import jsonable
 from toolcell.audit.signatures import load_heads, saved_heads
+from toolcell.audit.witness_places import witness_of
 from toolcell.cli import audit_render, exits
 from toolcell.cli.audit_arguments import (
     AsJson,
     Dir,
     DirAndRun,
+    FilterFlags,
     KeyFiles,
-    OutcomeName,
-    SessionId,
-    Sha256,
-    Since,
-    Tool,
-    Until,
-    User,
+    ReadOnly,
     default_directory,
     load_keys,
-    make_filter,
     split_target,
 )
+from toolcell.cli.audit_keys import keygen, keys, rotate
+from toolcell.cli.audit_redact import redact
 from toolcell.cli.audit_replay import replay
-from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
-from toolcell.errors import UsageError
+from toolcell.cli.audit_retention import hold, prune
+from toolcell.cli.audit_search import diff, events, grep, opened, tail
+from toolcell.cli.flags import with_flags
+from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 
 SUMMARY = """What scripts did, provably.
 
@@ -44,68 +45,91 @@ beginning of one, or `last`.
 def register(app: typer.Typer, name: str) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help=SUMMARY)
-    for command in (list_runs, show, stats, check, export, replay, keygen):
-        group.command(NAMES.get(command.__name__, command.__name__))(reporting(command))
+    for command in (
+        list_runs,
+        show,
+        stats,
+        grep,
+        diff,
+        tail,
+        events,
+        redact,
+        prune,
+        hold,
+        check,
+        export,
+        replay,
+        keygen,
+        keys,
+        rotate,
+    ):
+        group.command(NAMES.get(command.__name__, command.__name__))(reporting(with_flags(command)))
     app.add_typer(group, name=name)
 
 
 def list_runs(
     directory: Dir = None,
     *,
-    since: Since = None,
-    until: Until = None,
-    outcome: OutcomeName = None,
-    tool: Tool = None,
-    sha256: Sha256 = None,
-    session: SessionId = None,
-    user: User = None,
+    filters: FilterFlags,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="The newest so many; 0 is all.")] = 50,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, the newest last."""
-    wanted = make_filter(since, until, outcome, tool, sha256, session, user, limit)
-    with opened(directory) as index:
+    """List runs, the newest last, each with how far it can be trusted. Older ones than shown are counted."""
+    wanted = filters.filter(limit)
+    with opened(directory, key, read_only) as index:
         runs = index.runs(wanted)
+        older = index.count(wanted) - len(runs)
         if as_json:
             print_json([run.to_dict() for run in runs])
+            if older:
+                stderr().print(safe(f"and {older} older runs: -n 0 lists all", "yellow"))
         else:
-            audit_render.show_list(runs, stdout())
-        warn_of_damage(index)
+            audit_render.show_list(runs, stdout(), older)
 
 
-def show(target: DirAndRun, *, as_json: AsJson = False) -> None:
+def show(
+    target: DirAndRun,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Cut nothing: the whole script, values and output.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file that needs nothing else.")
+    ] = None,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+    as_json: AsJson = False,
+) -> None:
     """Show one run: settings, script, calls on a timeline, output and result."""
     directory, wanted = split_target(target)
-    with opened(directory) as index:
-        run = index.load(index.find(wanted))
-        if as_json:
-            print_json(run.to_dict())
+    with opened(directory, key, read_only) as index:
+        summary = index.find(wanted)
+        run = index.load(summary)
+        if html is not None:
+            write_html(to_html(run, summary.trust, redactions=redactions_of(index, summary), **about(directory)), html)
+        elif as_json:
+            print_json(run.to_dict() | {"trust": summary.trust, "redactions": redactions_of(index, summary)})
         else:
-            audit_render.show_run(run, stdout())
-        warn_of_damage(index)
+            audit_render.show_redactions(redactions_of(index, summary), stdout())
+            audit_render.show_run(run, stdout(), summary.trust, audit_render.FULL if full else audit_render.SHORT)
 
 
 def stats(
     directory: Dir = None,
     *,
-    since: Since = None,
-    until: Until = None,
-    outcome: OutcomeName = None,
-    tool: Tool = None,
-    sha256: Sha256 = None,
-    session: SessionId = None,
-    user: User = None,
+    filters: FilterFlags,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count runs by outcome and day, and calls by tool with how long they took."""
-    wanted = make_filter(since, until, outcome, tool, sha256, session, user, 0)
-    with opened(directory) as index:
+    """Count runs by outcome, trust and day, and calls by tool with how long they took."""
+    wanted = filters.filter()
+    with opened(directory, key, read_only) as index:
         counted = index.stats(wanted)
         if as_json:
             print_json(counted)
         else:
             audit_render.show_stats(counted, stdout())
-        warn_of_damage(index)
 
 
 def check(
@@ -114,6 +138,10 @@ def check(
     key: KeyFiles = None,
     head: Annotated[
         list[Path] | None, typer.Option("--head", metavar="FILE", help="A head that was kept elsewhere; repeatable.")
+    ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="PLACE", help="Ask this witness: file:PATH, https://..., syslog:PATH."),
     ] = None,
     write_head: Annotated[
         Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads this machine knows, to keep.")
@@ -127,7 +155,8 @@ def check(
     """Check that a log or a receipt was not changed; exits with 5 when it was.
 
     Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
-    heads that this machine or --head knows. Exits with 2 when there was nothing to check, or no key to check it with.
+    heads that this machine, --head or --witness knows. Exits with 2 when there was nothing to check, or no key to
+    check it with.
     """
     path = target or default_directory()
     verifiers = load_keys(key)
@@ -139,7 +168,8 @@ def check(
             audit_render.show_receipt_check(checked, stdout())
         raise typer.Exit(status_of(checked))
     known = [each for path in head for each in load_heads(path)] if head else None
-    report = verify.verify(path, verifiers, heads=known, strict=strict)
+    witnesses = [witness_of(place, path) for place in witness or ()]
+    report = verify.verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
     if write_head is not None:
         write_heads(report.log, write_head)
     if as_json:
@@ -165,7 +195,7 @@ def export(
     with opened(directory) as index:
         summary = index.find(wanted)
         made = receipt.export(index, summary)
-    path = output or Path(f"{summary.id}.receipt.json")
+    path = output or Path(receipt.file_name(summary.id))
     if path == Path("-"):
         print_json(made)
     else:
@@ -175,25 +205,33 @@ def export(
         stderr().print(safe(SHARED_KEY, "yellow"))
 
 
-def keygen(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the private key.")],
-    *,
-    hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of keys.")] = False,
-) -> None:
-    """Make a key to sign with: an Ed25519 pair, FILE and FILE.pub. Files are never overwritten."""
-    try:
-        if hmac:
-            signer: Any = keys.HmacKey.generate()
-            keys.save_private(file, signer.to_text())
-        else:
-            signer = keys.Ed25519Signer.generate()
-            keys.save_private(file, signer.private_text())
-            keys.save_private(public := file.with_name(f"{file.name}.pub"), signer.to_text())
-            public.chmod(0o644)
-    except FileExistsError as exc:
-        raise UsageError(f"{exc.filename2 or file} exists; keys are never overwritten") from exc
-    stderr().print(safe(f"{file}: {signer.algorithm} key {signer.key_id}"))
+def about(directory: Path) -> dict[str, Any]:
+    """Say which log a page is made from, and when."""
+    return {"log": f"{directory}, id {read_log_id(directory)}", "made_ns": time.time_ns()}
 
+
+def write_html(page: str, path: Path) -> None:
+    """Write a page.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+    stderr().print(safe(f"{path}: {path.stat().st_size} bytes"))
+
+
+def redactions_of(index: Index, summary: RunSummary) -> list[dict[str, Any]]:
+    """Say who removed what of a run, and when."""
+    return [
+        {"at_ns": each.record.at_ns, **jsonable({name: each.record.fields[name] for name in REDACTION_FIELDS})}
+        for each in index.redactions_of(summary)
+    ]
+
+
+REDACTION_FIELDS = ("seq", "parts", "by", "reason", "original")
 
 SHARED_KEY = """\
 note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
@@ -206,33 +244,19 @@ NAMES = {"list_runs": "list", "check": "verify"}
 
 def status_of(checked: receipt.ReceiptCheck | verify.Report) -> int:
     """Return the exit status of a check. A missing key is a usage error: it is no sign of a change."""
+    if isinstance(checked, receipt.ReceiptCheck) and checked.is_partial:
+        return exits.FAILED
     return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN
-
-
-def opened(directory: Path | None) -> Index:
-    """Open the index of a log and bring it up to date."""
-    index = Index(directory or default_directory())
-    if sys.stderr.isatty():
-        with stderr().status("reading the log"):
-            index.refresh()
-    else:
-        index.refresh()
-    return index
-
-
-def warn_of_damage(index: Index) -> None:
-    """Warn when some records could not be read."""
-    if index.damage.pieces:
-        text = f"{index.damage.pieces} damaged records were passed over; `toolcell audit verify {index.directory}`"
-        stderr().print(safe(text, "bold red"))
 
 
 def write_heads(log: str, path: Path) -> None:
     """Write the heads of a log that are saved on this machine."""
     import json
 
+    heads = [head.to_dict() for head in saved_heads(log)]
+    if not heads:
+        raise BadInput(f"this machine has no heads of log {log}, so {path} was not written; its writer saves them")
     try:
-        heads = [head.to_dict() for head in saved_heads(log)]
         path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
     except OSError as exc:
         raise BadInput(f"cannot write {path}: {exc.strerror}") from exc

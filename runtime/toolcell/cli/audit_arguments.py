@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,8 @@ import typer
 
 from toolcell.audit import keys
 from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
-from toolcell.audit.query import Filter
+from toolcell.audit.key_ranges import retired_keys
+from toolcell.audit.query import TRUSTS, Filter
 from toolcell.audit.reader import UNFINISHED
 from toolcell.audit.run_record import ABORTED
 from toolcell.errors import AuditError, UsageError
@@ -29,19 +32,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 Dir = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The log.", show_default=False)]
 DirAndRun = Annotated[list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+ReadOnly = Annotated[
+    bool, typer.Option("--read-only", help="Write nothing anywhere: read the whole log, and keep no index of it.")
+]
 KeyFiles = Annotated[
     list[Path] | None,
     typer.Option("--key", "-k", metavar="FILE", help="A key to check signatures with; repeatable. Default: ours."),
 ]
-Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="2026-11-21, 2026-11-21T14:30, 90m, 2d.")]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="The same; runs before it.")]
-OutcomeName = Annotated[str | None, typer.Option("--outcome", metavar="NAME", help="ok, error, unfinished, ...")]
-Tool = Annotated[str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called it; may be a glob.")]
-Sha256 = Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="The script's digest, or its beginning.")]
-SessionId = Annotated[
-    str | None, typer.Option("--session", metavar="ID", help="Thread, chat or channel, or the run above.")
-]
-User = Annotated[str | None, typer.Option("--user", metavar="ID", help="For whom it ran.")]
 
 
 def parse_time(text: str) -> int:
@@ -79,10 +76,28 @@ def load_keys(files: list[Path] | None) -> list[keys.Verifier]:
         UsageError: a file cannot be read, or is not a key.
     """
     try:
-        return [keys.load_verifier(path) for path in files or [keys.default_key_path()]]
+        if files:
+            return [keys.load_verifier(path) for path in files]
+        path = keys.default_key_path()
+        return [keys.load_verifier(path), *retired_keys(path)]
     except AuditError as exc:
         hint = "" if files else "; name the key to check signatures with: --key FILE"
         raise UsageError(f"{exc}{hint}") from exc
+
+
+def known_keys(files: list[Path] | None) -> list[keys.Verifier]:
+    """Load the keys named, or our own if there is one. Without a key, runs are shown as unverified.
+
+    Raises:
+        UsageError: a key that was named cannot be read.
+    """
+    if files:
+        return load_keys(files)
+    path = keys.default_key_path()
+    found = retired_keys(path)
+    with suppress(AuditError):
+        found.insert(0, keys.load_verifier(path))
+    return found
 
 
 def split_target(target: list[str]) -> tuple[Path, str]:
@@ -101,30 +116,47 @@ def split_target(target: list[str]) -> tuple[Path, str]:
     return (Path(target[0]) if len(target) == 2 else default_directory()), target[-1]
 
 
-def make_filter(
-    since: str | None,
-    until: str | None,
-    outcome: str | None,
-    tool: str | None,
-    sha256: str | None,
-    session: str | None,
-    user: str | None,
-    limit: int,
-) -> Filter:
-    """Make the filter that the flags describe.
+@dataclass(frozen=True, slots=True)
+class FilterFlags:
+    """Flags that say which runs are meant."""
 
-    Raises:
-        UsageError: the value of a flag is wrong.
-    """
-    if outcome is not None and outcome not in OUTCOMES:
-        raise UsageError(f"--outcome {outcome!r}: want one of {', '.join(OUTCOMES)}")
-    return Filter(
-        since_ns=parse_time(since) if since else None,
-        until_ns=parse_time(until) if until else None,
-        outcome=outcome,
-        tool=tool,
-        sha256=sha256,
-        session=session,
-        user=user,
-        limit=limit or None,
-    )
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="2026-11-21, 2026-11-21T14:30, 90m, 2d.")
+    ] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="The same; runs before it.")] = None
+    outcome: Annotated[str | None, typer.Option("--outcome", metavar="NAME", help="ok, error, unfinished, ...")] = None
+    tool: Annotated[
+        str | None, typer.Option("--tool", "-t", metavar="NAME", help="Runs that called it; may be a glob.")
+    ] = None
+    sha256: Annotated[
+        str | None, typer.Option("--sha256", metavar="HEX", help="The script's digest, or its beginning.")
+    ] = None
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="Thread, chat or channel, or the run above.")
+    ] = None
+    user: Annotated[str | None, typer.Option("--user", metavar="ID", help="For whom it ran.")] = None
+    trust: Annotated[
+        str | None, typer.Option("--trust", metavar="NAME", help="verified, unsigned, unverified or broken.")
+    ] = None
+
+    def filter(self, limit: int = 0) -> Filter:
+        """Make the filter that the flags describe. `limit`: the newest so many runs; 0 is all.
+
+        Raises:
+            UsageError: the value of a flag is wrong.
+        """
+        if self.outcome is not None and self.outcome not in OUTCOMES:
+            raise UsageError(f"--outcome {self.outcome!r}: want one of {', '.join(OUTCOMES)}")
+        if self.trust is not None and self.trust not in TRUSTS:
+            raise UsageError(f"--trust {self.trust!r}: want one of {', '.join(TRUSTS)}")
+        return Filter(
+            trust=self.trust,
+            since_ns=parse_time(self.since) if self.since else None,
+            until_ns=parse_time(self.until) if self.until else None,
+            outcome=self.outcome,
+            tool=self.tool,
+            sha256=self.sha256,
+            session=self.session,
+            user=self.user,
+            limit=limit or None,
+        )

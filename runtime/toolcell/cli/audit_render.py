@@ -6,8 +6,10 @@ All text in a record is untrusted, so all of it passes `safe` and `one_line`.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,18 +17,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolcell.audit.query import RunSummary
+from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, RunSummary
 from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
 from toolcell.audit.receipt import ReceiptCheck
 from toolcell.audit.verify import Report
-from toolcell.cli.render import duration, safe, size, write_text
+from toolcell.cli.render import duration
+from toolcell.cli.terminal import safe, size, write_text
 from toolcell.text import one_line
 
 BAR_CELLS = 28
-MAX_SOURCE_LINES = 40
-MAX_TEXT_LINES = 20
 MAX_FINDINGS = 50
 ID_CHARS = 12
+
+TRUST_STYLES = {VERIFIED: "green", UNSIGNED: "yellow", UNVERIFIED: "yellow", BROKEN: "bold red"}
+TRUST_TEXTS = {
+    VERIFIED: "verified",
+    UNSIGNED: "unsigned: no signature covers its end yet",
+    UNVERIFIED: "unverified: the key that signed it was not given (--key)",
+    BROKEN: "broken: this is not what was signed; `toolcell audit verify` says where",
+}
+
+MAX_TIME_NS = 253_000_000_000 * 10**9
+"""In the year 9987. A record may hold any number for a time."""
 
 COUNTED = ("segments", "records", "runs", "checkpoints")
 
@@ -35,9 +47,22 @@ _FULL, _LIGHT = "█", "▏"
 
 
 def show_time(at_ns: int, *, with_fraction: bool = False) -> str:
-    """Return a time in this machine's time zone."""
-    at = datetime.fromtimestamp(at_ns / 1e9)
-    return at.strftime("%Y-%m-%d %H:%M:%S") + (f".{at.microsecond // 1000:03d}" if with_fraction else "")
+    """Return a time in this machine's time zone, with the zone's offset."""
+    at = datetime.fromtimestamp(min(at_ns, MAX_TIME_NS) / 1e9).astimezone()
+    fraction = f".{at.microsecond // 1000:03d}" if with_fraction else ""
+    return f"{at:%Y-%m-%d %H:%M:%S}{fraction} {at:%z}"
+
+
+_NOT_IN_COLUMNS = re.compile(r"[^A-Za-z0-9_.:@+=/-]")
+
+
+def in_column(text: str, columns: int) -> str:
+    """Return an identifier for a table. With blanks in it, it would look like several columns."""
+    return (
+        _NOT_IN_COLUMNS.sub("?", text[: columns + 1])
+        if len(text) <= columns
+        else f"{in_column(text[:columns], columns)}…"
+    )
 
 
 def style_of(status: str) -> str:
@@ -48,25 +73,30 @@ def style_of(status: str) -> str:
 # The list
 
 
-def show_list(lines: Sequence[RunSummary], console: Console) -> None:
-    """Write one line per run. The last column fills the terminal; elsewhere it is not limited."""
-    rows = [("started", "run", "outcome", "calls", "took", "script", "what"), *map(_row, lines)]
+def show_list(lines: Sequence[RunSummary], console: Console, older: int = 0, *, has_heading: bool = True) -> None:
+    """Write one line per run. The last column fills the terminal; elsewhere it has 120 columns."""
+    rows = [("started", "run", "outcome", "trust", "calls", "took", "script", "what"), *map(_row, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     left = max(20, console.width - sum(widths) - 2 * len(widths)) if console.is_terminal else 120
-    styles = ["bold", *(style_of(line.outcome) for line in lines)]
-    for number, (row, style) in enumerate(zip(rows, styles, strict=True)):
+    styles = [("bold", "bold"), *((style_of(line.outcome), TRUST_STYLES[line.trust]) for line in lines)]
+    for number, (row, (style, trust)) in enumerate(zip(rows, styles, strict=True)):
+        if not (number or has_heading):
+            continue
         cells = [f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False)]
-        columns = ("", "cyan", style, "", "", "dim") if number else ("bold",) * len(cells)
+        columns = ("", "cyan", style, trust, "", "", "dim") if number else ("bold",) * len(cells)
         what = safe(one_line(row[-1], left), "" if number else "bold")
         console.print(Text.assemble(*zip(cells, columns, strict=True), what))
+    if older:
+        console.print(Text(f"and {older} older run{'' if older == 1 else 's'}: -n 0 shows all", "yellow"))
 
 
 def _row(line: RunSummary) -> tuple[str, ...]:
     failed = f" ({line.failed} failed)" if line.failed else ""
     return (
         show_time(line.started_ns),
-        one_line(line.id, 40)[: max(ID_CHARS, line.id.find(".") + 9)],
-        one_line(line.outcome.replace("_", " "), 20),
+        in_column(line.id, 40)[: max(ID_CHARS, line.id.find(".") + 9, line.id.find(":") + 19)],
+        in_column(line.outcome, 20).replace("_", " "),
+        line.trust,
         f"{line.calls}{failed}",
         duration(line.wall_s) if line.wall_s is not None else "",
         one_line(line.sha256 or "", 9)[:8],
@@ -84,24 +114,47 @@ def _table(*headings: str) -> Table:
 # One run
 
 
-def show_run(run: RecordedRun, console: Console) -> None:
-    """Write everything about a run: its user, settings, script, calls, output and result."""
-    _show_head(run, console)
-    _show_source(run, console)
+def show_redactions(redactions: Iterable[Mapping[str, Any]], console: Console) -> None:
+    """Write who removed what of a run, and when."""
+    for each in redactions:
+        reason = f": {each['reason']}" if each["reason"] else ""
+        text = f"redacted: {', '.join(each['parts'])} of record {each['seq']} by {each['by']}{reason}"
+        console.print(safe(one_line(f"{show_time(each['at_ns'])}  {text}", 200), "yellow"))
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is shown of what may be long."""
+
+    source_lines: int = 40
+    text_lines: int = 20
+    value_chars: int = 100
+    result_chars: int = 400
+
+
+SHORT = Amounts()
+FULL = Amounts(1 << 30, 1 << 30, 1 << 30, 1 << 30)
+
+
+def show_run(run: RecordedRun, console: Console, trust: str, amounts: Amounts = SHORT) -> None:
+    """Write everything about a run: its trust, user, settings, script, calls, output and result."""
+    _show_head(run, console, trust)
+    _show_source(run, console, amounts.source_lines)
     if run.calls:
         console.print()
-        show_timeline(run, console)
-    _show_output(run, console)
-    _show_end(run, console)
+        show_timeline(run, console, amounts.value_chars)
+    _show_output(run, console, amounts.text_lines)
+    _show_end(run, console, amounts.result_chars)
 
 
-def _show_head(run: RecordedRun, console: Console) -> None:
-    outcome = (run.outcome.replace("_", " "), style_of(run.outcome))
-    title = Text.assemble(("run ", "bold"), (run.id, "bold cyan"), "  ", outcome)
+def _show_head(run: RecordedRun, console: Console, trust: str) -> None:
+    outcome = safe(one_line(run.outcome.replace("_", " "), 20), style_of(run.outcome))
+    title = Text.assemble(("run ", "bold"), safe(one_line(run.id, 100), "bold cyan"), "  ", outcome)
     wall_s = (run.end.get("usage") or {}).get("wall_s")
     if wall_s is not None:
         title.append(f"  {duration(wall_s)}")
     console.print(title)
+    console.print(Text.assemble(("  trust     ", "dim"), (TRUST_TEXTS[trust], TRUST_STYLES[trust])))
     for name, value in _facts(run):
         console.print(Text.assemble((f"  {name:<10}", "dim"), safe(one_line(value, 150))))
 
@@ -126,14 +179,14 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
         yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
         yield "script", f"sha256 {run.start['sha256']}"
     if run.start.get("inputs"):
-        yield "inputs", _as_json(run.start["inputs"])
+        yield "inputs", as_json(run.start["inputs"])
     for name, length, sha256, _ in run.start.get("files") or ():
         yield "file", f"{name}, {size(length)}, sha256 {sha256}"
     if redacted := (run.start.get("more") or {}).get("redacted"):
         yield "redacted", f"{redacted} in script and inputs"
 
 
-def _show_source(run: RecordedRun, console: Console) -> None:
+def _show_source(run: RecordedRun, console: Console, most: int) -> None:
     if run.source is None:
         return
     console.print()
@@ -141,19 +194,19 @@ def _show_source(run: RecordedRun, console: Console) -> None:
     called = {call.line for call in run.calls if call.line}
     failed = (run.end.get("error") or {}).get("line")
     width = len(str(len(lines)))
-    for number, line in enumerate(lines[:MAX_SOURCE_LINES], start=1):
+    for number, line in enumerate(lines[:most], start=1):
         mark = "red" if number == failed else "cyan" if number in called else "dim"
         console.print(Text.assemble((f"  {number:>{width}} | ", mark), safe(line.rstrip("\r"))))
-    if len(lines) > MAX_SOURCE_LINES:
-        console.print(Text(f"  ... {len(lines) - MAX_SOURCE_LINES} more lines", "dim"))
+    if len(lines) > most:
+        console.print(Text(f"  ... {len(lines) - most} more lines: --full", "dim"))
 
 
-def show_timeline(run: RecordedRun, console: Console) -> None:
+def show_timeline(run: RecordedRun, console: Console, most: int = SHORT.value_chars) -> None:
     """Write one line per call, with a bar over the duration of the run."""
     end_ns = run.ended_ns or max((call.ended_ns or call.started_ns for call in run.calls), default=run.started_ns)
     total_ns = max(1, end_ns - run.started_ns)
     depths = _depths(run.calls)
-    names = {call.number: one_line("  " * depths[call.number] + call.tool, 28) for call in run.calls}
+    names = {call.number: one_line("  " * depths[call.number] + in_column(call.tool, 60), 28) for call in run.calls}
     width = max(len(name) for name in names.values())
     span = duration(total_ns / 1e9)
     ruler = f"0{span:>{BAR_CELLS - 1}}"
@@ -165,10 +218,10 @@ def show_timeline(run: RecordedRun, console: Console) -> None:
             (f"  {call.line or '':>4}  ", "dim"),
             (bar(call, run.started_ns, total_ns, console.encoding), style_of(call.status)),
             f"  {duration(call.duration_s) if call.is_finished else '':<8} ",
-            (f"{call.status}", style_of(call.status)),
+            safe(one_line(call.status, 20), style_of(call.status)),
         )
         console.print(line)
-        _show_call(call, console)
+        _show_call(call, console, most)
 
 
 def bar(call: RecordedCall, started_ns: int, total_ns: int, encoding: str = "utf-8") -> str:
@@ -188,29 +241,32 @@ def _depths(calls: Iterable[RecordedCall]) -> dict[int, int]:
     return depths
 
 
-def _show_call(call: RecordedCall, console: Console) -> None:
+def _show_call(call: RecordedCall, console: Console, most: int) -> None:
     more = call.start_extra
-    args = _as_json(call.args) if "args_cut" not in more else _cut(more["args_cut"])
-    origin = "" if call.origin == "code" else f"{call.origin}  "
-    console.print(Text.assemble("       ", (origin, "dim"), safe(one_line(args, 100), "dim")))
+    args = as_json(call.args) if "args_cut" not in more else _cut(more["args_cut"])
+    origin = "" if call.origin == "code" else f"{one_line(call.origin, 40)}  "
+    console.print(Text.assemble("       ", safe(origin, "dim"), safe(one_line(args, most), "dim")))
     for change in more.get("coerced") or ():
-        console.print(safe(f"       mended {one_line(_as_json(change), 90)}", "dim"))
-    if "verdict" in more:
-        console.print(safe(f"       refused: {one_line(str(more.get('why', '')), 100)}", "red"))
+        console.print(safe(f"       mended {one_line(as_json(change), most)}", "dim"))
+    is_substituted = more.get("verdict") == "substituted"
+    if is_substituted:
+        console.print(Text("       answered by a hook, the tool did not run", "yellow"))
+    if "verdict" in more and not is_substituted:
+        console.print(safe(f"       refused: {one_line(str(more.get('why', '')), most)}", "red"))
     elif call.status in _GOOD:
         missing = call.end_extra.get("value_cut")
-        answer = _cut(missing) if missing else _as_json(call.value)
-        console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, 100))))
+        answer = _cut(missing) if missing else as_json(call.value)
+        console.print(Text.assemble("       ", ("-> ", "dim"), safe(one_line(answer, most))))
     elif call.is_finished:
-        console.print(safe(f"       {call.code}: {one_line(call.message, 100)}", "red"))
+        console.print(safe(f"       {call.code}: {one_line(call.message, most)}", "red"))
 
 
 def _cut(missing: Mapping[str, Any]) -> str:
-    what = f"{missing['bytes']} bytes, sha256 {missing['sha256'][:16]}, " if "sha256" in missing else ""
-    return f"({what}not recorded: {missing['why']})"
+    what = f"{missing.get('bytes')} bytes, sha256 {str(missing['sha256'])[:16]}, " if "sha256" in missing else ""
+    return f"({what}not recorded: {missing.get('why')})"
 
 
-def _show_output(run: RecordedRun, console: Console) -> None:
+def _show_output(run: RecordedRun, console: Console, most: int) -> None:
     logs = run.end.get("logs") or ()
     if not logs:
         return
@@ -218,13 +274,13 @@ def _show_output(run: RecordedRun, console: Console) -> None:
     console.print(Text("printed", "bold"))
     text = "".join(text for _, text in logs)
     lines = text.rstrip("\n").split("\n")
-    for line in lines[:MAX_TEXT_LINES]:
+    for line in lines[:most]:
         console.print(Text.assemble(("  | ", "dim"), safe(line)))
-    if len(lines) > MAX_TEXT_LINES:
-        console.print(Text(f"  ... {len(lines) - MAX_TEXT_LINES} more lines", "dim"))
+    if len(lines) > most:
+        console.print(Text(f"  ... {len(lines) - most} more lines: --full", "dim"))
 
 
-def _show_end(run: RecordedRun, console: Console) -> None:
+def _show_end(run: RecordedRun, console: Console, most: int) -> None:
     end = run.end
     console.print()
     if not end:
@@ -232,22 +288,24 @@ def _show_end(run: RecordedRun, console: Console) -> None:
         return
     if end.get("has_value"):
         missing = (end.get("more") or {}).get("value_cut")
-        value = _cut(missing) if missing else _as_json(end["value"])
-        console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, 400))))
-        console.print(Text(f"        sha256 {end['value_sha256']}", "dim"))
+        value = _cut(missing) if missing else as_json(end["value"])
+        console.print(Text.assemble(("result  ", "bold"), safe(one_line(value, most))))
+        if end["value_sha256"]:
+            console.print(safe(f"        sha256 {end['value_sha256']}", "dim"))
     if error := end.get("error"):
         where = f" (line {error['line']})" if error.get("line") else ""
-        write_text(console, f"{error.get('type')}: {one_line(str(error.get('message', '')), 400)}{where}")
+        write_text(console, f"{error.get('type')}: {one_line(str(error.get('message', '')), most)}{where}")
     for name, media_type, length, sha256, problem in end.get("files") or ():
         about = problem or f"{media_type}, {size(length)}, sha256 {sha256}"
         console.print(Text.assemble(("file    ", "bold"), safe(one_line(f"{name}  {about}"))))
     usage = end.get("usage") or {}
     if usage:
-        used = f"cpu {duration(usage['cpu_s'])}, {size(usage['peak_memory_bytes'])}"
+        used = f"cpu {duration(usage['cpu_s'] or 0)}, {size(usage['peak_memory_bytes'] or 0)}"
         console.print(Text(f"used    {used}, waited {duration(usage['start_s'])} for its sandbox", "dim"))
 
 
-def _as_json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """Return recorded data as JSON on one line."""
     return json.dumps(jsonable(value), ensure_ascii=False)
 
 
@@ -262,9 +320,13 @@ def show_stats(counted: Mapping[str, Any], console: Console) -> None:
     if not runs:
         return
     console.print()
+    trusts = ", ".join(f"{count} {name}" for name, count in counted["trust"].items())
+    console.print(Text(trusts, "bold red" if counted["trust"].get(BROKEN) else "dim"))
+    console.print()
     for outcome, count in counted["outcomes"].items():
         cells = max(1, round(count / runs * BAR_CELLS))
-        console.print(Text.assemble(safe(f"  {outcome:<16}"), f"{count:>7}  ", (_FULL * cells, style_of(outcome))))
+        name = safe(f"  {one_line(outcome, 20):<16}")
+        console.print(Text.assemble(name, f"{count:>7}  ", (_FULL * cells, style_of(outcome))))
     if counted["tools"]:
         console.print()
         table = _table("tool", "calls", "failed", "median", "95 %", "in all")
@@ -279,6 +341,7 @@ def show_stats(counted: Mapping[str, Any], console: Console) -> None:
             )
         console.print(table)
     console.print()
+    console.print(Text("runs by day, in UTC", "dim"))
     busiest = max(counted["days"].values())
     for day, count in counted["days"].items():
         console.print(f"  {day}  {count:>7}  {_FULL * max(1, round(count / busiest * BAR_CELLS))}")
@@ -313,12 +376,15 @@ def show_receipt_check(checked: ReceiptCheck, console: Console) -> None:
     """Write the result of checking a receipt, and its run."""
     for problem in checked.problems:
         console.print(safe(problem, "red"))
+    for missing in checked.missing:
+        console.print(safe(f"partial: {missing}", "bold yellow"))
     if checked.run is not None and checked.ok:
         signed = show_time(checked.signed_ns) if checked.signed_ns else "?"
         run = checked.run
+        word = Text("partial", "bold yellow") if checked.is_partial else Text("ok", "bold green")
         console.print(
             Text.assemble(
-                ("ok", "bold green"), safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
+                word, safe(f"  run {run.id}, {run.outcome}, {len(run.calls)} calls, "),
                 safe(f"signed {signed} with key {checked.key}"),
             )
         )  # fmt: skip

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.audit.diff import Divergence
+from toolcell.audit.diff import MISSING_CALL
 from toolcell.audit.query import Filter, Index
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
-from toolcell.audit.replay import MISSING_CALL, Replay, runtime_options, script_calls
-from toolcell.audit.replay import replay as replay_run
 from toolcell.cli import exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script
 from toolcell.cli.audit_arguments import split_target
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.render import excerpt, print_json, safe, stderr, stdout, write_text
+from toolcell.cli.render import excerpt
+from toolcell.cli.terminal import print_json, safe, stdout, write_text
 from toolcell.config import PoolConfig
 from toolcell.errors import UsageError
+from toolcell.results import Divergence
 from toolcell.text import one_line
+
+if TYPE_CHECKING:
+    from toolcell.audit.replay import Replay
 
 ALL = "all"
 
@@ -47,6 +51,10 @@ def replay(
     put_files: Annotated[
         list[str] | None, typer.Option("--file", "-f", metavar="[NAME=]PATH", help="A file that was not recorded.")
     ] = None,
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="NAME", help="Show the value of this environment variable in no difference."),
+    ] = None,
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
@@ -61,6 +69,7 @@ def replay(
         "inputs": parse_inputs(inputs) if inputs else None,
         "files": read_files(put_files or ()),
         "until": until,
+        "secrets": read_secrets(secrets or ()),
     }
     steps = Steps(start, stdout()) if start is not None and not as_json else None
     done = replay_all(runs, given, backend, steps)
@@ -71,6 +80,18 @@ def replay(
         for each, run in zip(done, runs, strict=True):
             show(each, run, given["source"], stdout(), is_short=check or len(runs) > 1)
     raise typer.Exit(exits.OK if all(each.ok for each in done) else exits.FAILED)
+
+
+def read_secrets(names: Sequence[str]) -> list[str]:
+    """Return the values of environment variables.
+
+    Raises:
+        UsageError: one is not set.
+    """
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise UsageError(f"--secret {missing[0]}: the environment has no such variable; name one that holds the secret")
+    return [os.environ[name] for name in names]
 
 
 def load(target: list[str]) -> list[RecordedRun]:
@@ -94,6 +115,8 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
     """
     if start is None:
         return
+    from toolcell.audit.replay import script_calls
+
     most = max(len(script_calls(run)) for run in runs)
     if start > max(1, most):
         raise UsageError(f"--from {start}: want 1 to {max(1, most)}; calls of the script on record: {most}")
@@ -103,23 +126,24 @@ def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | Non
 
 def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
     """Replay runs. Runs with the same runtime options share one runtime."""
+    from toolcell.audit import replay  # with the tools: the other commands load neither
     from toolcell.runtime import Runtime
 
     async def work(watch: Watch) -> list[Replay]:
         done: list[Replay] = []
         at = 0
         while at < len(runs):
-            options = runtime_options(runs[at])
+            options = replay.runtime_options(runs[at])
             pool = PoolConfig(warm=min(2, len(runs) - at))
             async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
-                while at < len(runs) and runtime_options(runs[at]) == options:
+                while at < len(runs) and replay.runtime_options(runs[at]) == options:
                     watch.doing = f"replaying {at + 1} of {len(runs)}"
                     hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
-                    done.append(await replay_run(runtime, runs[at], **given, **hooks))
+                    done.append(await replay.replay(runtime, runs[at], **given, **hooks))
                     at += 1
         return done
 
-    return run_watched(work, stderr())
+    return run_watched(work)
 
 
 class Steps:
@@ -151,13 +175,16 @@ def show(done: Replay, run: RecordedRun, source: str | None, console: Console, i
     """Write the result of a replay."""
     if done.ok:
         calls = f"{done.answered} of {done.recorded} calls answered from the record"
-        text = f"{done.stopped or 'the same result'}, {calls}"
+        partly = "" if done.stopped or not done.not_compared else " as far as it was compared"
+        text = f"{done.stopped or 'the same result'}{partly}, {calls}"
         console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {text}")))
     else:
         assert done.divergence is not None
         console.print(Text.assemble(("differs  ", "bold red"), safe(f"run {run.id}: {where(done.divergence)}")))
     if is_short:
         return
+    for left_out in done.not_compared:
+        console.print(safe(f"not compared: {left_out}", "yellow"))
     for note in done.notes:
         console.print(safe(f"note: {note}", "yellow"))
     if done.divergence is not None:

@@ -17,7 +17,7 @@ import toolcell
 import toolcell_bridge
 from toolcell.cli import exits, render
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PoolConfig
 from toolcell.results import ExecutionResult
 from toolcell.text import one_line
@@ -58,7 +58,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Write the results as one JSON document.")] = False,
 ) -> None:
     """Watch a model's script call three tools from inside a sandbox, and two attacks fail."""
-    results = run_watched(_run_all, stderr())
+    results = run_watched(_run_all)
     scripted, attacks = results[0], dict(zip(ATTACKS, results[1:], strict=True))
     held = scripted.ok and not any(result.ok for result in attacks.values())
     if as_json:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.text import Text
 
-from toolcell.cli import doctor_docker, exits
-from toolcell.cli.render import print_json, reporting, safe, stdout
-from toolcell.config import Layer, Policy
+from toolcell.cli import doctor_docker, doctor_profiles, exits
+from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.config import PROFILES, Layer, Profile
 from toolcell.errors import UsageError
 
 PURPOSE: dict[str, str] = {
@@ -28,11 +28,14 @@ PURPOSE: dict[str, str] = {
     "capabilities": "no privilege left, none to be had again",
     "no_new_privs": "set-uid programs give nothing",
     "rlimits": "memory, processes, files and CPU bounded per process",
-    "cgroup": "memory and processes bounded for the whole tree",
+    "cgroup": "memory, processes and processors bounded for the whole tree",
 }
 """Layer to what it does for a script's sandbox."""
 
-EPILOG = f"Exit status: {exits.OK} every required layer is live, {exits.UNAVAILABLE} one is missing."
+EPILOG = (
+    f"Exit status: {exits.OK} every required layer is live and a script runs, {exits.UNAVAILABLE} a layer is missing "
+    "or no script runs."
+)
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -44,12 +47,13 @@ def doctor(
     require: Annotated[
         str | None, typer.Option(metavar="LAYER,...", help="Layers that must be live, instead of the default set.")
     ] = None,
+    profile: Annotated[Profile, typer.Option("--profile", help="The profile that must run.")] = "full",
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
     """Say which isolation layers are live here, why others are not, and how to get them."""
     from toolcell.sandbox.process.probes import probe_all
 
-    required = required_layers(require)
+    required = required_layers(require, profile)
     layers = [describe(probe, required) for probe in probe_all()]
     machine = {
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -58,21 +62,25 @@ def doctor(
     }
     docker = doctor_docker.examine()
     missing = [layer["name"] for layer in layers if layer["required"] and not layer["live"]]
+    known: dict[Profile, str] = {profile: f"missing and required: {', '.join(missing)}"} if missing else {}
+    profiles = doctor_profiles.examine({**PROFILES, profile: required}, known)
+    problem = next(each["problem"] for each in profiles if each["name"] == profile)
     if as_json:
-        print_json({"ok": not missing, "missing": missing, "layers": layers, "machine": machine, "docker": docker})
+        told = {"ok": not problem, "missing": missing, "problem": problem}
+        print_json(told | {"profiles": profiles, "layers": layers, "machine": machine, "docker": docker})
     else:
-        _show(layers, machine, docker, missing)
-    raise typer.Exit(exits.UNAVAILABLE if missing else exits.OK)
+        _show(layers, machine, docker, profiles, problem)
+    raise typer.Exit(exits.UNAVAILABLE if problem else exits.OK)
 
 
-def required_layers(given: str | None) -> frozenset[str]:
-    """Read `--require`; without it, what a Policy requires by default.
+def required_layers(given: str | None, profile: Profile = "full") -> frozenset[str]:
+    """Read `--require`; without it, what a Policy of this profile requires by default.
 
     Raises:
         UsageError: there is no such layer; names those there are.
     """
     if given is None:
-        return frozenset(Policy().require)
+        return frozenset(PROFILES[profile])
     names = frozenset(filter(None, (name.strip() for name in given.split(","))))
     if unknown := names - set(get_args(Layer)):
         raise UsageError(f"no such layer: {', '.join(sorted(unknown))}; there are {', '.join(get_args(Layer))}")
@@ -91,7 +99,13 @@ def describe(probe: Any, required: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _show(layers: list[dict[str, Any]], machine: dict[str, str], docker: dict[str, Any], missing: list[str]) -> None:
+def _show(
+    layers: list[dict[str, Any]],
+    machine: dict[str, str],
+    docker: dict[str, Any],
+    profiles: list[dict[str, Any]],
+    problem: str,
+) -> None:
     console = stdout()
     for name, value in machine.items():
         console.print(Text(f"{name:<14}", "bold"), safe(value))
@@ -111,10 +125,19 @@ def _show(layers: list[dict[str, Any]], machine: dict[str, str], docker: dict[st
         remedy = f"; to get it: {lack['fix']}" if lack["fix"] else ""
         console.print(safe(f"{'':<14}{lack['what']}{remedy}", "yellow"))
     console.print()
-    if missing:
-        console.print(Text(f"missing and required: {', '.join(missing)}; no script will run", "bold red"))
+    for each in profiles:
+        word, style = ("runs", "green") if each["runs"] else ("does not run", "yellow")
+        about = each["problem"] or doctor_profiles.CHOOSE[each["name"]]
+        console.print(
+            Text.assemble("profile ", (f"{each['name']:<11}", "bold"), (word, style)), safe(f"({about})", "dim")
+        )
+        for fix in each["fixes"]:
+            console.print(safe(f"{'':<14}to get it: {fix}", "yellow"))
+    console.print()
+    if problem:
+        console.print(safe(f"{problem}; no script will run", "bold red"))
     else:
-        console.print(Text("every required layer is live", "bold green"))
+        console.print(Text("every required layer is live, and a script has run", "bold green"))
 
 
 def _state(layer: dict[str, Any]) -> tuple[str, str]:

@@ -6,14 +6,16 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
-from rich.console import Console
-from rich.text import Text
 
 from toolcell.text import one_line
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+    from rich.console import Console
+    from rich.text import Text
 
 QUIET_S = 1.0
 """Shorter work shows no progress line."""
@@ -39,11 +41,13 @@ class Watch:
 
     def line(self, elapsed_s: float) -> Text:
         """Return the progress line as a Text: rich would read markup in a str."""
+        from rich.text import Text
+
         return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._message}".rstrip(), 100))
 
 
-def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console) -> T:
-    """Run `work` to its end with a progress line on a terminal.
+def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None = None) -> T:
+    """Run `work` to its end with a progress line on a terminal. `console` is where it is shown; by default stderr.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed twice, or while no script was running.
@@ -54,7 +58,7 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console) -> T:
         watch = Watch()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_handle_interrupts, watch, tasks)
-            if console.is_terminal:
+            if sys.stderr.isatty() if console is None else console.is_terminal:
                 tasks.start_soon(_show_progress, watch, console)
             outcome.append(await work(watch))
             tasks.cancel_scope.cancel()
@@ -76,9 +80,13 @@ async def _handle_interrupts(watch: Watch, tasks: TaskGroup) -> None:
             watch.cancel.set()
 
 
-async def _show_progress(watch: Watch, console: Console) -> None:
+async def _show_progress(watch: Watch, console: Console | None) -> None:
     started = time.monotonic()
     await anyio.sleep(QUIET_S)
+    if console is None:
+        from toolcell.cli.terminal import stderr  # not for what is over sooner
+
+        console = stderr()
     with console.status(watch.line(QUIET_S)) as status:
         while True:
             await anyio.sleep(REFRESH_S)

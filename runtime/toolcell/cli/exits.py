@@ -9,11 +9,11 @@ OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 1
 
 MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
-    FAILED: "the script failed: an exception, sys.exit(n), no Python, or refused by the lint profile",
+    FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile",
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
     UNAVAILABLE: "no sandbox could be started: a required isolation layer or a package is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
-    BROKEN: "the sandbox died by itself or broke the bridge protocol",
+    BROKEN: "the sandbox died, or broke the bridge protocol",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
 }
 
@@ -25,12 +25,15 @@ BY_OUTCOME: dict[Outcome, int] = {
     Outcome.CPU_LIMIT: LIMIT,
     Outcome.MEMORY_LIMIT: LIMIT,
     Outcome.OUTPUT_LIMIT: LIMIT,
+    Outcome.HOST_WORK_LIMIT: LIMIT,
     Outcome.PROCESS_LIMIT: LIMIT,
     Outcome.CALL_LIMIT: LIMIT,
     Outcome.KILLED: BROKEN,
     Outcome.PROTOCOL_ERROR: BROKEN,
     Outcome.CANCELLED: INTERRUPTED,
     Outcome.UNAVAILABLE: UNAVAILABLE,
+    Outcome.SUSPENDED: INTERRUPTED,
+    Outcome.DIVERGED: FAILED,
 }
 
 BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (

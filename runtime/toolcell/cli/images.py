@@ -13,7 +13,7 @@ from rich.text import Text
 from toolcell.cli import exits
 from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.errors import UsageError
 from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -131,7 +131,7 @@ def _watched(doing: str, work: Any) -> Any:
         watch.doing = doing
         return await anyio.to_thread.run_sync(work, watch, abandon_on_cancel=True)
 
-    return run_watched(shell, stderr())
+    return run_watched(shell)
 
 
 def as_dict(image: ImageRef) -> dict[str, Any]:

@@ -1,109 +1,19 @@
-"""How commands write: consoles, JSON, errors, and the parts of a run's result.
-
-Consoles use colour only on a terminal. Text of a script or a tool is never parsed as markup, and all of it passes
-`text.for_terminal`.
-"""
+"""The parts of a run's result, for a person to read. Text of a script or a tool is never parsed as markup."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import typer
-from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from toolcell.cli import exits
-from toolcell.errors import ToolcellError
+from toolcell.cli.terminal import safe, size, value_text, write_text
 from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
 from toolcell.text import for_terminal, one_line
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def stdout() -> Console:
-    """Return a console for the result of a command."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def stderr() -> Console:
-    """Return a console for everything else: progress, failures, the summary."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def print_json(data: object) -> None:
-    """Write one JSON document to stdout, in ASCII: so no control character reaches a terminal."""
-    sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
-    sys.stdout.flush()
-
-
-def write_text(console: Console, text: str) -> None:
-    """Write untrusted text, with terminal controls escaped, and end its last line."""
-    shown = for_terminal(text)
-    console.print(Text(shown), end="" if shown.endswith("\n") else "\n")
-
-
-def safe(text: str, style: str = "") -> Text:
-    """Return untrusted text with terminal controls escaped."""
-    return Text(for_terminal(text), style)
-
-
-def reporting(command: Command) -> Command:
-    """Turn toolcell's errors into a message and the documented exit status. Other exceptions are bugs and pass."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except BrokenPipeError:
-            # The reader closed our output. Without this, Python would report the same error again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(exits.FAILED) from None
-        except KeyboardInterrupt:
-            raise _interrupted() from None
-        except (ToolcellError, BaseExceptionGroup) as exc:
-            if isinstance(exc, BaseExceptionGroup) and exc.subgroup(KeyboardInterrupt) is not None:
-                raise _interrupted() from None
-            error = find_our_error(exc)
-            if error is None:
-                raise
-            _write_error(error, as_json=bool(kwargs.get("as_json")))
-            raise typer.Exit(exits.status_of(error)) from exc
-
-    return wrapped  # type: ignore[return-value]
-
-
-def _interrupted() -> typer.Exit:
-    stderr().print("interrupted")
-    return typer.Exit(exits.INTERRUPTED)
-
-
-def find_our_error(exc: BaseException) -> ToolcellError | None:
-    """Find toolcell's own error in what a task group raised."""
-    if isinstance(exc, ToolcellError):
-        return exc
-    inner = exc.exceptions if isinstance(exc, BaseExceptionGroup) else ()
-    return next((found for each in inner if (found := find_our_error(each))), None)
-
-
-def _write_error(error: ToolcellError, as_json: bool) -> None:
-    if as_json:
-        print_json({"error": {"code": error.code, "message": str(error)}})
-        return
-    console = stderr()
-    console.print(Text(f"{error.code.replace('_', ' ')}: ", "bold red"), end="")
-    write_text(console, str(error))
-
-
-# A run's result
 
 
 def show_result(result: ExecutionResult, source: str, out: Console, err: Console) -> None:
@@ -123,10 +33,7 @@ def show_result(result: ExecutionResult, source: str, out: Console, err: Console
 
 def show_value(value: Any, console: Console) -> None:
     """Write a text as it is, everything else as JSON."""
-    if isinstance(value, str):
-        write_text(console, value)
-    else:
-        write_text(console, json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    write_text(console, value_text(value))
 
 
 def show_failure(result: ExecutionResult, source: str, console: Console) -> None:
@@ -172,13 +79,6 @@ def _amount(limit: str, value: float) -> str:
     if limit.endswith("_bytes"):
         return size(int(value))
     return f"{value:.3g} s" if limit.endswith("_s") else f"{value:g}"
-
-
-def size(bytes_count: int) -> str:
-    """Return a number of bytes for a person to read, in binary units."""
-    unit, suffix = filesize.pick_unit_and_suffix(bytes_count, ["bytes", "KiB", "MiB", "GiB"], 1024)
-    amount = bytes_count / unit
-    return f"{amount:.0f} {suffix}" if amount >= 1000 else f"{amount:.3g} {suffix}"
 
 
 def error_locations(error: ErrorInfo) -> list[tuple[int, int, str]]:

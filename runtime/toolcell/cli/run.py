@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from typer.core import TyperCommand
 
-from toolcell.cli import exits, render
-from toolcell.cli.arguments import load_registry, parse_inputs, read_files, read_script, with_limit_flags
+from toolcell.cli import exits
+from toolcell.cli.arguments import (
+    as_flag,
+    described_limits,
+    load_registry,
+    parse_inputs,
+    read_files,
+    read_script,
+)
 from toolcell.cli.execution import Watch, run_watched
-from toolcell.cli.render import print_json, reporting, safe, stderr, stdout
-from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig
+from toolcell.cli.flags import with_flags
+from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
+from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.lazy import importing
 from toolcell.results import ExecutionResult, OutputFile
-from toolcell.text import one_line
+from toolcell.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from toolcell.tools.events import Event
@@ -34,11 +46,19 @@ EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, mea
 
 def register(app: typer.Typer, name: str) -> None:
     """Add the command."""
-    app.command(name, cls=NamingCommand, epilog=EPILOG)(reporting(with_limit_flags(run)))
+    app.command(name, cls=NamingCommand, epilog=EPILOG)(reporting(with_flags(run)))
 
 
 class NamingCommand(TyperCommand):
     """A command whose usage errors show the wrong value, as in `--wall-s abc`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help. What the limits mean is looked up only here."""
+        about = described_limits()
+        for each in self.params:
+            if each.name in about:
+                each.help = about[each.name]  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. typer leaves the value out of pydantic's error, so it is added here."""
@@ -51,11 +71,106 @@ class NamingCommand(TyperCommand):
             raise
 
 
-def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or - for stdin.")],
-    *,
+@dataclass(frozen=True, slots=True)
+class RuntimeFlags:
+    """Flags that say which runtime the script gets."""
+
     tools: Annotated[
         list[str] | None, typer.Option("--tools", "-t", metavar="FILE|MODULE", help="Tools the script may call.")
+    ] = None
+    packages: Annotated[
+        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package the script may import.")
+    ] = None
+    preload: Annotated[
+        list[str] | None,
+        typer.Option("--preload", metavar="MODULE", help="A module imported before the script starts."),
+    ] = None
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process"
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="Image of the container, with --backend docker.")
+    ] = None
+    runtime: Annotated[
+        str | None,
+        typer.Option("--runtime", metavar="NAME", help="What runs the container, with --backend docker: runsc."),
+    ] = None
+    mode: Annotated[
+        Literal["single", "forked"] | None,
+        typer.Option("--mode", help="A container for each sandbox, or one for many; with --backend docker."),
+    ] = None
+    lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")] = (
+        "off"
+    )
+    profile: Annotated[
+        Profile, typer.Option("--profile", help="How to isolate; container is for places that allow no namespaces.")
+    ] = "full"
+    require: Annotated[
+        str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
+    ] = None
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed the script's randomness.")] = None
+    clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None
+    hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None
+    audit: Annotated[
+        str | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
+    ] = None
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="PLACE", help="Show the log's heads to file:PATH, https://..., syslog:PATH."),
+    ] = None
+    require_witness: Annotated[
+        bool, typer.Option("--require-witness", help="Run nothing while a witness does not keep them.")
+    ] = False
+    otel: Annotated[
+        Literal["otlp", "console"] | None,
+        typer.Option("--otel", help="Make OpenTelemetry spans of the run; otlp obeys $OTEL_EXPORTER_OTLP_ENDPOINT."),
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments for `Runtime`.
+
+        Raises:
+            UsageError: a flag's value is wrong, or flags exclude each other.
+        """
+        settings = {"seed": self.seed, "clock": self.clock, "hash_seed": self.hash_seed}
+        options: dict[str, Any] = {
+            "registry": load_registry(self.tools) if self.tools else None,
+            "packages": split(self.packages),
+            "preload": split(self.preload),
+            "pool": PoolConfig(warm=0),
+            "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
+            "audit": self._audit_log(),
+        }
+        return options | {"backend": self._backend(options)}
+
+    def _audit_log(self) -> Any:
+        folder = audit_folder(self.audit)
+        if not (self.witness or self.require_witness or self.otel):
+            return folder
+        if folder is None or (self.require_witness and not self.witness):
+            raise UsageError("--witness and --otel need --audit DIR, and --require-witness needs --witness")
+        from toolcell.audit.config import AuditConfig
+        from toolcell.audit.log import AuditLog
+        from toolcell.audit.otel import exporting_sink
+
+        sinks = [exporting_sink(self.otel)] if self.otel else []
+        config = AuditConfig(require_witness=self.require_witness)
+        return AuditLog(folder, config=config, witnesses=self.witness or (), sinks=sinks)
+
+    def _backend(self, options: dict[str, Any]) -> Any:
+        if self.image is None and self.runtime is None and self.mode is None:
+            return self.backend
+        if self.backend != "docker":
+            raise UsageError("--image, --runtime and --mode are about containers; add --backend docker")
+        from toolcell.sandbox.docker import DockerBackend
+
+        given = {name: options[name] for name in ("packages", "preload", "policy")}
+        return DockerBackend(self.image, runtime=self.runtime, mode=self.mode or "single", **given)
+
+
+def run(
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="A Python file, or - for stdin.")] = None,
+    *,
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", metavar="CODE", help="The script itself, instead of a file.")
     ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="A name in the script's namespace.")
@@ -67,37 +182,7 @@ def run(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files a script returns.")
     ] = None,
-    packages: Annotated[
-        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package the script may import.")
-    ] = None,
-    preload: Annotated[
-        list[str] | None,
-        typer.Option("--preload", metavar="MODULE", help="A module imported before the script starts."),
-    ] = None,
-    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="IMAGE", help="Image of the container, with --backend docker.")
-    ] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option("--runtime", metavar="NAME", help="What runs the container, with --backend docker: runsc."),
-    ] = None,
-    mode: Annotated[
-        Literal["single", "forked"] | None,
-        typer.Option("--mode", help="A container for each sandbox, or one for many; with --backend docker."),
-    ] = None,
-    lint: Annotated[
-        LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")
-    ] = "off",
-    require: Annotated[
-        str | None, typer.Option("--require", metavar="LAYER,...", help="Isolation layers that must be live.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed the script's randomness.")] = None,
-    clock: Annotated[float | None, typer.Option("--clock", help="Start the script's clock at this Unix time.")] = None,
-    hash_seed: Annotated[int | None, typer.Option("--hash-seed", help="PYTHONHASHSEED of the script.")] = None,
-    audit: Annotated[
-        str | None, typer.Option("--audit", metavar="DIR", help="Record the run in the audit log in this directory.")
-    ] = None,
+    settings: RuntimeFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
 ) -> None:
@@ -107,58 +192,49 @@ def run(
     --tools, --input, --file, --packages and --preload may be given several times; lists of packages and modules may
     also be separated by commas.
     """
-    source = read_script(script)
-    registry = load_registry(tools) if tools else None
-    arguments: dict[str, Any] = {
-        "inputs": parse_inputs(inputs or ()),
-        "files": read_files(put_files or ()),
-    }
-    options: dict[str, Any] = {
-        "backend": backend,
-        "limits": limits,
-        "packages": split(packages),
-        "preload": split(preload),
-        "pool": PoolConfig(warm=0),
-        "policy": make_policy(require, lint=lint, seed=seed, clock=clock, hash_seed=hash_seed),
-        "audit": audit_folder(audit),
-    }
-    if image is not None or runtime is not None or mode is not None:
-        options["backend"] = docker_backend(options, image, runtime, mode)
-    result = execute(source, registry, options, arguments)
+    if (script is None) == (code is None):
+        raise UsageError("name a SCRIPT or give it with -c CODE" + ("" if code is None else ", not both"))
+    source = code if code is not None else read_script(script or "")
+    arguments = {"inputs": parse_inputs(inputs or ()), "files": read_files(put_files or ())}
+    # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        result = execute(source, settings.options() | {"limits": limits}, arguments)
     saved = save_files(result.files, output_dir) if output_dir else []
     if as_json:
         print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
     else:
-        render.show_result(result, source, stdout(), stderr())
+        show(result, source)
     raise typer.Exit(exits.BY_OUTCOME[result.outcome])
 
 
-def docker_backend(
-    options: dict[str, Any], image: str | None, runtime: str | None, mode: Literal["single", "forked"] | None
-) -> Any:
-    """Make the Docker backend that the flags describe.
+def show(result: ExecutionResult, source: str) -> None:
+    """Write a run's result. One that is only a value, and nothing around it to a person, needs no rich."""
+    if result.ok and not (result.logs.entries or result.files or sys.stderr.isatty() or sys.stdout.isatty()):
+        if result.has_value:
+            text = for_terminal(value_text(result.value))
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    from toolcell.cli import render
 
-    Raises:
-        UsageError: another backend was chosen, or the flags exclude each other.
-    """
-    if options["backend"] != "docker":
-        raise UsageError("--image, --runtime and --mode are about containers; add --backend docker")
-    from toolcell.sandbox.docker import DockerBackend
-
-    given = {name: options[name] for name in ("packages", "preload", "policy")}
-    return DockerBackend(image, runtime=runtime, mode=mode or "single", **given)
+    render.show_result(result, source, stdout(), stderr())
 
 
-def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
+def execute(source: str, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
     """Open a runtime for one script and run it."""
-    from toolcell.runtime import Runtime
-    from toolcell.tools import RunContext
+    options = options | {"backend": _started_early(options)}
+    with importing():
+        from toolcell.runtime import Runtime
+        from toolcell.tools import RunContext
 
-    console, context = stderr(), RunContext()
-    context.events.subscribe(tool_error_listener(console))
+    context = RunContext()
+    context.events.subscribe(tool_error_listener())
 
     async def work(watch: Watch) -> ExecutionResult:
-        async with Runtime(registry, **options) as runtime:
+        with showing_installation(watch):
+            return await opened(watch)
+
+    async def opened(watch: Watch) -> ExecutionResult:
+        async with Runtime(**options) as runtime:
             watch.doing = "running"
             return await runtime.execute_code(
                 source,
@@ -169,10 +245,47 @@ def execute(source: str, registry: Any, options: dict[str, Any], arguments: dict
                 on_progress=lambda value: watch.say(str(value)),
             )
 
-    return run_watched(work, console)
+    return run_watched(work)
 
 
-def tool_error_listener(console: Console) -> Callable[[Event], None]:
+def _started_early(options: dict[str, Any]) -> Any:
+    """Return the backend for `Runtime`. In the plain case its zygote starts while the rest is imported."""
+    policy: Policy = options["policy"]
+    is_plain = options["backend"] == "process" and policy.profile == "full" and options["audit"] is None
+    if not is_plain or options["packages"] or "toolcell.runtime" in sys.modules or sys.platform != "linux":
+        return options["backend"]
+    with importing():
+        from toolcell.sandbox.process.backend import ProcessBackend
+
+    backend = ProcessBackend(policy=policy, preload=options["preload"])
+    try:
+        backend.spawn()
+    except OSError:
+        return options["backend"]  # opening it says what is missing
+    return backend
+
+
+@contextlib.contextmanager
+def showing_installation(watch: Watch) -> Iterator[None]:
+    """Show what an installer of packages does on the progress line."""
+
+    def show_line(record: logging.LogRecord) -> bool:
+        watch.doing = "installing"
+        watch.say(record.getMessage())
+        return True
+
+    logger = logging.getLogger("toolcell.sandbox.process.package_sources")
+    level = logger.level
+    logger.addFilter(show_line)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeFilter(show_line)
+        logger.setLevel(level)
+
+
+def tool_error_listener() -> Callable[[Event], None]:
     """Return a listener that writes each unexpected exception of a tool once. The script sees only its class."""
     written = {""}
 
@@ -180,7 +293,7 @@ def tool_error_listener(console: Console) -> Callable[[Event], None]:
         line = tool_error_line(event)
         if line not in written:
             written.add(line)
-            console.print(safe(line, "red"))
+            stderr().print(safe(line, "red"))
 
     return listen
 
@@ -232,9 +345,8 @@ def make_policy(require: str | None, **settings: Any) -> Policy:
         settings["require"] = layers
     try:
         return Policy(**settings)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise UsageError(f"--{first['loc'][0]} {first['input']!r}: {first['msg']}".replace("_", "-", 1)) from exc
+    except UsageError as exc:
+        raise UsageError(as_flag(exc)) from exc
 
 
 def save_files(files: tuple[OutputFile, ...], folder: Path) -> list[Path]:

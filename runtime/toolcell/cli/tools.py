@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from toolcell.cli.arguments import load_registry
-from toolcell.cli.render import print_json, reporting, safe, stdout, write_text
+from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.text import one_line
 from toolcell.tools import ToolRegistry
 

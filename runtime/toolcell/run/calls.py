@@ -7,30 +7,46 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import anyio
 
 from toolcell.config import Limits
-from toolcell.results import Outcome, ToolCallRecord
+from toolcell.host_work import HostWork
+from toolcell.results import AbandonedThread, Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.backend import LimitExceeded
+from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
-from toolcell_bridge.wire.codec import check_plain, packed_size
+from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, ToolFail, ToolReturn
+
+FREE_LISTINGS = 16
+"""Times that a script may ask for the list of tools, as `tools.f(1)` does, without making a call by that."""
 
 REFUSALS = 1000
 """Calls past `tool_calls` that are answered with a refusal. A script that goes on after that is stopped."""
 
 TOOL_NAME_CHARS = 256
-ELEMENT_BYTES = 64
-"""Memory that an element of a list or dict takes on the host, roughly, however short it was on the wire."""
+
+CANCELLED_BY_SCRIPT = "the call was cancelled by the script"
 
 Answer = ToolReturn | ToolFail
 Dispatch = Callable[[CallTool], Coroutine[Any, Any, Answer]]
 """Makes one call and returns its answer. Raises `ToolAbort` to end the run."""
+
+
+class ThreadsLeft(Protocol):
+    """The threads of a run's synchronous tools that run on after their calls were given up."""
+
+    async def wait(self) -> None:
+        """Wait for each that nobody waits for."""
+
+    def list(self) -> tuple[AbandonedThread, ...]:
+        """Return those that run."""
+
 
 Pending = tuple[CallTool, float, float]
 """A call without an answer, when it was admitted, and when it began."""
@@ -39,10 +55,19 @@ Pending = tuple[CallTool, float, float]
 class ToolCalls:
     """The calls of one run."""
 
-    def __init__(self, limits: Limits, connection: GuestConnection, started: float) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        connection: GuestConnection,
+        started: float,
+        work: HostWork,
+        on_answer: Callable[[int, bytes], None] | None = None,
+    ) -> None:
+        self._on_answer = on_answer
         self._limits = limits
         self._connection = connection
         self._started = started
+        self._work = work
         self.refused = 0
         """Calls past `tool_calls`. They leave no record."""
         self._records: dict[int, ToolCallRecord | Pending] = {}
@@ -51,28 +76,35 @@ class ToolCalls:
         self._queue: deque[CallTool] = deque()
         self._running = 0
         """Calls that wait for their tool, or whose answer is being written."""
-        self._args_bytes = 0
+        self._listings = 0
+        """Requests for the list of tools that do not count as calls."""
 
     def records(self) -> tuple[ToolCallRecord, ...]:
-        """Return every call that was admitted. One without an answer is pending, and took until now."""
-        return tuple([self._pending(*each) if isinstance(each, tuple) else each for each in self._records.values()])
+        """Return every call that was admitted. One without an answer took until now.
 
-    def admit(self, call: CallTool) -> bool:
-        """Take note of a call; True when the caller is to make it now."""
+        It is pending, or cancelled when the script did that and the run ended before its tool had come to its end.
+        """
+        made = [self._open(*each) if isinstance(each, tuple) else each for each in self._records.values()]
+        return tuple([each for each in made if each.name != LIST_TOOLS])
+
+    def admit(self, call: CallTool, size: int) -> bool:
+        """Take note of a call whose message was so large; True when the caller is to make it now."""
         limits = self._limits
-        if len(self._records) >= limits.tool_calls:
+        if call.name == LIST_TOOLS and self._listings < FREE_LISTINGS:
+            self._listings += 1
+        elif len(self._records) - self._listings >= limits.tool_calls:
             self._refuse(call)
             return False
         if len(call.name) > TOOL_NAME_CHARS:
             text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
-            self._reject(call, "unknown_tool", text)
+            self._answer_unmade(call, "unknown_tool", text)
             return False
-        # Each byte this run has sent is at most one element: measure only what could be too much.
-        could_be = self._connection.received_bytes * (1 + ELEMENT_BYTES)
-        if could_be > limits.call_args_bytes and not self._can_hold(call):
+        # Calls are kept for the result, so the memory they take together is bounded.
+        if self._work.calls + size > limits.call_args_bytes:
             text = f"the arguments of this run's calls take more than {limits.call_args_bytes} bytes together"
-            self._reject(call, "too_large", f"{text}; pass less, or a file's name")
+            self._answer_unmade(call, "too_large", f"{text}; pass less, or a file's name")
             return False
+        self._work.calls += size
         now = time.perf_counter()
         self._records[call.id] = (call, now, now)
         if self._running >= limits.concurrent_calls:
@@ -94,7 +126,7 @@ class ToolCalls:
     def finish(self, call: CallTool, answer: Answer | None) -> None:
         """Record the answer to a call and post it. None: the script cancelled the call."""
         self._scopes.pop(call.id, None)
-        self._record(call, self._post(answer if answer is not None else _cancelled(call)))
+        self._record(call, self._post(answer) if answer is not None else self._post_cancelled(call))
 
     # Cancelling.
 
@@ -115,7 +147,7 @@ class ToolCalls:
         for call in self._queue:
             if call.id == call_id:
                 self._queue.remove(call)
-                self._record(call, self._post(_cancelled(call)))
+                self._record(call, self._post_cancelled(call))
                 return
 
     # Calls that are not made.
@@ -126,10 +158,13 @@ class ToolCalls:
         if self.refused > REFUSALS:
             self._connection.stop(LimitExceeded(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self.refused))
             return
-        text = f"this run may make {limit} tool calls, and has made them; batch the work or raise the limit tool_calls"
+        text = (
+            f"this run may make {limit} tool calls (tool_calls), and has made them; those of call_tools_parallel count "
+            "too. Ask for more with each call, or return what is done and go on in another run"
+        )
         self._connection.post(ToolFail(call.id, "call_limit", text, False, None))
 
-    def _reject(self, call: CallTool, code: str, text: str) -> None:
+    def _answer_unmade(self, call: CallTool, code: str, text: str) -> None:
         """Answer a call that is not made, and record it without what is too large in it."""
         answer = ToolFail(call.id, code, text, False, None)
         self._connection.post(answer)
@@ -138,16 +173,6 @@ class ToolCalls:
         self._records[call.id] = (short, now, now)
         self._record(short, answer)
 
-    def _can_hold(self, call: CallTool) -> bool:
-        """Calls are kept for the result, so the memory they take together is bounded."""
-        if not self._args_bytes:
-            self._args_bytes = sum(_held_bytes(_args(record)) for record in self._records.values())
-        held = self._args_bytes + _held_bytes(call.args)
-        if held > self._limits.call_args_bytes:
-            return False
-        self._args_bytes = held
-        return True
-
     # Answering.
 
     def _post(self, answer: Answer) -> Answer:
@@ -155,18 +180,29 @@ class ToolCalls:
 
         Most results are plain data, and encoding checks that anyway. So only a result that was refused is converted.
         """
-        connection = self._connection
-        if connection.stopped is not None:
+        # Nobody reads the answer of a run that is over. A journal keeps it all the same: the tool has done its work.
+        write = self._connection.post if self._connection.stopped is None else encode
+        if write is encode and self._on_answer is None:
             return answer
         try:
-            connection.post(answer)
+            frame = write(answer)
         except (UnsendableValue, ValueTooLarge):
             answer = _converted(answer)
             try:
-                connection.post(answer)
+                frame = write(answer)
             except (UnsendableValue, ValueTooLarge) as exc:
                 answer = unsendable(answer.id, "too_large", exc)
-                connection.post(answer)
+                frame = write(answer)
+        if self._on_answer is not None:
+            self._on_answer(answer.id, frame)
+        return answer
+
+    def _post_cancelled(self, call: CallTool) -> Answer:
+        answer = ToolFail(call.id, "cancelled", CANCELLED_BY_SCRIPT, False, None)
+        if self._connection.stopped is None:
+            self._connection.post(answer)
+            if self._on_answer is not None:
+                self._on_answer(call.id, b"")
         return answer
 
     def _record(self, call: CallTool, answer: Answer) -> None:
@@ -181,10 +217,13 @@ class ToolCalls:
             call.id, call.name, call.args, status, code, message, admitted - self._started, now - began, call.line
         )
 
-    def _pending(self, call: CallTool, admitted: float, began: float) -> ToolCallRecord:
+    def _open(self, call: CallTool, admitted: float, began: float) -> ToolCallRecord:
         started_s, now_s = admitted - self._started, time.perf_counter() - self._started
+        status, code, message = "pending", None, None
+        if (scope := self._scopes.get(call.id)) is not None and scope.cancel_called:
+            status, code, message = "error", "cancelled", CANCELLED_BY_SCRIPT
         return ToolCallRecord(
-            call.id, call.name, call.args, "pending", None, None, started_s, now_s - started_s, call.line
+            call.id, call.name, call.args, status, code, message, started_s, now_s - started_s, call.line
         )
 
 
@@ -200,16 +239,4 @@ def _converted(answer: Answer) -> Answer:
 
 def unsendable(call_id: int, code: str, problem: Exception) -> ToolFail:
     """Return the answer to a call whose result cannot be sent."""
-    return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, None)
-
-
-def _cancelled(call: CallTool) -> ToolFail:
-    return ToolFail(call.id, "cancelled", "the call was cancelled by the script", False, None)
-
-
-def _args(record: ToolCallRecord | Pending) -> Mapping[str, Any]:
-    return record[0].args if isinstance(record, tuple) else record.args
-
-
-def _held_bytes(args: Mapping[str, Any]) -> int:
-    return packed_size(args) + ELEMENT_BYTES * check_plain(args)
+    return ToolFail(call_id, code, f"the tool's result cannot be sent: {problem}", False, {})

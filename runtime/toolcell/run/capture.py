@@ -5,12 +5,29 @@ Takes pieces as they arrive, and holds at most `output_bytes` for each stream ho
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal
 
 from toolcell.results import LogEntry, Logs
 
 Stream = Literal["stdout", "stderr"]
+
+
+PIECE_BYTES = 4096
+"""Pieces shorter than this are put together with what follows."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Text of one stream that was printed without a break."""
+
+    order: int
+    """Counts the changes from one stream to the other."""
+    stream: Stream
+    text: str
+    size: int
 
 
 class Capture:
@@ -19,12 +36,14 @@ class Capture:
     def __init__(self, output_bytes: int) -> None:
         self._head_bytes = output_bytes - output_bytes // 2
         self._tail_bytes = output_bytes // 2
-        self._heads: list[tuple[int, Stream, str]] = []
-        self._tails: dict[Stream, deque[tuple[int, str, int]]] = {"stdout": deque(), "stderr": deque()}
+        self._heads: list[_Piece] = []
+        self._tails: dict[Stream, deque[_Piece]] = {"stdout": deque(), "stderr": deque()}
         self._head_used: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._tail_used: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._total: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._order = 0
+        self._last: Stream | None = None
+        """The stream of the piece that was fed last."""
 
     @property
     def total_bytes(self) -> int:
@@ -37,25 +56,36 @@ class Capture:
             return
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         self._total[stream] += size
-        self._order += 1
+        if stream != self._last:
+            self._order += 1
+            self._last = stream
         room = self._head_bytes - self._head_used[stream]
         if room > 0:
             head = text if size <= room else _cut(text, room)
             taken = len(head.encode("utf-8", "replace"))
             # A character that did not fit closes the head: what follows it must not slip in before it.
             self._head_used[stream] = self._head_bytes if len(head) < len(text) else self._head_used[stream] + taken
-            self._heads.append((self._order, stream, head))
+            self._add(self._heads, stream, head, taken)
             text, size = text[len(head) :], size - taken
         if text:
             self._keep_tail(stream, text, size)
 
     def _keep_tail(self, stream: Stream, text: str, size: int) -> None:
         tail = self._tails[stream]
-        tail.append((self._order, text, size))
+        self._add(tail, stream, text, size)
         used = self._tail_used[stream] + size
-        while tail and used - tail[0][2] >= self._tail_bytes:
-            used -= tail.popleft()[2]
+        while tail and used - tail[0].size >= self._tail_bytes:
+            used -= tail.popleft().size
         self._tail_used[stream] = used
+
+    def _add(self, pieces: list[_Piece] | deque[_Piece], stream: Stream, text: str, size: int) -> None:
+        """Add text that was printed last. Short texts of one stream are put together: each alone would take more."""
+        if pieces and pieces[-1].order == self._order and pieces[-1].size < PIECE_BYTES:
+            last = pieces[-1]
+            last.text += text
+            last.size += size
+        else:
+            pieces.append(_Piece(self._order, stream, text, size))
 
     def feed_raw(self, stream: Stream, data: bytes) -> None:
         """Take bytes that a script wrote to a descriptor; what is not UTF-8 is replaced."""
@@ -66,14 +96,14 @@ class Capture:
         """Return what was kept, in order, with a marker where something is missing."""
         if not self._order:
             return Logs()
-        entries = list(self._heads)
+        entries = [(each.order, each.stream, each.text) for each in self._heads]
         truncated = False
         for stream, tail in self._tails.items():
             if not tail:
                 continue
-            kept, order = _last("".join(text for _, text, _ in tail), self._tail_bytes), tail[0][0]
+            kept, order = _last("".join(each.text for each in tail), self._tail_bytes), tail[0].order
             kept_bytes = len(kept.encode("utf-8", "replace"))
-            head_bytes = sum(len(text.encode("utf-8", "replace")) for _, each, text in self._heads if each == stream)
+            head_bytes = sum(each.size for each in self._heads if each.stream == stream)
             missing = self._total[stream] - head_bytes - kept_bytes
             if missing > 0:
                 truncated = True
@@ -101,10 +131,6 @@ def _last(text: str, size: int) -> str:
 
 
 def _merged(entries: list[tuple[int, Stream, str]]) -> list[LogEntry]:
-    merged: list[LogEntry] = []
-    for _, stream, text in entries:
-        if merged and merged[-1].stream == stream:
-            merged[-1] = LogEntry(stream, merged[-1].text + text)
-        else:
-            merged.append(LogEntry(stream, text))
-    return merged
+    """Put neighbours of the same stream together."""
+    runs = itertools.groupby(entries, key=lambda entry: entry[1])
+    return [LogEntry(stream, "".join(text for _, _, text in run)) for stream, run in runs]

@@ -6,17 +6,20 @@ the wire's `Connection` decides which message is legal when.
 
 from __future__ import annotations
 
-import anyio
+import errno
+from collections.abc import Callable
 
+from toolcell import event_loop
 from toolcell.errors import SandboxUnavailable
-from toolcell.run.outcome import StopReason
-from toolcell.sandbox.backend import Sandbox
+from toolcell.run.collector import DECODING
+from toolcell.run.line import ASKED, ask_line
+from toolcell.run.outcome import Failed, StopReason, can_go_on_after
+from toolcell.sandbox.backend import LimitExceeded, Sandbox
+from toolcell.sandbox.shortages import describe
+from toolcell.time_slice import shared_slice
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError
-from toolcell_bridge.wire.messages import Done, Hello, Message
-
-HELLO_S = 30.0
-"""From the start of a sandbox to its Hello. It takes milliseconds; a machine this slow has another problem."""
+from toolcell_bridge.wire.messages import Done, Hello, Leftover, Message
 
 GATHERED_BYTES = 64 * 1024
 """Most that is gathered before it is written. Each write costs a system call, and wakes a guest that sleeps."""
@@ -29,10 +32,25 @@ class GuestConnection:
         self.sandbox = sandbox
         self.stopped: StopReason | None = None
         """Why the run under way stopped; None while it goes on. Only `stop` and `begin_run` set it."""
+        self.was_asked = False
+        """The sandbox was not killed at once, and its script was asked which line it is at."""
+        self.stays = False
+        """It serves a session: a run that is stopped is interrupted first, and the sandbox killed if that fails."""
+        self.was_interrupted = False
+        """The script was interrupted; whether it ends is not known yet."""
+        self.leftover: Leftover | None = None
+        """What still ran after the last script of a session, as the guest claims."""
+        self.on_interrupt: Callable[[], object] = _nothing
+        """Called when the script is interrupted."""
+        self.turn = shared_slice()
+        """When to let other tasks have the event loop."""
+        self.scope_type, self.now = event_loop.scope_type(), event_loop.clock()
+        """The event loop's cancel scopes and clock, for the run."""
         self._stream = sandbox.stream
-        self._wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes)
-        self.next_message = self._wire.next_message
-        """Return the next message that was received, or None when more bytes are needed."""
+        self.wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes, in_steps=True)
+        """Knows the size of the last message, and whether `next_message` has only begun to decode one."""
+        self.next_message = self.wire.next_message
+        """Return the next message that was received, or None when more bytes are needed or when `wire.is_decoding`."""
         self._outgoing: list[bytes] = []
         self.unsent_bytes = 0
         """Posted, and not yet flushed."""
@@ -43,24 +61,23 @@ class GuestConnection:
     @property
     def is_usable(self) -> bool:
         """True while another run may be sent."""
-        return self._wire.state is State.IDLE and not self._is_broken and self.sandbox.is_alive()
+        return self.wire.state is State.IDLE and not self._is_broken and self.sandbox.is_alive()
 
     async def hello(self) -> None:
-        """Wait for the guest's Hello.
+        """Wait for the guest's Hello. Whoever starts the sandbox bounds the time.
 
         Raises:
             SandboxUnavailable: the guest died or sent something else; the sandbox has been destroyed.
         """
-        problem = f"it said nothing within {HELLO_S:g} s"
+        problem = "it sent something else than Hello"
         try:
-            with anyio.move_on_after(HELLO_S):
-                while (message := self.next_message()) is None:
-                    if not await self.receive():
-                        problem = await self._last_words()
-                        break
-                if isinstance(message, Hello):
-                    self.sandbox.accept(message.layers)
-                    return
+            while (message := self.next_message()) is None:
+                if not self.wire.is_decoding and not await self.receive():
+                    problem = await self._last_words()
+                    break
+            if isinstance(message, Hello):
+                self.sandbox.accept(message.layers)
+                return
         except RemoteProtocolError as exc:
             problem = str(exc)
         except BaseException:
@@ -74,17 +91,30 @@ class GuestConnection:
         text = self.sandbox.read_output()[1].decode("utf-8", "replace").strip()
         return text or f"it ended with signal {end.signal}, exit code {end.code}"
 
+    def decode_on(self) -> Message | None:
+        """Do the same as `next_message`, without garbage collection while a long message is decoded."""
+        return DECODING.do(self.next_message) if self.wire.is_decoding else self.next_message()
+
     def begin_run(self) -> None:
         """Begin a run: forget why the one before stopped, and count bytes from here."""
-        self.stopped = None
+        self.stopped, self.was_asked, self.was_interrupted, self.leftover = None, False, False, None
         self._sent_before, self._received_before = self._stream.sent_bytes, self._stream.received_bytes
 
     def stop(self, reason: StopReason) -> None:
-        """End the run. The first reason counts. Every reason but the guest's own `Done` kills the sandbox."""
+        """End the run. The first reason counts. Every reason but the guest's own `Done` kills the sandbox.
+
+        A script whose time is over is asked first which line it is at: `Deadline` kills it a moment later. One of a
+        session is interrupted.
+        """
         if self.stopped is not None:
             return
-        self.stopped = reason
-        if type(reason) is not Done:
+        self.stopped = _named(reason)
+        if self.stays and can_go_on_after(reason) and hasattr(self.sandbox, "interrupt"):
+            self.was_interrupted = True
+            self.on_interrupt()
+            return
+        self.was_asked = type(reason) is LimitExceeded and reason.outcome in ASKED and ask_line(self.sandbox)
+        if type(reason) is not Done and not self.was_asked:
             self.sandbox.kill()
 
     @property
@@ -97,15 +127,16 @@ class GuestConnection:
         """Bytes the guest has sent in this run: an upper bound of the size of everything in it."""
         return self._stream.received_bytes - self._received_before
 
-    def post(self, message: Message) -> None:
-        """Add a message to what the next `flush` writes.
+    def post(self, message: Message) -> bytes:
+        """Add a message to what the next `flush` writes; return its frame.
 
         Raises:
             UnsendableValue, ValueTooLarge: the message has no form on the wire, and nothing was added.
         """
-        data = self._wire.send(message)
+        data = self.wire.send(message)
         self._outgoing.append(data)
         self.unsent_bytes += len(data)
+        return data
 
     def take_unsent(self) -> bytes:
         """Take what was posted, for `write`."""
@@ -133,5 +164,18 @@ class GuestConnection:
         data = await self._stream.receive()
         if not data:
             return False
-        self._wire.receive_data(data)
+        self.wire.receive_data(data)
         return True
+
+
+def _nothing() -> None:
+    pass
+
+
+def _named(reason: StopReason) -> StopReason:
+    """Give a want of memory in this process its name: it ends one run, as every shortage does."""
+    if type(reason) is not Failed or not isinstance(reason.error, MemoryError):
+        return reason
+    named = SandboxUnavailable(f"the run was ended: {describe(errno.ENOMEM, '')}")
+    named.__cause__ = reason.error
+    return Failed(named)

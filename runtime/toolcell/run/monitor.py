@@ -1,24 +1,35 @@
-"""`RunMonitor`: one ticker that has every run under way measured a few times a second."""
+"""`RunMonitor`: has every run under way measured a few times a second, and ends runs whose time is over.
+
+There are two tickers. A task of the event loop calls `Run.check`, which measures everything. A thread calls
+`Deadline.enforce`, which kills a sandbox past `wall_s` or `cpu_s` also while something keeps the event loop.
+"""
 
 from __future__ import annotations
 
+import threading
+
 import anyio
 
+from toolcell import daemon_threads
 from toolcell.run.run import Run
 
 TICK_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
 
+ABORT_S = 5.0
+"""An aborted run ends within milliseconds, unless a tool does not let itself be cancelled."""
+
 LINGER_TICKS = 50
-"""Ticks without a run after which the ticker sleeps: waking it costs a short run more than a tick does."""
+"""Ticks without a run after which a ticker sleeps: waking it costs a short run more than a tick does."""
 
 
 class RunMonitor:
-    """Calls `Run.check` of every run that was added, until it is discarded."""
+    """Checks every run that was added, until it is discarded."""
 
     def __init__(self) -> None:
         self._runs: set[Run] = set()
         self._wake: anyio.Event | None = None
+        self._enforcer = Enforcer(self._runs)
         self.discard = self._runs.discard
 
     def add(self, run: Run) -> None:
@@ -27,16 +38,76 @@ class RunMonitor:
         if self._wake is not None:
             self._wake.set()
             self._wake = None
+        if self._enforcer.is_asleep:
+            self._enforcer.wake()
+
+    async def abort_all(self, why: str) -> None:
+        """Abort every run, and wait until they have ended, at most a few seconds."""
+        with anyio.move_on_after(ABORT_S):
+            while self._runs:
+                for run in tuple(self._runs):
+                    run.abort(why)
+                await anyio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """Check the runs for ever."""
+        """Check the runs for ever. A Runtime that is opened again begins anew, with a thread of its own."""
         idle = 0
-        while True:
-            await anyio.sleep(TICK_S)
+        self._enforcer = enforcer = Enforcer(self._runs)
+        enforcer.start()
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    await anyio.sleep(TICK_S)
+                    for run in tuple(self._runs):
+                        run.check()
+                        if run.callbacks.must_be_heard:
+                            tasks.start_soon(run.callbacks.hear, run.fail)
+                    idle = 0 if self._runs else idle + 1
+                    if idle > LINGER_TICKS:
+                        self._wake = anyio.Event()
+                        await self._wake.wait()
+                        idle = 0
+        finally:
+            enforcer.stop()
+
+
+class Enforcer:
+    """The thread that ends runs whose time is over."""
+
+    def __init__(self, runs: set[Run]) -> None:
+        self._runs = runs
+        self._is_stopped = threading.Event()
+        self._awake = threading.Event()
+        self.is_asleep = False
+        """It waits for `wake`. Set before it looks for runs a last time, so that no run is missed."""
+
+    def start(self) -> None:
+        """Begin. The thread ends with `stop`, or with the process."""
+        daemon_threads.start(self._tick, name="toolcell-limits")
+
+    def stop(self) -> None:
+        """End the thread, at once or after what it is doing."""
+        self._is_stopped.set()
+        self._awake.set()
+
+    def wake(self) -> None:
+        """There is a run again."""
+        self.is_asleep = False
+        self._awake.set()
+
+    def _tick(self) -> None:
+        idle = 0
+        while not self._is_stopped.wait(TICK_S):
             for run in tuple(self._runs):
-                run.check()
+                run.deadline.enforce()
             idle = 0 if self._runs else idle + 1
             if idle > LINGER_TICKS:
-                self._wake = anyio.Event()
-                await self._wake.wait()
+                self._sleep()
                 idle = 0
+
+    def _sleep(self) -> None:
+        self._awake.clear()
+        self.is_asleep = True
+        if not (self._runs or self._is_stopped.is_set()):
+            self._awake.wait()
+        self.is_asleep = False

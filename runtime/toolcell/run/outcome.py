@@ -6,12 +6,13 @@ that description is checked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.results import ErrorInfo, Outcome, Usage
+from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.messages import Done
 
@@ -28,17 +29,29 @@ class Aborted:
     """The caller cancelled the run, or a tool raised `ToolAbort`."""
 
     why: str
+    outcome: Outcome = Outcome.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """Something on the host raised: a callback, a measurement, the audit log. The run has no result then."""
 
-    error: Exception
+    error: BaseException
 
 
 StopReason = Done | LimitExceeded | ProtocolViolation | Aborted | Failed
 """Why a run stopped. The first reason counts; all but `Done` kill the sandbox."""
+
+INTERRUPTED = frozenset({Outcome.TIMEOUT, Outcome.CPU_LIMIT, Outcome.OUTPUT_LIMIT})
+"""Limits past which a script of a session is interrupted. A sandbox past any other one has no place for what follows,
+or keeps the host busy."""
+
+
+def can_go_on_after(reason: StopReason) -> bool:
+    """Whether a session may go on when a script of it stopped for this reason, provided that it lets itself be
+    interrupted."""
+    return type(reason) is Aborted or (type(reason) is LimitExceeded and reason.outcome in INTERRUPTED)
+
 
 LIMIT_ERRORS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.TIMEOUT: ("Timeout", "execution timed out after {limit:g} s"),
@@ -46,9 +59,20 @@ LIMIT_ERRORS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.MEMORY_LIMIT: ("MemoryLimit", "used {used:.0f} bytes of memory, limit {limit:.0f} bytes"),
     Outcome.PROCESS_LIMIT: ("ProcessLimit", "tried to have more than {limit:.0f} processes and threads"),
     Outcome.OUTPUT_LIMIT: ("OutputLimit", "printed {used:.0f} bytes, limit {limit:.0f} bytes"),
+    Outcome.HOST_WORK_LIMIT: (
+        "HostWorkLimit",
+        "made the host do {used:.0f} units of work, limit {limit:.0f}; send less at a time, or raise host_work",
+    ),
     Outcome.CALL_LIMIT: ("CallLimit", "made {used:.0f} tool calls, limit {limit:.0f}"),
 }
 """Type and message of the error for each limit that the host enforces."""
+
+
+FRAMES, LOCALS = 10, 20
+"""Frames of a failed script, and variables of each, that are kept of what the guest sends."""
+
+BELOW = 0.9
+"""A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +91,24 @@ class RunEnd:
     has_value: bool = False
     refused: int = 0
     """Tool calls past `tool_calls`; `usage` does not count them."""
+    line: int | None = None
+    """Line of the script that its main thread was at when its time was over, as the guest claims."""
 
 
 def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
     """Compute the outcome of a run and its error."""
     match end.stopped:
-        case Aborted(why):
-            return Outcome.CANCELLED, ErrorInfo("Cancelled", why)
+        case Aborted(why, outcome):
+            return outcome, ErrorInfo(outcome.capitalize(), why, end.line)
         case ProtocolViolation(problem):
             message = f"the sandbox broke the bridge protocol and was killed: {problem}"
             return Outcome.PROTOCOL_ERROR, ErrorInfo("ProtocolError", message)
         case LimitExceeded() as exceeded:
-            return _limit_outcome(exceeded, end.usage)
+            return _limit_outcome(exceeded, end)
     done = end.stopped if isinstance(end.stopped, Done) else None
     enforced = _enforced_limit(end, done)
     if enforced is not None:
-        return _limit_outcome(enforced, end.usage)
+        return _limit_outcome(enforced, end)
     if done is None:
         return Outcome.KILLED, _killed(end.exit)
     if done.ok:
@@ -90,13 +116,19 @@ def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
     return _script_failure(end, error_info(done.error or {}))
 
 
-def _limit_outcome(exceeded: LimitExceeded, usage: Usage) -> tuple[Outcome, ErrorInfo]:
+def _limit_outcome(exceeded: LimitExceeded, end: RunEnd) -> tuple[Outcome, ErrorInfo]:
     used = exceeded.used
     if exceeded.outcome is Outcome.MEMORY_LIMIT:  # memory may have grown between the measurement and the kill
-        used = max(used, usage.peak_memory_bytes)
+        used = max(used, end.usage.peak_memory_bytes)
     kind, text = LIMIT_ERRORS[exceeded.outcome]
     message = text.format(limit=exceeded.value, used=used)
-    return exceeded.outcome, ErrorInfo(kind, message, limit=exceeded.limit, limit_value=exceeded.value, used=used)
+    if exceeded.outcome is Outcome.MEMORY_LIMIT and used < BELOW * exceeded.value:
+        message = (
+            f"the kernel killed it for memory at {used:.0f} bytes, although its limit is {exceeded.value:.0f}: the "
+            "memory of the host's own container, service or machine is used up"
+        )
+    found = ErrorInfo(kind, message, end.line, limit=exceeded.limit, limit_value=exceeded.value, used=used)
+    return exceeded.outcome, found
 
 
 def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
@@ -112,6 +144,9 @@ def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
     if error.type == "MemoryError":
         # The one limit a script can claim: the kernel refuses an absurd allocation without leaving a trace.
         return Outcome.MEMORY_LIMIT, _limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
+    if error.type == "OSError" and "[Errno 28]" in error.message:
+        full = "inodes" if "limit inodes" in error.message else "disk_bytes"
+        return Outcome.ERROR, replace(error, limit=full, limit_value=getattr(limits, full))
     return Outcome.ERROR, error
 
 
@@ -148,6 +183,8 @@ def _limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorIn
 
 
 def _killed(exit: Exit) -> ErrorInfo:
+    if exit.problem:
+        return ErrorInfo("Killed", f"the sandbox was lost: {exit.problem}")
     if exit.signal is not None:
         return ErrorInfo("Killed", f"the sandbox died of signal {exit.signal}", signal=exit.signal)
     return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {exit.code})", exit_code=exit.code)
@@ -174,6 +211,7 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         text("traceback", 65_536),
         exit_code=number("exit_code"),
         findings=findings,
+        frames=tuple(map(_frame, frames[:FRAMES])) if isinstance(frames := claimed.get("frames"), list) else (),
     )
 
 
@@ -187,6 +225,15 @@ def highest(before: Sample, after: Sample) -> Sample:
         max(before.memory_kills, after.memory_kills),
         max(before.refused_processes, after.refused_processes),
     )
+
+
+def _frame(claimed: Any) -> ErrorFrame:
+    """Read one frame of the script: each field checked and cut to size."""
+    given = claimed if isinstance(claimed, dict) else {}
+    line, function, values = given.get("line"), given.get("function"), given.get("locals")
+    pairs = itertools.islice(values.items() if isinstance(values, dict) else (), LOCALS)
+    texts = {name[:100]: value[:500] for name, value in pairs if isinstance(value, str)}
+    return ErrorFrame(line if type(line) is int else 0, function[:200] if isinstance(function, str) else "", texts)
 
 
 def _finding(claimed: Any) -> dict[str, Any]:

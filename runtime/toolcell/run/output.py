@@ -8,18 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from toolcell.host_work import MESSAGE_WORK, HostWork
 from toolcell.results import Logs, Outcome, OutputFile
+from toolcell.run.callbacks import Callbacks
 from toolcell.run.capture import Capture, Stream
 from toolcell.run.connection import GuestConnection
 from toolcell.run.request import RunRequest
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded
-from toolcell_bridge.wire.codec import packed_size
 from toolcell_bridge.wire.errors import RemoteProtocolError
-from toolcell_bridge.wire.messages import CancelCall, Done, FilePart, FileProblem, Log, Message, Progress, Result
-
-FRAME_COST_BYTES = 256
-"""What each message counts towards the output flood besides its text: an empty one costs the host time too."""
+from toolcell_bridge.wire.messages import (
+    CancelCall,
+    Done,
+    FilePart,
+    FileProblem,
+    Leftover,
+    Log,
+    Message,
+    Progress,
+    Result,
+)
+from toolcell_bridge.wire.plain import packed_size
 
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
@@ -27,14 +36,16 @@ STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 class RunOutput:
     """Everything one run has produced so far."""
 
-    def __init__(self, request: RunRequest, connection: GuestConnection, cancel_call: Callable[[int], None]) -> None:
+    def __init__(
+        self, request: RunRequest, connection: GuestConnection, cancel_call: Callable[[int], None], work: HostWork
+    ) -> None:
         self.value: Any = None
         self.has_value = False
         self._limits = request.limits
-        self._on_log = request.on_log
-        self._on_progress = request.on_progress
+        self.callbacks = Callbacks(request.on_log, request.on_progress)
         self._connection = connection
         self._cancel_call = cancel_call
+        self._work = work
         self._capture = Capture(request.limits.output_bytes)
         self._files = ReturnedFiles(request.limits)
         self._frames = 0
@@ -76,13 +87,14 @@ class RunOutput:
                 self._cancel_call(id)
             case Progress(value):
                 self._check_flood()
-                if self._on_progress is not None:
-                    self._on_progress(value)
+                self.callbacks.progress(value)
+            case Leftover():
+                self._connection.leftover = message
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
     def drain_message(self, message: Message) -> None:
-        """Take a message that was sent before the sandbox died and is read afterwards.
+        """Take a message, but for `Done`, that is read when the run is over.
 
         Raises:
             RemoteProtocolError: it is larger than its limit.
@@ -96,8 +108,8 @@ class RunOutput:
                 self._files.take_part(message)
             case FileProblem():
                 self._files.take_problem(message)
-            case Done():
-                self._connection.stop(message)
+            case Leftover():
+                self._connection.leftover = message
             case _:
                 pass
 
@@ -105,25 +117,24 @@ class RunOutput:
         """Take what the script wrote directly to the descriptors 1 and 2."""
         for stream, data in ((STREAMS[1], out), (STREAMS[2], err)):
             if data:
+                self._work.used += len(data)
                 self._capture.feed_raw(stream, data)
-                if self._on_log is not None:
-                    self._on_log(stream, data.decode("utf-8", "replace"))
+                self.callbacks.log(stream, data.decode("utf-8", "replace"))
         self._check_flood()
 
     def _take_result(self, value: Any) -> None:
-        # Measure only what could be too large: all bytes of this run are an upper bound.
+        # Measure only what could be too large: its message is an upper bound.
         limit = self._limits.result_bytes
-        if self._connection.received_bytes > limit and (size := packed_size(value)) > limit:
+        if self._connection.wire.message_bytes > limit and (size := packed_size(value)) > limit:
             raise RemoteProtocolError(f"result too large ({size} > {limit} bytes)")
         self.value, self.has_value = value, True
         self._files.forget()
 
     def _keep(self, stream: Stream, text: str) -> None:
         self._capture.feed(stream, text)
-        if self._on_log is not None:
-            self._on_log(stream, text)
+        self.callbacks.log(stream, text)
 
     def _check_flood(self) -> None:
-        total, limit = self._capture.total_bytes + FRAME_COST_BYTES * self._frames, self._limits.output_flood_bytes
+        total, limit = self._capture.total_bytes + MESSAGE_WORK * self._frames, self._limits.output_flood_bytes
         if total > limit:
             self._connection.stop(LimitExceeded(Outcome.OUTPUT_LIMIT, "output_flood_bytes", limit, total))

@@ -5,19 +5,29 @@ Checks what a caller gave and names what is wrong with it. Knows neither sandbox
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import keyword
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
+from toolcell.host_work import HostWork
+from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.sandbox.backend import GuestFile
+from toolcell_bridge.guest.placeholder import DRY_RUN
+from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import PutFile, RunScript
+
+logger = logging.getLogger(__name__)
+
+MAX_SHOWN_CHARS = 10_000
+"""Of a source that cannot be sent, in the record of its run."""
 
 ROOM_BYTES = 4096
 """Part of a frame that is kept free for the fields beside the source."""
@@ -31,8 +41,6 @@ FIXED = ("disk_bytes", "inodes", "frame_bytes")
 LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 """Limits that can be lowered from outside, and not raised."""
 
-FileInput = str | os.PathLike[str] | tuple[str, bytes | str] | GuestFile
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -45,10 +53,25 @@ class RunRequest:
     run_id: str = ""
     cancel: anyio.Event | None = None
     """Setting it ends the run with outcome `cancelled`."""
-    on_log: Callable[[str, str], None] | None = None
+    on_log: OnLog | None = None
     """Called with stream and text for everything the script prints."""
-    on_progress: Callable[[object], None] | None = None
+    on_progress: OnProgress | None = None
     """Called with every value the script reports as its progress."""
+    work: HostWork | None = None
+    """Where the run's work is counted; its calls count theirs in the same place."""
+    journal_id: str = ""
+    """Name of the run's journal, for its result."""
+    on_answer: Callable[[int, bytes], None] | None = None
+    """Called with a call's number and the frame of its answer, before it is sent; b"" when the script cancelled it."""
+
+    dry_run: str = ""
+    """Key of a dry run's placeholders."""
+
+    def script(self) -> RunScript:
+        """The message that carries the script, with what its guest needs for a dry run."""
+        if not self.dry_run:
+            return self.message
+        return replace(self.message, inputs={**self.message.inputs, DRY_RUN: self.dry_run})
 
     def file_messages(self) -> Iterator[PutFile]:
         """The files as messages, in pieces that fit into a frame."""
@@ -74,20 +97,61 @@ def run_message(
     Raises:
         UsageError: the source or an input cannot be sent; names it.
     """
-    if not isinstance(source, str):
-        raise UsageError(f"source must be a str, not {type(source).__name__}")
+    found: object = source
+    if not isinstance(found, str):
+        raise UsageError(f"source must be a str, not {found!r:.80}; pass the script's text, such as path.read_text()")
+    if inputs:
+        _check_names(inputs)
+    source = sendable(source)
+    notes: list[str] = []
     try:
         # Encoding the message checks inputs that are plain already.
-        plain = to_plain(dict(inputs), "inputs") if inputs else {}
-        source.encode("utf-8")
+        plain = to_plain(dict(inputs), "inputs", notes=notes) if inputs else {}
     except (UnsendableValue, ValueError, TypeError) as exc:
         raise UsageError(str(exc)) from exc
+    for note in notes:
+        logger.warning("an input is not sent whole: %s", note)
     if len(source) > limits.frame_bytes - ROOM_BYTES:
         raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
     assert isinstance(plain, dict)
     return RunScript(
-        number, source, plain, tools, lint, limits.result_bytes, limits.files, limits.files_bytes, seed, clock
-    )
+        number, source, plain, tools, lint, limits.result_bytes, limits.files, limits.files_bytes, seed, clock,
+        limits.message_elements, limits.answer_elements,
+    )  # fmt: skip
+
+
+def sendable(source: str) -> str:
+    """Return the source, or in place of one that no text can hold a script that says so.
+
+    A model wrote it, so the run fails as with any other mistake. The record shows the source with `\\ud800` for what
+    cannot be written.
+    """
+    if source.isascii():
+        return source
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        line = source.count("\n", 0, exc.start) + 1
+        said = f"the source holds a lone surrogate, {source[exc.start]!a}, which is no valid text"
+        shown = source[:MAX_SHOWN_CHARS].encode("ascii", "backslashreplace").decode()
+        comments = "".join(f"# {each}\n" for each in shown.split("\n"))  # a line keeps its number
+        return f"{comments}raise SyntaxError({said!r}, ('<code>', {line}, None, None))"
+    return source
+
+
+def _check_names(inputs: object) -> None:
+    """Check that inputs can be names in the script.
+
+    Raises:
+        UsageError: they are no mapping, or a name is no identifier or belongs to the sandbox.
+    """
+    if not isinstance(inputs, Mapping):
+        raise UsageError(f'inputs= takes a dict from names to values, not {type(inputs).__name__}; write {{"x": ...}}')
+    for name in inputs:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"inputs= makes names of the script, and {name!r:.80} is not one; choose an identifier")
+        if name in GUEST_NAMES or (name.startswith("__") and name.endswith("__")):
+            raise UsageError(f"inputs= has {name!r}, which is a name of the sandbox itself; choose another one")
 
 
 def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool:
@@ -99,32 +163,3 @@ def fits(wanted: Limits, made_with: Limits, fixed: Collection[str] = ()) -> bool
         return True
     is_same = all(getattr(wanted, name) == getattr(made_with, name) for name in (*FIXED, *fixed))
     return is_same and all(getattr(wanted, name) <= getattr(made_with, name) for name in LOWERED)
-
-
-def guest_files(given: Iterable[FileInput]) -> tuple[GuestFile, ...]:
-    """Load the input files.
-
-    Raises:
-        UsageError: a file cannot be read, or its name leaves the workspace.
-    """
-    return tuple(map(_guest_file, given))
-
-
-def _guest_file(given: FileInput) -> GuestFile:
-    """Make a workspace file from a path on the host, or from (name, content)."""
-    if isinstance(given, GuestFile):
-        file = given
-    elif isinstance(given, tuple):
-        name, data = given
-        file = GuestFile(name, data.encode() if isinstance(data, str) else bytes(data))
-    else:
-        path = os.fspath(given)
-        try:
-            with open(path, "rb") as source:
-                file = GuestFile(os.path.basename(path), source.read())
-        except OSError as exc:
-            raise UsageError(f"input file {path!r} cannot be read: {exc.strerror}") from exc
-    parts = file.name.split("/")
-    if not file.name or file.name.startswith("/") or ".." in parts or "\0" in file.name or "\\" in file.name:
-        raise UsageError(f"input file name {file.name!r} must be a relative path inside the workspace")
-    return file

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 from toolcell.config import Limits
 from toolcell.results import OutputFile
@@ -25,6 +26,8 @@ class _Open:
     name: str
     media_type: str
     parts: list[bytes] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)
+    """Of the parts so far: a large file is not hashed at once."""
 
 
 class ReturnedFiles:
@@ -35,11 +38,13 @@ class ReturnedFiles:
         self._kept: dict[str, OutputFile] = {}
         self._open: _Open | None = None
         self._bytes = 0
+        self._whole = 0
+        """Kept files that have their data."""
 
     def forget(self) -> None:
         """Drop every file, finished or not: a new result was set."""
         self._kept.clear()
-        self._open, self._bytes = None, 0
+        self._open, self._bytes, self._whole = None, 0, 0
 
     def finished(self) -> tuple[OutputFile, ...]:
         """Return the files that arrived whole, and those that could not be sent."""
@@ -60,13 +65,13 @@ class ReturnedFiles:
         if len(self._kept) >= self._limits.files + PROBLEMS or self._bytes > self._limits.files_bytes:
             raise RemoteProtocolError("more files than the run may return")
         file.parts.append(part.data)
+        file.digest.update(part.data)
         if part.last:
             self._open = None
-            if sum(each.data is not None for each in self._kept.values()) >= self._limits.files:
+            if self._whole >= self._limits.files:
                 raise RemoteProtocolError("more files than the run may return")
             data = b"".join(file.parts)
-            digest = hashlib.sha256(data).hexdigest()
-            self._kept[file.name] = OutputFile(file.name, file.media_type, len(data), data, digest)
+            self._keep(OutputFile(file.name, file.media_type, len(data), data, file.digest.hexdigest()))
 
     def take_problem(self, problem: FileProblem) -> None:
         """Take note of a file that cannot be returned.
@@ -81,7 +86,12 @@ class ReturnedFiles:
             raise RemoteProtocolError("more files than the run may return")
         name = for_terminal(problem.name).replace("\n", "\\n")
         said = for_terminal(problem.problem)
-        self._kept[name] = OutputFile(name, media_type(name, b""), problem.size, None, None, said)
+        self._keep(OutputFile(name, media_type(name, b""), problem.size, None, None, said))
+
+    def _keep(self, file: OutputFile) -> None:
+        before = self._kept.get(file.name)
+        self._whole += (file.data is not None) - (before is not None and before.data is not None)
+        self._kept[file.name] = file
 
 
 def check_name(name: str, kind: str) -> None:

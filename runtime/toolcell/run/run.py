@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
+from toolcell.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
-from toolcell.run.calls import Answer, Dispatch, ToolCalls
+from toolcell.run.callbacks import CALLBACK_ERRORS
+from toolcell.run.calls import Answer, Dispatch, ThreadsLeft, ToolCalls
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
+from toolcell.run.deadline import Deadline
+from toolcell.run.interruption import interrupt, read_done
+from toolcell.run.line import read_line
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, highest, outcome_of
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
+from toolcell.run.rest import Rest
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, Done
 
-SLICE_S = 0.002
-"""How long one run may go on without letting other tasks have the event loop."""
+CANCELLED = "cancelled by the caller"
 
-DRAIN_S = 1.0
-"""For reading what a dead sandbox had sent."""
+DRAIN_S = 0.25
+"""For reading what a dead sandbox had sent. Part of what a run takes past `wall_s`."""
 
 
 class Run:
@@ -44,6 +49,7 @@ class Run:
         dispatch: Dispatch,
         observer: RunObserver = NULL_OBSERVER,
         start_s: float = 0.0,
+        threads_left: ThreadsLeft | None = None,
     ) -> None:
         self._connection = connection
         self._sandbox = connection.sandbox
@@ -52,13 +58,18 @@ class Run:
         self._dispatch = dispatch
         self._observer = observer
         self._start_s = start_s
+        self._threads_left = threads_left
         self._started = time.perf_counter()
-        self._calls = ToolCalls(request.limits, connection, self._started)
-        self._output = RunOutput(request, connection, self._calls.cancel)
+        self._work = request.work or HostWork(request.limits.host_work)
+        self._calls = ToolCalls(request.limits, connection, self._started, self._work, request.on_answer)
+        self._output = RunOutput(request, connection, self._calls.cancel, self._work)
+        self.callbacks = self._output.callbacks
         self._sample = Sample()
         self._context = contextvars.copy_context()
         self._has_tasks = False
-        self._yield_at = self._started + SLICE_S
+        self._line: int | None = None
+        self.deadline = Deadline(request.limits, self._sandbox, self._started)
+        self._turn = connection.turn
 
     async def execute(self) -> ExecutionResult:
         """Send the script, answer its calls, and return what it left behind.
@@ -72,23 +83,40 @@ class Run:
         """
         connection = self._connection
         connection.begin_run()
-        with anyio.move_on_after(self._limits.wall_s) as deadline:
+        with self.callbacks:
+            try:
+                await self._converse()
+                if connection.was_interrupted:
+                    self._line = await interrupt(connection, self._output)
+                elif connection.was_asked:
+                    self._line = await read_line(self._sandbox, self._output.take_raw)
+            finally:
+                self.deadline.end()
+            end = await self._wait_for_exit()
+            if type(connection.stopped) is Failed:
+                raise connection.stopped.error
+            await self.callbacks.finish(self._limits.wall_s - (time.perf_counter() - self._started))
+        return self._result(end)
+
+    async def _converse(self) -> None:
+        """Send the script and answer its calls until the run is over, for whatever reason."""
+        connection = self._connection
+        with connection.scope_type(deadline=connection.now() + self._limits.wall_s) as scope:
+            connection.on_interrupt = scope.cancel
             await self._send_script()
             cancel = self._request.cancel
             if cancel is not None and cancel.is_set():
-                self._abort()  # now: the script may be over before another task has its turn
+                self.abort(CANCELLED)  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
             call = await self._read() if cancel is None else None
             if connection.stopped is None and (call is not None or cancel is not None):
                 await self._serve_calls(call)
-            await connection.flush()
-        if deadline.cancel_called:
-            wall_s = self._limits.wall_s
-            connection.stop(LimitExceeded(Outcome.TIMEOUT, "wall_s", wall_s, time.perf_counter() - self._started))
-        end = await self._wait_for_exit()
-        if type(connection.stopped) is Failed:
-            raise connection.stopped.error
-        return self._result(end)
+            if not connection.was_interrupted:
+                await connection.flush()
+        if self.deadline.exceeded is not None:
+            connection.stop(self.deadline.exceeded)
+        if scope.cancel_called:
+            connection.stop(self.deadline.timeout())
 
     def check(self) -> None:
         """Measure the sandbox and stop the run if it exceeds a limit. Called a few times a second while it runs.
@@ -97,13 +125,28 @@ class Run:
         """
         if self._connection.stopped is not None:
             return
+        if self.deadline.exceeded is not None:
+            self._connection.stop(self.deadline.exceeded)
+            return
         try:
             self._take_raw_output()
+            if self._work.used > self._work.limit:
+                self._stop_for_work()
             self._sample = self._sandbox.sample()
             if (exceeded := exceeded_limit(self._limits, self._sample)) is not None:
                 self._connection.stop(exceeded)
-        except Exception as exc:
-            self._connection.stop(Failed(exc))
+                if self._connection.was_asked:
+                    self.deadline.exceeded = exceeded  # which kills it at its next turn
+        except BaseException as exc:  # nothing is awaited here, so it is no cancellation of this task
+            self.fail(exc)
+
+    def fail(self, exc: BaseException) -> None:
+        """Stop the run: `execute` raises `exc`."""
+        self._connection.stop(Failed(exc))
+
+    def abort(self, why: str) -> None:
+        """Stop the run with outcome `cancelled`. It keeps what it had done until then."""
+        self._connection.stop(Aborted(why))
 
     # Reading.
 
@@ -116,7 +159,7 @@ class Run:
                 if connection.unsent_bytes > GATHERED_BYTES:
                     await connection.flush()
             about = "source and inputs"
-            connection.post(self._request.message)
+            connection.post(self._request.script())
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
         await connection.flush()
@@ -128,32 +171,57 @@ class Run:
 
     async def _read(self) -> CallTool | None:
         """Read messages until there is a tool call to make; None when the run is over."""
-        connection, calls, output = self._connection, self._calls, self._output
+        connection, calls, output, work = self._connection, self._calls, self._output, self._work
+        wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
         try:
             while connection.stopped is None:
-                message = connection.next_message()
+                if time.perf_counter() > turn.until:
+                    # Guests that always send more must not keep the event loop from deadlines and from others.
+                    await turn.give_way()
+                    if self._connection.stopped is not None:  # meanwhile
+                        break
+                message = read()
                 if message is None:
+                    if wire.is_decoding:
+                        read = connection.decode_on
+                        continue
                     await connection.flush()
                     self._observer.on_answers_sent()
-                    if time.perf_counter() > self._yield_at:
-                        # A guest that always sends more must not keep the event loop from deadlines and from others.
-                        await anyio.lowlevel.checkpoint()
-                        self._yield_at = time.perf_counter() + SLICE_S
                     if not await connection.receive():
                         return None
+                    continue
+                read = connection.next_message
+                size = wire.message_bytes + ELEMENT_WORK * wire.message_elements
+                work.used += size + MESSAGE_WORK
+                if work.used > work.limit:
+                    self._stop_for_work()
                 elif type(message) is not CallTool:
                     output.take(message)
-                elif calls.admit(message):
+                    if unheard:
+                        await self.callbacks.hear(self.fail)
+                elif self.deadline.exceeded is not None:  # sent in time, read too late: nobody takes the answer
+                    connection.stop(self.deadline.exceeded)
+                elif calls.admit(message, size):
                     return message
         except RemoteProtocolError as exc:
             connection.stop(ProtocolViolation(str(exc)))
-        except Exception as exc:
+        except CALLBACK_ERRORS as exc:
             self._stop_for(exc)
         return None
 
-    def _stop_for(self, exc: Exception) -> None:
-        """Stop the run because a tool, a callback or the observer raised."""
-        self._connection.stop(Aborted(str(exc)) if isinstance(exc, ToolAbort) else Failed(exc))
+    def _stop_for_work(self) -> None:
+        work = self._work
+        self._connection.stop(LimitExceeded(Outcome.HOST_WORK_LIMIT, "host_work", work.limit, work.used))
+
+    def _stop_for(self, exc: BaseException) -> None:
+        """Stop the run because a tool, a callback or the observer raised.
+
+        A KeyboardInterrupt goes this way too: raised in a task other than the caller's, it would end the event loop.
+        """
+        if isinstance(exc, ToolAbort) and not isinstance(exc, Misconfigured):
+            self._connection.stop(Aborted(str(exc), Outcome(exc.outcome)))
+        else:
+            self._connection.stop(Failed(exc))
 
     # Calls.
 
@@ -171,23 +239,27 @@ class Run:
         """
         calls, connection = self._calls, self._connection
         answer: Answer | None = None
-        with anyio.CancelScope() as scope:
+        with connection.scope_type() as scope:
             while (call := call or await self._read()) is not None:
                 work = self._dispatch(call)
                 try:
                     waits_for = work.send(None)
                 except StopIteration as finished:
-                    calls.finish(call, finished.value)
+                    try:
+                        if time.perf_counter() > self._turn.until:
+                            await self._turn.give_way()
+                    finally:
+                        calls.finish(call, finished.value)
                     if connection.unsent_bytes > GATHERED_BYTES:
                         # In a task of its own: the guest may not read it before the host reads what the guest writes.
                         calls.keep_place()
                         self._start(tasks, self._write_answer, connection.take_unsent())
-                except Exception as exc:
+                except (Exception, KeyboardInterrupt) as exc:
                     self._stop_for(exc)
                 else:
                     calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(_Rest(work, waits_for))
+                    answer = await self._answer(Rest(work, waits_for))
                     break
                 call = None
         if call is not None:
@@ -202,8 +274,9 @@ class Run:
             calls.finish(call, answer)
             await connection.flush()
             self._answers_sent()
-            made = await self._make_queued()
-            if made is None:
+            if self._threads_left is not None:
+                await self._threads_left.wait()  # of a call that was given up: until then its place is taken
+            if (made := await self._make_queued()) is None:
                 return
             call, answer = made
         if answer is not None:  # the tool went on when the run was over: its call is recorded all the same
@@ -230,7 +303,7 @@ class Run:
     async def _answer(self, work: Awaitable[Answer]) -> Answer | None:
         try:
             return await work
-        except Exception as exc:
+        except (Exception, KeyboardInterrupt) as exc:
             self._stop_for(exc)
             return None
 
@@ -247,18 +320,16 @@ class Run:
 
     async def _abort_on(self, cancel: anyio.Event) -> None:
         await cancel.wait()
-        self._abort()
-
-    def _abort(self) -> None:
-        self._connection.stop(Aborted("cancelled by the caller"))
+        self.abort(CANCELLED)
 
     # The end.
 
     async def _wait_for_exit(self) -> Exit:
         """After `Done`, measure for the last time. Otherwise wait for the process to exit, and read what is left."""
         sandbox, stopped = self._sandbox, self._connection.stopped
-        if type(stopped) is Done:
-            self._sample = sandbox.sample(brief=stopped.ok, last=not stopped.ok)
+        if type(stopped) is Done or (self._connection.was_interrupted and self._connection.is_usable):
+            is_ok = type(stopped) is Done and stopped.ok
+            self._sample = sandbox.sample(brief=is_ok, last=not is_ok)
             self._take_raw_output()
             return Exit()
         if type(stopped) is Failed:
@@ -272,15 +343,18 @@ class Run:
 
     async def _drain(self) -> None:
         """Read what the script sent and printed before its sandbox died."""
-        connection, output = self._connection, self._output
+        connection = self._connection
         if not isinstance(connection.stopped, ProtocolViolation):
             try:
                 with anyio.move_on_after(DRAIN_S, shield=True):
-                    while await connection.receive():
-                        while (message := connection.next_message()) is not None:
-                            output.drain_message(message)
+                    if (done := await read_done(connection, self._output)) is not None:
+                        connection.stop(done)
             except RemoteProtocolError as exc:
                 connection.stop(ProtocolViolation(str(exc)))
+        self._drain_output()
+
+    def _drain_output(self) -> None:
+        output = self._output
         while True:
             before = output.printed_bytes
             self._take_raw_output()
@@ -293,8 +367,7 @@ class Run:
             self._output.take_raw(out, err)
 
     def _result(self, end: Exit) -> ExecutionResult:
-        sample, connection, output = self._sample, self._connection, self._output
-        calls = self._calls.records()
+        sample, connection, output, calls = self._sample, self._connection, self._output, self._calls.records()
         usage = Usage(
             wall_s=time.perf_counter() - self._started,
             cpu_s=max(sample.cpu_s, end.cpu_s),
@@ -304,11 +377,11 @@ class Run:
             sent_bytes=connection.sent_bytes,
             received_bytes=connection.received_bytes,
             start_s=self._start_s,
+            host_work=self._work.used,
         )
-        lint = self._request.message.lint
-        outcome, error = outcome_of(
-            RunEnd(self._limits, usage, sample, end, lint, connection.stopped, output.has_value, self._calls.refused)
-        )
+        lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
+        run_end = RunEnd(self._limits, usage, sample, end, lint, stopped, output.has_value, refused, self._line)
+        outcome, error = outcome_of(run_end)
         return ExecutionResult(
             self._request.run_id,
             outcome,
@@ -318,28 +391,8 @@ class Run:
             output.files(),
             error,
             calls,
+            self._threads_left.list() if self._threads_left is not None else (),
             usage,
             Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
+            journal_id=self._request.journal_id,
         )
-
-
-class _Rest:
-    """Awaits, in the same task, a coroutine that has been driven to its first wait by hand."""
-
-    def __init__(self, work: Coroutine[Any, Any, Answer], waits_for: Any) -> None:
-        self._work = work
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Answer]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                try:
-                    sent = yield waits_for
-                except BaseException as exc:
-                    waits_for = self._work.throw(exc)
-                else:
-                    waits_for = self._work.send(sent)
-            except StopIteration as finished:
-                answer: Answer = finished.value
-                return answer

@@ -52,11 +52,11 @@ def failure(call_id: int, result: ToolResult) -> ToolFail:
     """Return a failed result as the guest may see it: never an exception's own text or traceback."""
     error = result.error
     assert error is not None
-    if error.code == ErrorCode.EXCEPTION:
+    if error.code == ErrorCode.EXCEPTION and result.exc is not None:
         # The text of an unexpected exception may hold anything of the host. A tool that wants its
         # words read raises ToolError or returns ToolResult.fail().
         text = f"the tool raised {type(result.exc).__name__}"
-        return ToolFail(call_id, str(error.code), text, error.retryable, None)
+        return ToolFail(call_id, str(error.code), text, error.retryable, {})
     try:
         details = to_plain(dict(error.details), "details")
     except (UnsendableValue, ValueError, TypeError) as exc:

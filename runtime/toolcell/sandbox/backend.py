@@ -5,11 +5,13 @@ A third party implements these two and gets pool, runs, runtime, limits reportin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from toolcell.config import MIB, Limits
+from toolcell.errors import UsageError
 from toolcell.results import Outcome
 
 FROZEN_BYTES = 32 * MIB
@@ -49,6 +51,8 @@ class Exit:
     code: int | None = None
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    problem: str = ""
+    """Why neither is known: what the sandbox depended on was lost."""
 
 
 class ByteStream(Protocol):
@@ -122,6 +126,17 @@ class Sandbox(Protocol):
         """Kill every process inside at once. Does not wait; safe to call at any time."""
         ...
 
+    def kill_now(self) -> None:
+        """Kill every process inside from another thread, also while the event loop does not run.
+
+        Called during a run, when its time is over. The event loop calls `kill` later. It must not wait long.
+        """
+        ...
+
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds used so far, read in another thread; None where only the event loop can learn them."""
+        ...
+
     def freeze(self) -> bool:
         """Stop every process inside, at once and cheaply, until `destroy`; False when that is not certain.
 
@@ -178,3 +193,23 @@ class GuestFile:
     name: str
     """Relative path with forward slashes."""
     data: bytes = field(repr=False)
+
+
+BACKENDS = ("process", "docker")
+
+
+def check_choice(backend: object, python: object) -> None:
+    """Check the arguments `backend=` and `python=`.
+
+    Raises:
+        UsageError: `backend` is neither a name nor a Backend, or `python` is no path.
+    """
+    if isinstance(backend, str):
+        if backend not in BACKENDS:
+            raise UsageError(f'backend must be "process", "docker" or a Backend, not {backend!r}')
+    elif isinstance(backend, type):
+        raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
+    elif not callable(getattr(backend, "start", None)):
+        raise UsageError(f'backend must be "process", "docker" or a Backend, not {type(backend).__name__}')
+    if not isinstance(python, str | os.PathLike | None):
+        raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")

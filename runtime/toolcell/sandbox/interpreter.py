@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from toolcell.config import GIB
+from math import ceil
+
+from toolcell.config import GIB, Limits
+from toolcell_bridge.isolation.rlimits import RlimitPlan
+
+FILE_SLACK_BYTES = 1 << 20
+"""How far RLIMIT_FSIZE is above `disk_bytes`, so that a write past it finds the disk full, as it would anywhere."""
 
 ADDRESS_SLACK_BYTES = 2 * GIB
 """RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use. The
@@ -20,3 +26,14 @@ ONE_THREAD = {
 def hashing(seed: int | None) -> dict[str, str]:
     """Return the environment that makes `hash()` repeatable, or an empty one."""
     return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
+
+
+def plan_rlimits(limits: Limits, processes: int) -> RlimitPlan:
+    """Choose the per-process limits that enforce `limits` as far as rlimits can. `processes`: RLIMIT_NPROC."""
+    return RlimitPlan(
+        cpu_s=ceil(limits.cpu_s) + 1,
+        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
+        processes=processes,
+        open_files=limits.open_files,
+        file_size_bytes=limits.disk_bytes + FILE_SLACK_BYTES,
+    )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ from typing import Any, Generic, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell import event_loop
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.start_clock import StartClock
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -30,6 +35,9 @@ the warm items are gone, and both are done when somebody waits."""
 
 FROZEN_S = 0.05
 """However long a burst is, nothing stays frozen for longer."""
+
+CLOSE_S = 10.0
+"""How long a closing pool waits for its busy items. Whoever holds one was told to give it back."""
 
 LINGER_S = 0.5
 """How long the task that notices the end of bursts stays after the last one: starting it costs a short run much."""
@@ -69,16 +77,24 @@ class Pool(Generic[T]):
         warm: int,
         cap: int,
         idle_s: float,
+        clock: StartClock,
     ) -> None:
         self._start, self._end, self._is_alive, self._freeze = start, end, is_alive, freeze
-        self._warm, self._cap, self._idle_s = warm, cap, idle_s
+        self._warm, self._cap, self._idle_s, self._clock = warm, cap, idle_s, clock
         self._idle: deque[tuple[float, T]] = deque()
+        self._refused: deque[T] = deque()
+        """What was idle when the pool began to close."""
         self._busy = 0
         self._starting = 0
         self._waiting = 0
+        self._sleeping: deque[anyio.Event] = deque()
+        """One for each waiting task that nobody has woken, in the order in which they came."""
         self._failures = 0
-        self._problem: SandboxUnavailable | None = None
-        self._changed = anyio.Event()
+        self._problem: Exception | None = None
+        """What whoever waits gets."""
+        self._last_failure: Exception | None = None
+        self._is_over = anyio.Event()
+        """Closing, and nobody has or wants an item any more."""
         self._tasks: TaskGroup | None = None
         self._closing = anyio.Event()
         self._returned: deque[T] = deque()
@@ -90,6 +106,7 @@ class Pool(Generic[T]):
         self._is_burst = False
         self._is_watched = False
         """A task waits for the end of the burst."""
+        self._now = anyio.current_time
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} busy={self._busy} starting={self._starting} cap={self._cap}>"
@@ -111,15 +128,18 @@ class Pool(Generic[T]):
 
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to keep items warm, in `tasks`."""
-        self._tasks = tasks
+        self._tasks, self._now = tasks, event_loop.clock()
         tasks.start_soon(self._attend)
         self._fill()
 
     async def acquire(self) -> T:
         """Take an item that nobody had before. Give it back with `release` exactly once.
 
+        While all places are busy this waits until one is free, however long that takes.
+
         Raises:
-            SandboxUnavailable: none could be started.
+            SandboxUnavailable: none could be started, or not within the clock's time.
+            Exception: whatever else the start raised.
             Cancellation: nothing is held.
         """
         item = self._take()
@@ -131,17 +151,44 @@ class Pool(Generic[T]):
         if self._busy + self._starting >= self._cap:
             self._retire_frozen()
         try:
-            while not self._closing.is_set():
-                self._fill()
-                await self._changed.wait()
-                item = self._take()
-                if item is not None:
-                    return item
-                if self._problem is not None:
-                    raise self._problem
-            raise SandboxUnavailable("the pool is closed")
+            return await self._wait_for_item(self._now())
         finally:
             self._waiting -= 1
+            if self._idle:  # this task was cancelled when it had been woken, or there is one for another, too
+                self._wake_first()
+            self._note_end()
+
+    async def _wait_for_item(self, since: float) -> T:
+        while not self._closing.is_set():
+            self._fill()
+            left_s = self._clock.start_s if self._busy >= self._cap else self._clock.left_s(since)
+            with anyio.move_on_after(max(0.0, left_s)):
+                await self._sleep()
+            item = self._take()
+            if item is not None:
+                return item
+            if self._problem is not None:
+                raise self._problem
+            if self._busy < self._cap and self._clock.left_s(since) <= 0:
+                raise self._clock.overdue(self._last_failure or "whatever starts them is stuck")
+        raise SandboxUnavailable("the pool is closed")
+
+    async def _sleep(self) -> None:
+        """Wait until there is an item, or a reason why there will be none."""
+        was_woken = False
+        while not (self._idle or self._problem or self._closing.is_set()):
+            turn = anyio.Event()
+            if was_woken:  # it was woken for an item that somebody else has taken
+                self._sleeping.appendleft(turn)
+                self._fill()
+            else:
+                self._sleeping.append(turn)
+            was_woken = True
+            try:
+                await turn.wait()
+            finally:
+                if not turn.is_set():
+                    self._sleeping.remove(turn)
 
     def _take(self) -> T | None:
         while self._idle:
@@ -152,13 +199,20 @@ class Pool(Generic[T]):
             self._spawn(self._end_quietly, item)
         return None
 
-    def release(self, item: T) -> None:
-        """Give back an item; it is ended, never reused. Returns at once: its run is waited for, and this is not."""
+    def release(self, item: T) -> bool:
+        """Give back an item; it is ended, never reused. Returns at once: its run is waited for, and this is not.
+
+        Returns False when the pool was closed meanwhile: then whoever has the item ends it.
+        """
+        if self._tasks is None:
+            self._busy -= 1
+            return False
         self._returned.append(item)
         if self._is_attended:
             self._has_returned.set()
         else:
             self._retire_returned()
+        return True
 
     async def _attend(self) -> None:
         self._is_attended = True
@@ -175,7 +229,7 @@ class Pool(Generic[T]):
         while self._returned:
             item = self._returned.popleft()
             if self._waiting == 0 and not self._closing.is_set() and self._freeze(item):
-                self._frozen.append((anyio.current_time(), item))
+                self._frozen.append((self._now(), item))
                 self._fill_when_few()
             else:
                 self._spawn(self._end_busy, item)
@@ -183,10 +237,13 @@ class Pool(Generic[T]):
     async def _end_busy(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
             try:
-                await self._end(item)
+                await self._end_logged(item)
             finally:
+                if self._busy >= self._cap:
+                    self._clock.note_progress()
                 self._busy -= 1
                 self._fill_when_few()
+                self._note_end()
 
     def _retire_frozen(self) -> None:
         while self._frozen:
@@ -200,7 +257,14 @@ class Pool(Generic[T]):
 
     async def _end_quietly(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
+            await self._end_logged(item)
+
+    async def _end_logged(self, item: T) -> None:
+        """End an item. What goes wrong there, for want of memory for example, must not take the others with it."""
+        try:
             await self._end(item)
+        except Exception:
+            logger.exception("%r could not be ended; the backend removes what is left of it when it closes", item)
 
     def _spawn(self, function: Callable[[T], Coroutine[Any, Any, None]], item: T) -> None:
         assert self._tasks is not None
@@ -214,7 +278,7 @@ class Pool(Generic[T]):
 
     def _fill_when_quiet(self) -> None:
         """Make spares at the end of a burst."""
-        self._quiet_from = anyio.current_time() + QUIET_S
+        self._quiet_from = self._now() + QUIET_S
         self._is_burst = True
         if not self._is_watched and self._tasks is not None:
             self._is_watched = True
@@ -224,7 +288,7 @@ class Pool(Generic[T]):
         """At the end of each burst, end what is frozen and make spares."""
         try:
             while not self._closing.is_set():
-                now = anyio.current_time()
+                now = self._now()
                 if self._is_burst and (left_s := self._burst_end() - now) <= 0:
                     self._is_burst = False
                     await self._clear_frozen()
@@ -246,7 +310,7 @@ class Pool(Generic[T]):
         """Bring the pool towards its plan."""
         if self._closing.is_set() or self._tasks is None:
             return
-        now = anyio.current_time()
+        now = self._now()
         ages = [now - since for since, _ in self._idle]
         todo = plan(ages, self._busy, self._starting, self._warm, self._cap, self._idle_s, self._waiting)
         for _ in range(todo.expire):
@@ -259,34 +323,57 @@ class Pool(Generic[T]):
         item: T | None = None
         try:
             if self._failures:
-                await anyio.sleep(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1])
-            item = await self._start()
-        except SandboxUnavailable as exc:
+                await anyio.sleep(min(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1], self._clock.start_s / 2))
+            item = await self._clock.run(self._start)
+        except Exception as exc:
             self._failures += 1
+            self._last_failure = exc
             # Once or twice may be a parent that died under its children; the next start gets a new one.
-            if self._failures >= TRIES:
+            if self._failures >= TRIES or not isinstance(exc, SandboxUnavailable):
                 self._problem = exc
         finally:
             self._starting -= 1
         if item is not None:
             self._failures = 0
+            self._last_failure = None
             if self._closing.is_set():
                 await self._end_quietly(item)
                 return
-            self._idle.append((anyio.current_time(), item))
-        self._notify()
+            self._idle.append((self._now(), item))
+            self._wake_first()
+        elif self._problem is not None:
+            self._wake_all()
         if item is not None or self._waiting:
             self._fill()
 
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+    def _wake_first(self) -> None:
+        """Wake whoever has waited longest: waking everybody for each item would cost more than the items do."""
+        if self._sleeping:
+            self._sleeping.popleft().set()
+
+    def _wake_all(self) -> None:
+        while self._sleeping:
+            self._sleeping.popleft().set()
+
+    def _note_end(self) -> None:
+        if self._closing.is_set() and not self._busy and not self._waiting:
+            self._is_over.set()
+
+    def refuse(self) -> None:
+        """Hand out nothing more: the first step of `close`. Whoever waits gets an error at once."""
+        self._closing.set()
+        while self._idle:
+            self._refused.append(self._idle.popleft()[1])
+        self._wake_all()
+        self._has_returned.set()
 
     async def close(self) -> None:
-        """End every idle item. Busy ones are ended as they are released."""
-        self._closing.set()
-        self._notify()
-        self._has_returned.set()
+        """End every idle item, and wait for the end of the busy ones, which their holders have to give back."""
+        self.refuse()
         self._retire_frozen()
-        while self._idle:
-            await self._end_quietly(self._idle.popleft()[1])
+        while self._refused:
+            await self._end_quietly(self._refused.popleft())
+        self._note_end()
+        with anyio.move_on_after(CLOSE_S):
+            await self._is_over.wait()
+        self._tasks = None

@@ -7,11 +7,15 @@ stays registered with the loop for as long as it is open, because registering it
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 
 import anyio
+
+from toolcell.time_slice import TimeSlice, shared_slice
 
 READ_BYTES = 64 * 1024
 """Also bounds how long a flood of tiny frames keeps the event loop: some ten milliseconds to decode."""
@@ -29,6 +33,9 @@ trip between two that are awake, and it finds its caches cold."""
 MISSES = 4
 """Looks in vain after which most waits sleep at once. One in so many still looks: a peer may have become quick."""
 
+POLL_S = 0.01
+"""How often a socket is looked at while the kernel has no room to watch it."""
+
 _awake: set[SocketStream] = set()
 """Streams whose guest is at work. With more than one, looking again would keep the event loop from the others."""
 
@@ -43,6 +50,7 @@ class SocketStream:
         self._misses = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_registered = False
+        self._turn: TimeSlice | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._early = b""
         """Read by the event loop, and not yet received."""
@@ -89,25 +97,27 @@ class SocketStream:
     async def _wait_readable(self) -> None:
         """Wait until there is something to read, or the socket is closed."""
         if not self._is_registered and not self._register():
-            try:
-                await anyio.wait_readable(self._sock)
-            except (anyio.ClosedResourceError, OSError, ValueError):
-                pass
+            await wait_readable(self._sock)
             return
         assert self._loop is not None
+        assert self._turn is not None
         self._waiter = self._loop.create_future()
+        self._turn.rest()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        self._turn.work()
 
     def _register(self) -> bool:
-        """Have the event loop read the socket; False where it cannot: trio, the proactor loop of Windows."""
+        """Have the event loop read the socket; False where it cannot: trio, the proactor loop of Windows, a full table
+        of watches."""
         try:
             self._loop = self._loop or asyncio.get_running_loop()
             # By number: asyncio formats what it is given into an error message of its own, each time.
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
-        except (RuntimeError, NotImplementedError, ValueError):
+            self._turn = self._turn or shared_slice()
+        except (RuntimeError, NotImplementedError, ValueError, OSError):
             return False
         self._is_registered = True
         return True
@@ -155,12 +165,12 @@ class SocketStream:
         self._writing = anyio.Event()
         try:
             while data:
-                await anyio.wait_writable(self._sock)
+                await wait_writable(self._sock)
                 try:
                     data = data[self._sock.send(data) :]
                 except BlockingIOError:
                     continue
-        except (anyio.ClosedResourceError, OSError, ValueError):
+        except OSError:
             return
         finally:
             self._writing.set()
@@ -175,12 +185,36 @@ class SocketStream:
         _awake.discard(self)
         if self._sock.fileno() < 0:
             return
+        if self._writing is not None or not self._is_registered:
+            anyio.notify_closing(self._sock)
         self._unregister()  # before the number of the socket passes to another
         self._early = b""
-        anyio.notify_closing(self._sock)
         self._sock.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def wait_readable(sock: socket.socket) -> None:
+    """Wait until there may be something to read, or the socket is closed."""
+    await _wait(anyio.wait_readable, sock)
+
+
+async def wait_writable(sock: socket.socket) -> None:
+    """Wait until there may be room to write, or the socket is closed."""
+    await _wait(anyio.wait_writable, sock)
+
+
+async def _wait(wait: Callable[[socket.socket], Awaitable[None]], sock: socket.socket) -> None:
+    try:
+        await wait(sock)
+    except (anyio.ClosedResourceError, ValueError):
+        return
+    except anyio.BusyResourceError:  # another task waits for the same
+        await anyio.sleep(POLL_S)
+    except OSError as exc:
+        # The table of watches belongs to all processes of a user, so a stranger can fill it. Go on without it.
+        if exc.errno in (errno.ENOSPC, errno.ENOMEM):
+            await anyio.sleep(POLL_S)
 
 
 def read_available(descriptor: int) -> bytes:

@@ -132,6 +132,12 @@ class FakeSandbox:
             with suppress(psutil.Error):
                 process.kill()
 
+    kill_now = kill
+
+    def cpu_now(self) -> float | None:
+        """Measure the tree of processes with psutil. Any thread may call it."""
+        return self._tree.look().cpu_s if self._tree is not None else None
+
     def freeze(self) -> bool:
         """Return False: the process is destroyed right after its run."""
         return False

@@ -163,6 +163,13 @@ class ScriptedSandbox:
         """End it as SIGKILL would."""
         self._die(Exit(signal=KILLED))
 
+    def kill_now(self) -> None:
+        """Do nothing: it plays in the event loop, so it does not go on while that does not run."""
+
+    def cpu_now(self) -> float | None:
+        """Return None: only its steps say what it has used."""
+        return None
+
     def freeze(self) -> bool:
         """Return False: it is destroyed right after its run."""
         return False

@@ -152,6 +152,14 @@ class _RecordedSandbox:
         """Kill it."""
         self._sandbox.kill()
 
+    def kill_now(self) -> None:
+        """Kill it from another thread."""
+        self._sandbox.kill_now()
+
+    def cpu_now(self) -> float | None:
+        """What it has used, read in another thread."""
+        return self._sandbox.cpu_now()
+
     def freeze(self) -> bool:
         """Return False: it is destroyed right after its run."""
         return False

@@ -16,11 +16,13 @@ from toolcell.tools.hooks import Approve, Block, Hook, Modify, Override, Reject,
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.model_calls import ToolCall, decode_tool_call
 from toolcell.tools.options import CODE, MODEL, PLAN, SUBAGENT, Origin, ToolOptions
+from toolcell.tools.parts import File, Image, Text
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import ToolRegistry, tool
 from toolcell.tools.registry_state import RegistrySettings
-from toolcell.tools.result import ErrorCode, File, Image, Status, Text, TokenUsage, ToolFailure, ToolResult
+from toolcell.tools.result import ErrorCode, Status, TokenUsage, ToolFailure, ToolResult
 from toolcell.tools.run_state import Budget, Secrets
+from toolcell.tools.threads import abandoned_threads
 
 # Calls that fail are the model's business first: a program that configures no logging is not shown them.
 logging.getLogger("toolcell").addHandler(logging.NullHandler())
@@ -69,6 +71,7 @@ __all__ = [
     "ToolOptions",
     "ToolRegistry",
     "ToolResult",
+    "abandoned_threads",
     "approval_hook",
     "current_context",
     "decode_tool_call",

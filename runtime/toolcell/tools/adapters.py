@@ -6,21 +6,29 @@ Knows how to call each of them; knows nothing of policy, hooks or order.
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from toolcell.errors import RegistrationError
+from pydantic import ValidationError
+
+from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.arguments import Prepare
+from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
+from toolcell.tools.problems import ParameterError
 from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
+from toolcell.tools.subschemas import Subschemas
+from toolcell.tools.values import Path
 
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
 
@@ -85,10 +93,13 @@ def with_options(options: ToolOptions, changes: Mapping[str, Any]) -> ToolOption
         RegistrationError: there is no such option.
     """
     for name in changes.keys() - _OPTION_NAMES:
-        raise RegistrationError(f"no option is called {name!r}; there are: {', '.join(sorted(_OPTION_NAMES))}")
-    if "callable_from" in changes:
-        changes = {**changes, "callable_from": frozenset(changes["callable_from"])}
-    return replace(options, **changes) if changes else options
+        near = difflib.get_close_matches(name, _OPTION_NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(_OPTION_NAMES))}"
+        raise RegistrationError(f"no option is called {name!r}; {hint}")
+    try:
+        return replace(options, **changes) if changes else options
+    except UsageError as exc:
+        raise RegistrationError(f"option {exc}") from exc
 
 
 def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSpec]:
@@ -97,8 +108,24 @@ def specs_of(tool: Any, options: Mapping[str, Any] | None = None) -> list[ToolSp
     Raises:
         RegistrationError: it is not a tool in any of the known ways.
     """
-    changes = options or {}
-    return [replace(spec, options=with_options(spec.options, changes)) for spec in _specs(tool)]
+    if not options:
+        return [*_specs(tool)]
+    changes = dict(options)
+    own = {name: changes.pop(name) for name in ("name", "description", "prepare") if name in changes}
+    specs = [replace(spec, options=with_options(spec.options, changes)) for spec in _specs(tool)]
+    if own and len(specs) > 1:
+        raise RegistrationError(f"{next(iter(own))}= is for a tool of one function, and this one has {len(specs)}")
+    return [_with_own(spec, **own) for spec in specs]
+
+
+def _with_own(
+    spec: ToolSpec, name: str | None = None, description: str | None = None, prepare: Prepare | None = None
+) -> ToolSpec:
+    """Return a spec with what somebody calls the tool, and how the arguments are prepared."""
+    was = spec.definition
+    if name is not None or description is not None:
+        was = ToolDefinition(name or was.name, description or was.description, was.parameters)
+    return replace(spec, definition=was, prepare=prepare or spec.prepare)
 
 
 def _specs(tool: Any) -> Iterator[ToolSpec]:
@@ -106,18 +133,61 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
         yield tool
     elif isinstance(tool, FunctionTool):
         yield replace(tool.spec, source=tool)
+    elif isinstance(tool, type):
+        raise RegistrationError(f"{tool.__name__} is a class, and a tool is an object; write {tool.__name__}(...)")
     elif hasattr(tool, "to_spec"):
         yield tool.to_spec()
     elif isinstance(tool, AgentTool):
         yield record_spec(tool)
     elif callable(getattr(tool, "definitions", None)) and callable(getattr(tool, "execute", None)):
-        yield from (_object_spec(tool, definition) for definition in tool.definitions())
+        yield from _object_specs(tool)
     elif hasattr(tool, "parameters") and hasattr(tool, "description") and hasattr(tool, "name"):
         yield _simple_spec(tool)
     elif callable(tool):
         yield function_spec(tool)
     else:
-        raise RegistrationError(f"{tool!r:.200} is not a tool: it is no function, and has no definitions or parameters")
+        cure = next((cure for kind, cure in _CURES.items() if isinstance(tool, kind)), "write a function")
+        raise RegistrationError(
+            f"{tool!r:.80} is not a tool: it is no function, and has no definitions or parameters; {cure}"
+        )
+
+
+_CURES: Mapping[type, str] = {
+    Mapping: "write registry.register(name, description, schema, function)",
+    list: "add each of them, or write ToolRegistry([...])",
+    tuple: "add each of them, or write ToolRegistry([...])",
+    str: "the name alone does not say what to call; write @registry.tool above the function",
+}
+"""What to write in place of something that is no tool."""
+
+
+def check_function(name: str, function: object, *takes: str) -> None:
+    """Refuse what could never answer a call.
+
+    Raises:
+        RegistrationError: it is no function, it is a generator, or it cannot be called with the arguments `takes`.
+    """
+    if isinstance(function, str) and not takes:
+        raise RegistrationError(f"a tool is a function, not {function!r}; write @registry.tool(name={function!r})")
+    if isinstance(function, type) or not callable(function):
+        raise RegistrationError(f"tool {name!r}: a tool is a function, not {shown(function)}")
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise RegistrationError(
+                f"tool {name!r} is a generator, and a tool returns one value; return a list, and report with "
+                "ctx.update(...) meanwhile"
+            )
+    if takes:
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # a builtin that does not say
+            return
+        try:
+            signature.bind(*takes)
+        except TypeError as exc:
+            raise RegistrationError(
+                f"tool {name!r}: it must take ({', '.join(takes)}), not {signature}: {exc}"
+            ) from exc
 
 
 # Functions
@@ -132,6 +202,7 @@ def function_spec(
     options: ToolOptions | None = None,
 ) -> ToolSpec:
     """Return the spec of a plain function: its name, docstring and signature are the definition."""
+    check_function(name or str(getattr(function, "__name__", "")), function)
     prose, parameters = read_docstring(function)
     signature = read_signature(function, ToolContext, ToolResult, parameters)
     chosen = name or str(getattr(function, "__name__", type(function).__name__))
@@ -141,7 +212,7 @@ def function_spec(
         known = replace(known, returns=signature.returns)
     return ToolSpec(
         definition=definition,
-        invoke=_keyword_invoke(function, signature.context_parameter, known.blocking),
+        invoke=keyword_invoke(function, signature.context_parameter, known.blocking),
         options=known,
         source=function,
         prepare=prepare,
@@ -155,17 +226,27 @@ def _decoder(signature: Signature) -> Decode | None:
     if not converters:
         return None
 
-    def decode(args: dict[str, Any]) -> dict[str, Any]:
-        decoded = dict(args)
+    schemas = Subschemas(signature.parameters)
+    properties = signature.parameters["properties"]
+    with_bytes = frozenset(name for name, _ in converters if mentions_bytes(properties[name]))
+
+    def decode(args: dict[str, Any], blobs: Mapping[Path, bytes]) -> dict[str, Any]:
+        made = dict(args)
         for name, convert in converters:
-            if name in decoded:
-                decoded[name] = convert(decoded[name])
-        return decoded
+            if name in with_bytes and name in made:
+                made[name] = decoded(Parts(schemas), properties[name], made[name], (name,), blobs)
+            if name in made:
+                try:
+                    made[name] = convert(made[name])
+                except ValidationError as exc:
+                    raise ParameterError(name, exc) from None
+        return made
 
     return decode
 
 
-def _keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
+def keyword_invoke(function: Callable[..., Any], context_parameter: str | None, blocking: bool) -> Invoke:
+    """Return how a function is called with a call's arguments by name."""
     threaded = blocking and not is_async(function)
     if context_parameter is None and not threaded:
         return lambda context: function(**(context.call.args if context.call.decoded is None else context.call.decoded))
@@ -176,7 +257,7 @@ def _keyword_invoke(function: Callable[..., Any], context_parameter: str | None,
             context.for_any_thread()
         if context_parameter is not None:
             kwargs = {**kwargs, context_parameter: context}
-        return run_in_thread(lambda: function(**kwargs)) if threaded else function(**kwargs)
+        return run_in_thread(lambda: function(**kwargs), context.call.give_up) if threaded else function(**kwargs)
 
     return invoke
 
@@ -193,6 +274,7 @@ def positional_spec(
     """Return the spec of a function that takes all arguments as one dict."""
     if function is None:
         return ToolSpec(definition=definition, invoke=None, options=options, source=source)
+    check_function(definition.name, function, "args")
     called = function
     invoke = _threaded(lambda context: lambda: called(context.call.args), function, options)
     return ToolSpec(definition=definition, invoke=invoke, options=options, source=source or function)
@@ -204,7 +286,7 @@ def _threaded(
     """Move a synchronous function off the event loop. What it is given is put together before."""
     if is_async(function) or not options.blocking:
         return lambda context: bind(context)()
-    return lambda context: run_in_thread(bind(context.for_any_thread()))
+    return lambda context: run_in_thread(bind(context.for_any_thread()), context.call.give_up)
 
 
 # Records
@@ -224,6 +306,7 @@ def record_spec(tool: AgentTool) -> ToolSpec:
     options = replace(tool.options, label=tool.label or tool.options.label, mode=tool.mode or tool.options.mode)
     if tool.execute is None:
         return ToolSpec(definition=tool.definition, invoke=None, options=options, source=tool, prepare=tool.prepare)
+    check_function(tool.definition.name, tool.execute)
     execute, names = tool.execute, _record_parameters(tool)
 
     def bind(context: ToolContext) -> Callable[[], Any]:
@@ -252,8 +335,14 @@ def _record_parameters(tool: AgentTool) -> list[str]:
 # Objects
 
 
-def _object_spec(tool: Any, definition: ToolDefinition) -> ToolSpec:
-    return _bound_spec(tool, definition, definition.name)
+def _object_specs(tool: Any) -> Iterator[ToolSpec]:
+    definitions = tool.definitions()
+    if not isinstance(definitions, list | tuple) or not all(isinstance(each, ToolDefinition) for each in definitions):
+        raise RegistrationError(
+            f"{type(tool).__name__}.definitions() must return a list of ToolDefinition, not {shown(definitions)}"
+        )
+    for definition in definitions:
+        yield _bound_spec(tool, definition, definition.name)
 
 
 def _simple_spec(tool: Any) -> ToolSpec:
@@ -268,6 +357,7 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
     options = _options_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
         return ToolSpec(definition=definition, invoke=None, options=options, source=tool)
+    check_function(definition.name, tool.execute, "ctx", *(("name",) if names else ()), "args")
     is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
 
     def bind(context: ToolContext) -> Callable[[], Any]:
@@ -288,6 +378,8 @@ def _options_of(tool: Any, name: str) -> ToolOptions:
     """Return a tool's `options`: ToolOptions of all its functions, or a mapping from function name to ToolOptions."""
     known = getattr(tool, "options", None)
     if isinstance(known, Mapping):
+        if known and not any(isinstance(each, ToolOptions) for each in known.values()):
+            raise RegistrationError(f"tool {name!r}: options must be ToolOptions, not {shown(known)}")
         known = known.get(name)
     return known if isinstance(known, ToolOptions) else DEFAULT_TOOL_OPTIONS
 

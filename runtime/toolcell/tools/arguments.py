@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from toolcell.errors import RegistrationError, ToolAbort, UsageError
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.tools.checks import text_of
 from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties, json_copy
-from toolcell.tools.concurrency import maybe_await
+from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.encoded import place_bytes
+from toolcell.tools.json_text import ParseMode, parse_json
 from toolcell.tools.options import Coercion, Extras
 from toolcell.tools.problems import MAX_PROBLEMS, bounded_json, find_problems
 from toolcell.tools.result import ErrorCode
@@ -23,8 +26,10 @@ from toolcell.tools.values import (
     MAX_INTEGER,
     MAX_TEXT_CHARS,
     MIN_INTEGER,
+    NO_BLOBS,
     BadValue,
     Copied,
+    Path,
     Problem,
     copy_arguments,
     path_text,
@@ -47,6 +52,8 @@ class ArgumentError(Exception):
         super().__init__(message)
         self.code = code
         self.details = {"fields": dict(fields)} if fields else {}
+        self.steps = 0
+        """Values that were looked at."""
 
 
 class InvalidArguments(UsageError):
@@ -54,29 +61,28 @@ class InvalidArguments(UsageError):
 
     code = "invalid_arguments"
 
-    def __init__(self, tool: str, problems: list[Problem], received: Any) -> None:
+    def __init__(self, tool: str, problems: list[Problem], received: Any, steps: int = 0) -> None:
         lines = [f"  - {problem}" for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
             lines.append("  - and more problems")
         listing = "\n".join(lines)
         shown = _shown(received)
         super().__init__(f'validation failed for tool "{tool}":\n{listing}\n\nReceived arguments:\n{shown}')
-        self.problems = problems
+        self.problems = problems[: MAX_PROBLEMS + 1]
+        self.steps = steps
+        """Values that were looked at."""
 
 
 def _shown(received: Any) -> str:
-    try:
-        text = bounded_json(received, MAX_SHOWN_CHARS, "\n... (truncated)", indent=2)
-    except (ValueError, TypeError, RecursionError):
-        text = f"({type(received).__name__} that cannot be shown as JSON)"
+    text = bounded_json(received, MAX_SHOWN_CHARS, "\n... (truncated)", indent=2)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def parse_arguments(text: str) -> Any:
-    """Parse arguments that came as JSON text.
+    """Parse arguments that came as JSON text, also in a code fence or with the small mistakes of models.
 
     Raises:
-        ArgumentError: the text is not JSON.
+        ArgumentError: the text is not JSON, or it breaks off.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ArgumentError(f"invalid args: {len(text)} characters of JSON, more than {MAX_TEXT_CHARS}")
@@ -85,6 +91,9 @@ def parse_arguments(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
+        value, mode = parse_json(text)
+        if mode is ParseMode.REPAIRED:
+            return value
         raise ArgumentError(f"invalid args: {exc}") from exc
 
 
@@ -95,7 +104,7 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
         ArgumentError: the arguments are not JSON, or the preparation failed.
     """
     if isinstance(received, str):
-        received = parse_arguments(received)
+        received = parse_arguments(str.__str__(received))
     if prepare is None or not isinstance(received, Mapping):
         return received
     try:
@@ -104,10 +113,10 @@ async def prepare_arguments(received: Any, prepare: Prepare | None) -> Any:
         raise ArgumentError(f"invalid tool arguments: {exc}") from exc
     try:
         prepared = await maybe_await(prepare(mine))
-    except ToolAbort:
-        raise
-    except Exception as exc:
-        message = f"preparing the arguments failed: {type(exc).__name__}: {exc}"
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
+        message = f"preparing the arguments failed: {type(exc).__name__}: {text_of(exc)}"
         raise ArgumentError(message, ErrorCode.PREPARE_FAILED) from exc
     if not isinstance(prepared, dict):
         kind = type(prepared).__name__
@@ -122,13 +131,18 @@ class CheckedArguments:
     args: dict[str, Any]
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
+    steps: int = 0
+    """Values that were looked at, each as often as it was."""
+    blobs: Mapping[Path, bytes] = field(default_factory=lambda: NO_BLOBS)
+    """What was bytes before, and is base64 text because the schema asks for it."""
 
 
 class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate."""
 
     __slots__ = (
-        "_closed", "_coercion", "_defaults", "_drop_extras", "_mends", "_plain", "_schemas", "is_valid", "tool",
+        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "is_valid",
+        "tool",
     )  # fmt: skip
 
     def __init__(
@@ -143,11 +157,13 @@ class ArgumentChecker:
             raise RegistrationError(f"tool {definition.name!r}: {exc}") from exc
         self.tool = definition.name
         self._schemas = Subschemas(schema)
-        self._coercion = coercion
-        self._drop_extras = extras == "drop"
+        self._coercion: Coercion = coercion
+        self._extras: Extras = extras
         self._closed = closed_properties(schema) if extras == "drop" else None
-        self._defaults = _root_defaults(schema)
-        self._mends = coercion == "lenient" or _needs_walk(schema)
+        self._defaults = _root_defaults(schema, self._schemas)
+        self._mends = coercion == "lenient" or _needs_walk(schema) or (not validate and coercion != "off")
+        self._looks_below = extras != "allow" and _closes_below(schema)
+        """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))
         self._plain = properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
         """Names that `check_plain` may copy."""
@@ -195,7 +211,9 @@ class ArgumentChecker:
             return self.check(args)
         except InvalidArguments as exc:
             fields = {path_text(problem.path): problem.message for problem in exc.problems}
-            raise ArgumentError(f"invalid tool arguments: {exc}", fields=fields) from exc
+            refused = ArgumentError(f"invalid tool arguments: {exc}", fields=fields)
+            refused.steps = exc.steps
+            raise refused from exc
 
     def check(self, args: Any) -> CheckedArguments:
         """Return arguments fit for the tool; `args` itself is never touched.
@@ -211,8 +229,8 @@ class ArgumentChecker:
         try:
             copied = copy_arguments(args)
         except BadValue as exc:
-            raise InvalidArguments(self.tool, [exc.problem], args) from None
-        if copied.has_whole_floats or self._mends:
+            raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
+        if copied.has_whole_floats or self._mends or copied.blobs or (self._looks_below and copied.has_containers):
             return self._mend(copied, args)
         mine = copied.args
         for name, default in self._defaults:
@@ -220,27 +238,50 @@ class ArgumentChecker:
                 mine[name] = json_copy(default)
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
-            return CheckedArguments(mine)
+            return CheckedArguments(mine, steps=copied.nodes)
         return self._mend(copy_arguments(args), args)
 
     def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
-        mended = Mended(copied.args)
-        if self._coercion != "off":
-            coercer = Coercer(self._schemas, copied, lenient=self._coercion == "lenient", drop_extras=self._drop_extras)
+        steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
+        for fill in (True, False):  # where arguments do not fit with all the defaults, they may fit without any
+            coercer = Coercer(self._schemas, copied, self._coercion, self._extras, fill=fill)
             try:
                 mended = coercer.arguments()
             except BadValue as exc:
-                raise InvalidArguments(self.tool, [exc.problem], received) from None
-        if not self.is_valid(mended.args):
-            raise InvalidArguments(self.tool, find_problems(self._schemas, mended.args), received)
-        return CheckedArguments(mended.args, mended.changes, mended.warnings)
+                raise InvalidArguments(self.tool, [exc.problem], received, steps + coercer.steps) from None
+            steps += coercer.steps
+            tried.append((coercer, mended))
+            if (fits := self.is_valid(mended.args)) or not (self._mends or self._defaults):
+                break
+        problems = coercer.unknown if self._extras == "forbid" else []
+        if not fits:
+            # Problems are looked for from the top down: at most once again for each value.
+            steps *= 2
+            coercer, mended = tried[0]
+            problems = [*find_problems(self._schemas, mended.args), *coercer.unknown]
+        placed = place_bytes(self._schemas, mended.args, copied.blobs)
+        if problems or placed.problems:
+            raise InvalidArguments(self.tool, [*problems, *placed.problems], received, steps + placed.steps)
+        return CheckedArguments(mended.args, mended.changes, mended.warnings, steps + placed.steps, placed.encoded)
 
 
-def _root_defaults(schema: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _root_defaults(schema: Mapping[str, Any], schemas: Subschemas) -> tuple[tuple[str, Any], ...]:
     properties = schema.get("properties", {})
-    return tuple(
-        (name, part["default"]) for name, part in properties.items() if isinstance(part, dict) and "default" in part
-    )
+    return tuple((name, part["default"]) for name, part in properties.items() if schemas.has_default(part))
+
+
+def _closes_below(schema: Mapping[str, Any]) -> bool:
+    """True when a schema below the first level names its properties and is silent about others."""
+    below: list[Any] = [*schema.values()]
+    while below:
+        part = below.pop()
+        if isinstance(part, Mapping):
+            if closed_properties(part) is not None and isinstance(part["properties"], Mapping):
+                return True
+            below += part.values()
+        elif isinstance(part, list):
+            below += part
+    return False
 
 
 def _needs_walk(schema: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from toolcell.errors import AuditError, ToolAbort
+from toolcell.time_slice import TimeSlice
 from toolcell.tools.call import Call
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState
@@ -42,10 +43,10 @@ async def run_batch(
     allowed, surplus = calls[:limit], calls[limit:] if limit is not None else ()
     try:
         if len(allowed) == 1 or sequential or _any_sequential(state, allowed):
-            results = [await _one(state, call, on_result) for call in allowed]
+            results = await _in_turn(state, allowed, on_result)
         else:
             results = await _overlapping(state, allowed, on_result)
-        return results + [await _surplus(state, call, limit, on_result) for call in surplus]
+        return results + await _refused(state, surplus, limit, on_result)
     except BaseException as exc:
         for call in calls:
             await record_as_cancelled(call, exc)
@@ -57,6 +58,16 @@ def _any_sequential(state: RegistryState, calls: Sequence[Call]) -> bool:
     return any(tool is not None and tool.options.mode == "sequential" for tool in tools)
 
 
+async def _in_turn(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
+    turn = TimeSlice()
+    results = []
+    for call in calls:
+        results.append(await _one(state, call, on_result))
+        if len(calls) > 1:
+            await turn.give_way()
+    return results
+
+
 async def _one(state: RegistryState, call: Call, on_result: OnResult | None) -> ToolResult:
     result = await run_call(state, call)
     if on_result is not None:
@@ -65,34 +76,42 @@ async def _one(state: RegistryState, call: Call, on_result: OnResult | None) -> 
 
 
 async def _overlapping(state: RegistryState, calls: Sequence[Call], on_result: OnResult | None) -> list[ToolResult]:
-    admitted = [await admit(state, call) for call in calls]
+    turn = TimeSlice()
+    admitted = []
+    for call in calls:
+        admitted.append(await admit(state, call))
+        await turn.give_way()
     results = [found if isinstance(found, ToolResult) else None for found in admitted]
 
     async def perform_one(index: int, tool: RegisteredTool) -> None:
+        await turn.give_way()
         results[index] = await perform(state, calls[index], tool)
 
     runnable = [(index, found) for index, found in enumerate(admitted) if isinstance(found, RegisteredTool)]
     if len(runnable) == 1:
         await perform_one(*runnable[0])
     else:
-        await _together(perform_one, runnable)
+        await _together(perform_one, runnable, turn)
     concluded = []
     for call, result in zip(calls, results, strict=True):
         assert result is not None
         concluded.append(await conclude(state, call, result))
         if on_result is not None:
             await on_result(call, concluded[-1])
+        await turn.give_way()
     return concluded
 
 
 async def _together(
     perform_one: Callable[[int, RegisteredTool], Coroutine[Any, Any, None]],
     runnable: Sequence[tuple[int, RegisteredTool]],
+    turn: TimeSlice,
 ) -> None:
     try:
         async with anyio.create_task_group() as group:
             for index, tool in runnable:
                 group.start_soon(perform_one, index, tool)
+                await turn.give_way()
     except BaseExceptionGroup as group_error:
         raise first_that_ends_run(group_error) from None
 
@@ -109,13 +128,19 @@ def first_that_ends_run(group: BaseExceptionGroup[BaseException]) -> BaseExcepti
     return group
 
 
-async def _surplus(state: RegistryState, call: Call, limit: int | None, on_result: OnResult | None) -> ToolResult:
+async def _refused(
+    state: RegistryState, surplus: Sequence[Call], limit: int | None, on_result: OnResult | None
+) -> list[ToolResult]:
     message = f"not run: one response may ask for at most {limit} tool calls; ask for this one again"
     refusal = ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED)
-    result = await refuse(state, call, refusal)
-    if on_result is not None:
-        await on_result(call, result)
-    return result
+    turn = TimeSlice()
+    results = []
+    for call in surplus:
+        results.append(await refuse(state, call, refusal))
+        if on_result is not None:
+            await on_result(call, results[-1])
+        await turn.give_way()
+    return results
 
 
 def ends_run(results: Sequence[ToolResult]) -> bool:

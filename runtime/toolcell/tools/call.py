@@ -8,21 +8,39 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from toolcell.errors import UsageError
+from toolcell.host_work import HostWork
+from toolcell.tools.checks import check_fields
 from toolcell.tools.coercion import Change
 from toolcell.tools.concurrency import ToolIdentity, Workers
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import EventBus
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
+from toolcell.tools.parts import Part
+from toolcell.tools.placeholders import DryRun
 from toolcell.tools.policy import CallPolicy
-from toolcell.tools.result import Part, ToolResult
-from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets
+from toolcell.tools.result import ToolResult
+from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets, new_id
+from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads, ToolThread
+
+if TYPE_CHECKING:
+    from toolcell.quotas import Quotas
+
+_WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
+    ("secrets", Secrets, "Secrets({...})"),
+    ("deadline", (int, float), "a number, such as anyio.current_time() + 30"),
+    ("events", EventBus, "an EventBus()"),
+    ("hooks", tuple, "a tuple of hooks"),
+    ("quotas", tuple, "a tuple: (quotas,)"),
+    ("dry_run", (type(None), DryRun), "a toolcell.control.Draft()"),
+)
+"""What a program may write wrongly, and would notice only in the middle of a call."""
 
 LOGGER = logging.getLogger("toolcell.tools")
 
@@ -37,6 +55,18 @@ class CallObserver(Protocol):
 
     def call_ended(self, call: Call, /) -> Awaitable[None] | None:
         """A call has its final `call.result`."""
+
+
+class Approvals(Protocol):
+    """Decides about calls of tools that require approval, in the place of approval hooks."""
+
+    async def decide(self, call: Call, /) -> Any:
+        """Return `Approve`, `Modify` or `Reject` for a checked call.
+
+        Raises:
+            ToolAbort: the run ends here, for the decision to come later.
+        """
+        ...
 
 
 class CallHook(Protocol):
@@ -109,11 +139,6 @@ class CallingRegistry(CallableTools, Protocol):
         ...
 
 
-def new_id() -> str:
-    """Return a fresh id for a run."""
-    return uuid.uuid4().hex
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
@@ -123,6 +148,8 @@ class RunContext:
     thread_id: str = ""
     channel: str = ""
     chat_id: str = ""
+    session_id: str = ""
+    """Of the session whose script makes the calls."""
     custom: Mapping[str, Any] = field(default_factory=dict)
     secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
     deadline: float = math.inf
@@ -133,6 +160,12 @@ class RunContext:
     observer: CallObserver | None = None
     hooks: tuple[CallHook, ...] = ()
     """Of the agents above; they see calls before the registry's own."""
+    approvals: Approvals | None = None
+    """Decides about calls that no hook approved; approval hooks are not asked then. None: approval hooks decide."""
+    dry_run: DryRun | None = None
+    """Collects calls of tools that write; with one, they are not made. A `toolcell.control.Draft`."""
+    made: MadeCalls | None = None
+    """Where calls of tools that write are noted, so that they can be reverted."""
     policies: tuple[CallPolicy, ...] = ()
     """Of the agents above: a child may never call more than its parent."""
     on_complete: CompletionCallback | None = None
@@ -146,11 +179,24 @@ class RunContext:
     """Agents above this one."""
     agents: tuple[int, ...] = ()
     """Which, by identity, outermost first."""
+    work: HostWork | None = None
+    """Where the work of checking arguments is counted; None where no guest is behind the calls."""
     lineage: Lineage = OUTERMOST
     """Internal: what scheduling and rules need to know of the calls above."""
+    quotas: tuple[Quotas, ...] = ()
+    """Of its user, tenant or agent, which its calls are counted for."""
     state: RunState = field(default_factory=RunState)
+    abandoned: AbandonedThreads = OF_THIS_PROCESS
+    """Where threads are listed that run on after their calls were given up."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
+
+    def __post_init__(self) -> None:
+        # Every run makes some of these: what is right costs no call.
+        kinds: tuple[type, ...] = (self.secrets.__class__, self.deadline.__class__, self.events.__class__)
+        others = (self.hooks.__class__, self.quotas.__class__, self.dry_run)
+        if (*kinds, *others) != (Secrets, float, EventBus, tuple, tuple, None):
+            check_fields(self, _WRITTEN_BY_HAND)
 
     def child(self, **changes: Any) -> Self:
         """Return the same run with some fields replaced; state, events and budget stay shared."""
@@ -190,16 +236,24 @@ class Call:
     changes: tuple[Change, ...] = ()
     """What coercion changed."""
     warnings: tuple[str, ...] = ()
+    approval_reason = ""
+    """Why a person has to approve it; empty when nobody has to."""
     approved = False
+    depends_on: tuple[str, ...] = ()
+    """In a dry run: effects whose results the arguments refer to."""
     refusal: ToolResult | None = None
     """Set when the tool was not run: unknown, invalid, blocked, substituted."""
     result: ToolResult | None = None
     is_started = False
     """An observer knows of it."""
     is_executed = False
+    is_shown = False
+    """The after hooks have seen its result: it is that of a job."""
     is_concluded = False
     holds_worker = False
     """Of those that do work; tools that wait for others hold none."""
+    threads: tuple[ToolThread, ...] = ()
+    """Of this call and the calls below: given up, and perhaps still running. The call's places are taken until then."""
     started_at = 0.0
     """Seconds since the epoch."""
     started_s = 0.0
@@ -265,12 +319,10 @@ class Call:
         # Not MODEL: what a model may not call directly, its code may well be meant to call.
         origins = above.origins if self.origin is Origin.MODEL else above.origins | {self.origin}
         lineage = Lineage(origins, above.level + 1, self.borrowed_worker, self.held_groups)
+        run = run.child(parent_call_id=self.call_id, lineage=lineage)
         if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
-            state = RunState()
-            return run.child(
-                parent_call_id=self.call_id, lineage=lineage, is_shared=False, run_id=new_id(), state=state
-            )
-        return run.child(parent_call_id=self.call_id, lineage=lineage)
+            return run.child(is_shared=False, run_id=new_id(), state=RunState())
+        return run
 
     @property
     def callers(self) -> Iterator[Call]:
@@ -299,10 +351,19 @@ class Call:
         groups = {above.options.exclusive_group for above in self.callers}
         return self.run.lineage.held_groups | frozenset(group for group in groups if group is not None)
 
+    def give_up(self, thread: ToolThread) -> None:
+        """Take note that a thread of this call runs on although nobody waits for it any more."""
+        for call in (self, *self.callers):
+            call.threads = (*call.threads, thread)
+        self.run.abandoned.add(thread, self.identity, self.name, self.call_id, self.run.run_id)
+
     # Events, jobs and records
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Emit an event of this call."""
+        """Emit an event of this call, without the run's secrets. A result has lost them already."""
+        secrets = self.run.secrets
+        if secrets and self.run.events.active:
+            fields = {key: value if key == "result" else secrets.shown(value) for key, value in fields.items()}
         self.run.events.emit(
             type=kind,
             run_id=self.run.run_id,

@@ -5,29 +5,45 @@ What they say depends on what else the model may use at that moment. The sandbox
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.results import ExecutionResult, Outcome
-from toolcell.text import clean
+from toolcell.effects import shown_effects
+from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
+from toolcell.flows import Flow
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.text import clean, cut_text
 from toolcell.tools.adapters import with_options
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.descriptions import (
+    ADVICE,
+    CODE_TEXT,
+    CODE_TOOL,
+    PLAN_TEXT,
+    describe_code,
+    describe_plan,
+    described_sandbox,
+)
 from toolcell.tools.options import Origin, ToolOptions
+from toolcell.tools.parts import File, Text
 from toolcell.tools.plan import MAX_STEPS, PLAN_TOOL
-from toolcell.tools.result import ErrorCode, File, Text, ToolResult, to_json
-from toolcell.tools.spec import Offered, ToolSpec
-from toolcell.tools.stubs import python_stubs
-
-CODE_TOOL = "execute_code"
-MAX_STUBS = 32
-"""Tools written out as stubs in the description of execute_code; the script can list the others itself."""
+from toolcell.tools.result import ErrorCode, ToolResult, to_json
+from toolcell.tools.spec import ToolSpec
 
 MAX_PROGRESS_CHARS = 4_000
 """Of what a running script has printed."""
+
+MAX_VALUE_CHARS, MAX_LOG_CHARS = 60_000, 30_000
+"""Of the result and of what was printed, for the model: together they leave room for what else is told."""
+
+STEP_SHAPE = 'a step is {"tool": name, "args": {...}}'
 
 PLAN_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -56,6 +72,7 @@ PLAN_SCHEMA: dict[str, Any] = {
                     },
                 },
                 "required": ["tool", "args"],
+                "additionalProperties": False,
             },
         },
         "on_error": {
@@ -68,6 +85,24 @@ PLAN_SCHEMA: dict[str, Any] = {
     },
     "required": ["steps"],
 }
+
+PLAN_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a program runs itself.", PLAN_SCHEMA))
+
+
+def plan_of(steps: object) -> dict[str, Any]:
+    """Return a program's plan, checked as a model's is.
+
+    Raises:
+        UsageError: it is no list of steps, or a step is not as it must be.
+    """
+    if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
+        cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
+        raise UsageError(f"execute_plan takes a list of steps, not {shown(steps)}; {cure}")
+    try:
+        return PLAN_CHECKER.check({"steps": list(steps)}).args
+    except InvalidArguments as exc:
+        raise UsageError(f"this is no plan: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
+
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -112,7 +147,7 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL}), label="Run a plan")
     return ToolSpec(
-        definition=ToolDefinition(PLAN_TOOL, _PLAN_TEXT, PLAN_SCHEMA),
+        definition=ToolDefinition(PLAN_TOOL, PLAN_TEXT, PLAN_SCHEMA),
         invoke=invoke,
         options=with_options(known, options),
         source=PLAN_TOOL,
@@ -123,7 +158,14 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
 
 
 def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
-    """`execute_code` as a tool."""
+    """`execute_code` as a tool.
+
+    Raises:
+        UsageError: `runtime` cannot run code from an event loop.
+    """
+    if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
+        cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
+        raise UsageError(f"execute_code needs a Runtime, whose execute_code is async, not {shown(runtime)}; {cure}")
 
     def invoke(context: ToolContext) -> Any:
         call = context.call
@@ -131,14 +173,19 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
     return ToolSpec(
-        definition=ToolDefinition(CODE_TOOL, _CODE_TEXT, CODE_SCHEMA),
+        definition=ToolDefinition(CODE_TOOL, CODE_TEXT, CODE_SCHEMA),
         invoke=invoke,
         options=with_options(known, options),
         source=runtime,
         args_prefix=f"invalid {CODE_TOOL} args: ",
-        describe=describe_code,
+        describe=lambda offered: describe_code(offered, described_sandbox(runtime)),
         requires_result=True,
     )
+
+
+def flows_of(runtime: object) -> tuple[Flow, ...]:
+    """Return the flows of a runtime's policy: they hold for whoever is offered its `execute_code`."""
+    return tuple(getattr(getattr(runtime, "policy", None), "flows", ()))
 
 
 async def run_code(
@@ -147,7 +194,7 @@ async def run_code(
     """Run a model's script and describe its result. What it prints meanwhile is progress of the call.
 
     Raises:
-        ToolAbort: a tool the script called ended the whole run.
+        ToolAbort: a tool the script called ended the whole run, or `runtime` is not open.
     """
     if not source.strip():
         return ToolResult.fail(f"{CODE_TOOL} requires non-empty code", code=ErrorCode.INVALID_ARGUMENTS)
@@ -161,12 +208,15 @@ async def run_code(
             on_log=printed.add,
             on_progress=lambda value: update(details=value),
         )
+    except ToolAbort:
+        raise
     except (SandboxUnavailable, UsageError) as exc:
         return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, exc=exc)
     if run.state.abort is not None:
         raise run.state.abort
     policy = getattr(runtime, "policy", None)
-    return code_result(result, with_logs=getattr(policy, "logs_to_model", True))
+    with_variables = getattr(runtime, "shows_variables", False)
+    return code_result(result, with_logs=getattr(policy, "logs_to_model", True), with_variables=with_variables)
 
 
 class _Printed:
@@ -181,20 +231,22 @@ class _Printed:
         self._update(self._tail)
 
 
-def code_result(result: ExecutionResult, *, with_logs: bool = True) -> ToolResult:
+def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variables: bool = False) -> ToolResult:
     """A run's result as a tool's: the value as JSON, or what went wrong; then what was printed."""
     logs = _logs(result) if with_logs else ""
     files = tuple(File(file.name, file.data, file.media_type) for file in result.files if file.data is not None)
     details = result.to_dict()
     if result.ok:
-        said = to_json(result.value) if result.has_value else NO_RESULT
-        text = said + _missing_files(result) + logs
+        said = _shown(result.value) if result.has_value else NO_RESULT
+        text = said + _repair(result) + _draft(result) + _files(result) + logs
         return ToolResult(
             parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
         )
     code = _OWN_CODES.get(result.outcome, str(result.outcome))
     return ToolResult.fail(
-        describe_failure(result) + _partial_result(result) + _missing_files(result) + logs,
+        describe_failure(result)
+        + (_variables(result) if with_variables else "")
+        + (_repair(result) + _draft(result) + _partial_result(result) + _files(result) + logs),
         code=code,
         value=result.value,
         has_value=result.has_value,
@@ -204,17 +256,18 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True) -> ToolResul
 
 
 def describe_failure(result: ExecutionResult) -> str:
-    """What failed, where, and which calls had already run when it did."""
+    """What failed, where, what to do about a limit, and which calls had already run when it did."""
     error = result.error
     if error is None:
         said = f"code execution failed: {result.outcome}"
     elif error.traceback:
-        said = error.traceback.rstrip()
-    elif result.outcome in (Outcome.ERROR, Outcome.DENIED):
-        where = f" (line {error.line})" if error.line is not None else ""
-        said = f"{error.type}: {error.message}{where}"
+        said = error.traceback.rstrip() + _limit_reached(error)
     else:
-        said = error.message
+        where = f" (line {error.line})" if error.line is not None else ""
+        named = f"{error.type}: " if result.outcome in (Outcome.ERROR, Outcome.DENIED) else ""
+        said = f"{named}{error.message}{where}"
+    if (advice := ADVICE.get(result.outcome)) is not None:
+        said = f"{said}\n{advice}"
     if not result.calls:
         return said
     made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
@@ -222,17 +275,61 @@ def describe_failure(result: ExecutionResult) -> str:
     return f"{said}\n\ntool calls already made: {made}{more}"
 
 
+def _repair(result: ExecutionResult) -> str:
+    """Say which calls of the script before were not made again, and which of its writes stay."""
+    repair = result.repair
+    if repair is None:
+        return ""
+    reused, orphaned = Counter(each.tool for each in repair.reused), Counter(each.tool for each in repair.orphaned)
+    said = (
+        f"\n\nanswered with the results of the script before, and not made again: {_counted(reused)}" if reused else ""
+    )
+    return said + (f"\n\nmade by the script before, and still in effect: {_counted(orphaned)}" if orphaned else "")
+
+
+def _draft(result: ExecutionResult) -> str:
+    """List what a dry run collected."""
+    return f"\n\n{shown_effects(result.effects)}" if result.draft_id else ""
+
+
+def _counted(tools: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in tools.items())
+
+
+def _variables(result: ExecutionResult) -> str:
+    """List the variables of the innermost frame, for a model that repairs its script."""
+    frames = result.error.frames if result.error is not None else ()
+    rows = [f"  {name} = {text}" for name, text in frames[-1].locals.items()] if frames else []
+    return "\n\nvariables where it failed:\n" + "\n".join(rows) if rows else ""
+
+
+def _shown(value: Any) -> str:
+    return cut_text(to_json(value), MAX_VALUE_CHARS)[0]
+
+
+def _limit_reached(error: ErrorInfo) -> str:
+    """Name the limit behind an exception of the script that does not name it, such as a bare MemoryError."""
+    if error.limit is not None and error.used is None and error.limit_value is not None:
+        return f"\nthe run's limit {error.limit} is {error.limit_value:.16g}"
+    if error.limit is None or error.limit in error.message:
+        return ""
+    return f"\nthe run's limit {error.limit} is {error.limit_value:.16g}, and {error.used:.16g} was in use"
+
+
 def _partial_result(result: ExecutionResult) -> str:
-    return f"\n\nresult set before the failure: {to_json(result.value)}" if result.has_value else ""
+    return f"\n\nresult set before the failure: {_shown(result.value)}" if result.has_value else ""
 
 
-def _missing_files(result: ExecutionResult) -> str:
+def _files(result: ExecutionResult) -> str:
+    """List the returned files by name, type and size, and those that were not returned."""
+    kept = [f"{file.name} ({file.media_type}, {file.size} bytes)" for file in result.files if not file.problem]
     lost = [f"{file.name}: {file.problem}" for file in result.files if file.problem]
-    return f"\n\nfiles not returned: {'; '.join(lost)}" if lost else ""
+    returned = f"\n\nfiles returned: {', '.join(kept)}" if kept else ""
+    return returned + (f"\n\nfiles not returned: {'; '.join(lost)}" if lost else "")
 
 
 def _logs(result: ExecutionResult) -> str:
-    text = clean(result.logs.text).rstrip("\n")
+    text, _ = cut_text(clean(result.logs.text).rstrip("\n"), MAX_LOG_CHARS)
     return f"\n\nlogs:\n{text}" if text else ""
 
 
@@ -262,49 +359,4 @@ def ask_user_spec(ask: AskUser) -> ToolSpec:
         options=ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL})),
         source=ask,
         requires_result=True,
-    )
-
-
-# What the model is told
-
-_PLAN_TEXT = (
-    f"Run up to {MAX_STEPS} tool calls in one turn and get all results together. Steps run in parallel. Use it when "
-    "you already know every call you need; calling tools one at a time costs a turn each. A failed step does not stop "
-    f"the others. Steps cannot call {PLAN_TOOL}."
-)
-_PLAN_LINKS = (
-    ' Give a step an "id" to let others wait for it ("depends_on") or use its result: '
-    '{"$ref": "id.path"} as an argument.'
-)
-_PLAN_OR_CODE = f" For loops, conditions or computing with results, use {CODE_TOOL} instead."
-
-_CODE_TEXT = (
-    "Run Python in a sandbox. The script may call your tools with call_tool(name, args), which returns data; "
-    "set_result(data) returns structured output, print() goes to the logs. A failed call raises ToolError. Use it "
-    "when you need loops, conditions, or results of one call in another, or to compute."
-)
-_CODE_MORE = " call_tools_parallel([(name, args), ...]) makes several calls at once."
-_CODE_OR_PLAN = f" For independent calls known upfront, {PLAN_TOOL} is simpler."
-
-
-def _offers(offered: Offered, name: str) -> bool:
-    return any(tool.name == name for tool in offered(Origin.MODEL))
-
-
-def describe_plan(offered: Offered) -> str:
-    """Describe `execute_plan` for a model that may use what is offered."""
-    return _PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(offered, CODE_TOOL) else "")
-
-
-def describe_code(offered: Offered) -> str:
-    """Describe `execute_code` for a model that may use what is offered; with the tools its code may call, as Python."""
-    tools = list(offered(Origin.CODE))
-    text = _CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(offered, PLAN_TOOL) else "")
-    if not tools:
-        return text
-    stubs = python_stubs((tool.definition, tool.options.returns) for tool in tools[:MAX_STUBS])
-    more = ", ".join(tool.name for tool in tools[MAX_STUBS:])
-    rest = f"\n\nAlso available, see list_tools(): {more}" if more else ""
-    return (
-        f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n```python\n{stubs}\n```{rest}"
     )

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from toolcell.tools.options import Coercion, Extras
+from toolcell.tools.problems import did_you_mean
 from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
 from toolcell.tools.values import (
     MAX_INTEGER,
-    MAX_STEP_CHARS,
     MIN_INTEGER,
     BadValue,
     Copied,
@@ -35,7 +36,13 @@ _MISSING = object()
 STEPS_PER_NODE = 50
 """Values that are looked at for each value received, before the rest is left as it is. Most schemas take one or two."""
 FREE_STEPS = 10_000
+MAX_STEPS = 400_000
+"""Twice as many as values may be in one set of arguments. They take about a second."""
+CHARS_PER_STEP = 64
+"""Of text that is read as JSON."""
 MAX_WARNINGS = 20
+MAX_CHANGES = 200
+"""Noted of one set of arguments. A change takes a hundred times the memory of the digit that was text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +157,34 @@ class Coercer:
     """
 
     def __init__(
-        self, schemas: Subschemas, copied: Copied, *, lenient: bool = False, drop_extras: bool = False
+        self, schemas: Subschemas, copied: Copied, coercion: Coercion, extras: Extras, *, fill: bool = True
     ) -> None:
         self._schemas = schemas
         self._copied = copied
-        self._lenient = lenient
-        self._drop_extras = drop_extras
+        self._converts = coercion != "off"
+        self._lenient = coercion == "lenient"
+        self._extras = extras
+        self._fill = fill
+        """Fill in defaults."""
         self._decoder = Decoder(copied)
         self._steps = 0
-        self._active: set[tuple[int, int]] = set()
+        self._unions = 0
+        """Unions that the value is inside of: there, nobody knows which properties are extras."""
+        self.unknown: list[Problem] = []
+        """Properties that the schema does not name, where it is silent about others: the first of them."""
+        self._unknown_count = 0
+        self._changes = 0
+        """Values that were mended, noted or not, but for those in branches of unions that did not fit."""
+        self._active: set[int] = set()
         """Pairs that are being mended. A part that refers to itself for the same value adds nothing."""
-        self._outcomes: dict[tuple[int, int], tuple[Any, _Outcome]] = {}
-        """By identity of the part and of the container. The container is kept, so that its identity stays its own."""
+        self._outcomes: dict[int, Any] = {}
+        """Of containers inside unions, by identity of the part and of the container: the outcome and the container, or
+        the container alone where nothing was mended. It is kept, so that its identity stays its own."""
+
+    @property
+    def steps(self) -> int:
+        """Values that were looked at, those that text was decoded to included."""
+        return self._steps + self._decoder.nodes + self._decoder.chars // CHARS_PER_STEP
 
     def arguments(self) -> Mended:
         """Mend the whole set of arguments.
@@ -170,42 +193,38 @@ class Coercer:
             BadValue: text that had to be decoded holds something that no argument can be.
         """
         mended, changes = self._value(self._schemas.root, self._copied.args, (), 0)
-        warnings: list[str] = []
-        if self._drop_extras and isinstance(mended, dict):
-            mended = self._without_extras(mended, warnings)
-        return Mended(mended, changes, tuple(warnings))
-
-    def _without_extras(self, args: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
-        known = closed_properties(self._schemas.root)
-        extras = [] if known is None else [name for name in args if name not in known]
-        warnings += [f"unknown property {name[:MAX_STEP_CHARS]!r} was dropped" for name in extras[:MAX_WARNINGS]]
-        if len(extras) > MAX_WARNINGS:
-            warnings.append(f"{len(extras) - MAX_WARNINGS} more unknown properties were dropped")
-        return {name: value for name, value in args.items() if known is None or name in known}
+        warnings = [f"{problem.message} was dropped" for problem in self.unknown]
+        if self._unknown_count > MAX_WARNINGS:
+            warnings.append(f"{self._unknown_count - MAX_WARNINGS} more unknown properties were dropped")
+        if self._changes > MAX_CHANGES:
+            warnings.append(f"{self._changes - MAX_CHANGES} more values were mended")
+        return Mended(mended, changes[:MAX_CHANGES], tuple(warnings))
 
     def _value(self, part: Any, value: Any, path: Path, depth: int) -> _Outcome:
         """Mend a value; `depth` counts the parts above that speak about the same value."""
         part = self._schemas.resolved(part)
         self._steps += 1
-        key = (id(part), id(value))
+        key = (id(part) << 64 | id(value)) << 1 | (self._unions > 0)  # a tuple would take three times the memory
         if not isinstance(part, Mapping) or depth > MAX_REFERENCES or key in self._active or self._is_exhausted():
             return value, ()
         if key in self._outcomes:
-            return self._outcomes[key][1]
+            known = self._outcomes[key]
+            return known[:2] if type(known) is tuple else (value, ())
         self._active.add(key)
         try:
             outcome = self._mended(part, value, path, depth)
         finally:
             self._active.discard(key)
-        if isinstance(value, dict | list):
-            self._outcomes[key] = (value, outcome)
+        if self._unions and isinstance(value, dict | list):  # elsewhere nobody asks again
+            self._outcomes[key] = value if outcome[0] is value and not outcome[1] else (*outcome, value)
         return outcome
 
     def _is_exhausted(self) -> bool:
-        return self._steps > FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes
+        return self._steps > min(FREE_STEPS + STEPS_PER_NODE * self._decoder.nodes, MAX_STEPS)
 
     def _mended(self, part: Part, value: Any, path: Path, depth: int) -> _Outcome:
-        value, changes = self._to_type(part, value, path)
+        value, changes = self._to_type(part, value, path) if self._converts else (value, ())
+        self._unions += 1
         for keyword in ("anyOf", "oneOf"):
             if isinstance(branches := part.get(keyword), list):
                 value, more = self._first_valid(branches, value, path, depth)
@@ -213,6 +232,7 @@ class Coercer:
         for each in part.get("allOf") or ():
             value, more = self._value(each, value, path, depth + 1)
             changes += more
+        self._unions -= 1
         if isinstance(value, dict):
             value, more = self._members(part, value, path)
         elif isinstance(value, list):
@@ -229,10 +249,14 @@ class Coercer:
         for kind in kinds:
             converted = self._converted(kind, value, path)
             if converted is not _MISSING:
-                return converted, (Change(path_text(path), value, converted),)
+                return converted, self._note(path, value, converted)
         if "integer" in kinds and isinstance(value, float) and value.is_integer():
             raise BadValue(Problem(path, "must be an integer of at most 64 bits"))
         return value, ()
+
+    def _note(self, path: Path, before: Any, after: Any) -> tuple[Change, ...]:
+        self._changes += 1
+        return (Change(path_text(path), before, after),) if self._changes <= MAX_CHANGES else ()
 
     def _converted(self, kind: str, value: Any, path: Path) -> Any:
         if kind in CONVERSIONS:
@@ -251,13 +275,16 @@ class Coercer:
         """The first branch whose outcome validates; the changes of the others do not count."""
         if any(self._is_valid(branch, value) for branch in branches):
             return value, ()
+        before, unions = self._changes, self._unions
         for branch in branches:
+            self._changes, self._unions = before, unions
             try:
                 outcome, changes = self._value(branch, value, path, depth + 1)
             except BadValue:
                 continue
             if outcome is not value and self._is_valid(branch, outcome):
                 return outcome, changes
+        self._changes, self._unions = before, unions
         return value, ()
 
     def _is_valid(self, branch: Any, value: Any) -> bool:
@@ -268,23 +295,38 @@ class Coercer:
         properties = part.get("properties") or {}
         required = part.get("required") or ()
         extra = part.get("additionalProperties")
+        closed = None if self._unions or self._extras == "allow" else closed_properties(part)
         changes: list[Change] = []
         mended: dict[str, Any] = {}
         for name, member in members.items():
+            if closed is not None and name not in closed:
+                self._take_unknown(path, name, [each for each in closed if each not in members])
+                continue
             below = properties.get(name, extra)
             if member is None and name not in required and self._means_omitted(properties.get(name)):
-                changes.append(Change(path_text((*path, name)), None, "(omitted)"))
+                changes += self._note((*path, name), None, "(omitted)")
                 continue
             mended[name], more = self._value(below, member, (*path, name), 0)
             changes += more
-        for name, below in properties.items():
-            if name not in mended and isinstance(below, Mapping) and "default" in below:
-                mended[name] = json_copy(below["default"])
+        for name, below in properties.items() if self._fill else ():
+            if name not in mended and self._schemas.has_default(below):
+                mended[name] = self._decoder.copy(below["default"], (*path, name))
         return _unless_same(members, mended), tuple(changes)
+
+    def _take_unknown(self, path: Path, name: str, absent: list[str]) -> None:
+        self._unknown_count += 1
+        if len(self.unknown) < MAX_WARNINGS:
+            shown = path_text((*path, name))
+            self.unknown.append(Problem(path, f"unknown property {shown!r}{did_you_mean(name, absent)}"))
 
     def _means_omitted(self, part: Any) -> bool:
         """Null for an optional property that cannot be null stands for leaving it out."""
-        return not self._lenient and isinstance(part, Mapping) and not self._schemas.is_valid(part, None)
+        return (
+            self._converts
+            and not self._lenient
+            and isinstance(part, Mapping)
+            and not self._schemas.is_valid(part, None)
+        )
 
     def _items(self, part: Part, items: list[Any], path: Path) -> _Outcome:
         each, first = part.get("items"), part.get("prefixItems") or ()

@@ -16,9 +16,10 @@ from toolcell.tools import events
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import Event
 from toolcell.tools.options import ToolOptions
-from toolcell.tools.result import Image, Part, Status, Text, ToolResult
+from toolcell.tools.parts import Image, Part, Text
+from toolcell.tools.result import MAX_MODEL_CHARS, Status, ToolResult
 
-MAX_TRANSCRIPT_CHARS = 100_000
+MAX_TRANSCRIPT_CHARS = MAX_MODEL_CHARS
 TRUNCATED_MARK = "\n\n[output truncated — original was longer]"
 IMAGE_OMITTED = "(tool image omitted: model does not support images)"
 
@@ -76,7 +77,10 @@ def from_parts(plain: PartsResult) -> ToolResult:
 
 def parts_for_model(result: ToolResult, *, can_see: bool) -> list[Part]:
     """Return parts as a model gets them; a model that reads only text gets a note in place of each image."""
-    parts = to_parts(result).content
+    parts = [
+        Text(cut_text(part.text, MAX_TRANSCRIPT_CHARS)[0]) if isinstance(part, Text) else part
+        for part in to_parts(result).content
+    ]
     return [Text(IMAGE_OMITTED) if isinstance(part, Image) and not can_see else part for part in parts]
 
 
@@ -172,7 +176,7 @@ def observed(result: ToolResult) -> str:
 
 def message_text(result: ToolResult, style: ErrorStyle = "plain", max_chars: int = MAX_TRANSCRIPT_CHARS) -> str:
     """Return what goes into the transcript: `max_chars` characters, and a mark when there were more."""
-    text = result.text
+    text = result.whole_text
     if result.is_error and style != "plain":
         text = f"{style} {text}"
     kept, was_cut = cut_text(text, max_chars)

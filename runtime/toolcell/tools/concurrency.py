@@ -6,18 +6,19 @@ Knows no call and no registry. A call never waits for something that one of its 
 from __future__ import annotations
 
 import inspect
-import threading
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Container
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
+from toolcell import daemon_threads
+from toolcell.errors import ToolAbort, ToolError
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.threads import ToolThread, when_all_over
 
 MAX_THREADS = 64
 """Of tools, per event loop. More than the calls a run makes at once: an abandoned thread keeps its place."""
@@ -28,7 +29,30 @@ async def maybe_await(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
+def passes_on(exc: BaseException) -> bool:
+    """Return true for what no call may keep: the end of a run, interrupts, cancellations, a coroutine being closed.
+
+    Everything else that an author's code raises fails one call, whether it is an `Exception` or not: `sys.exit()`, a
+    panic of an extension written in Rust, an exception class of their own.
+    """
+    return isinstance(exc, (ToolAbort, KeyboardInterrupt, GeneratorExit)) or _is_cancellation(exc)
+
+
+def _is_cancellation(exc: BaseException) -> bool:
+    if isinstance(exc, Exception):
+        return False
+    if isinstance(exc, BaseExceptionGroup):
+        return any(map(passes_on, exc.exceptions))
+    return isinstance(exc, anyio.get_cancelled_exc_class())
+
+
 # Limits
+
+
+_KEPT = (
+    "not started: after {:g} s its place is still taken by a synchronous tool whose call was given up and which still "
+    "runs; try again later"
+)
 
 
 class Workers:
@@ -37,28 +61,48 @@ class Workers:
     Most calls find a worker free, so `free` is a plain number and may be decremented without calling `take`.
     """
 
-    __slots__ = ("_waiting", "free")
+    __slots__ = ("_kept", "_waiting", "free")
 
     def __init__(self, count: int) -> None:
         self.free = count
         """Invariant: zero while anybody waits."""
+        self._kept = 0
+        """Taken by calls that were given up and whose threads run on."""
         self._waiting: deque[anyio.Event] = deque()
 
-    async def take(self) -> None:
-        """Wait for a worker and take it."""
+    async def take(self, patience_s: float = math.inf) -> None:
+        """Wait for a worker and take it.
+
+        Raises:
+            ToolError: after `patience_s`, a thread whose call was given up has one, and it may never come back.
+        """
         if self.free:
             self.free -= 1
             return
         turn = anyio.Event()
         self._waiting.append(turn)
         try:
-            await turn.wait()
+            while not turn.is_set():
+                with anyio.move_on_after(patience_s):
+                    await turn.wait()
+                if self._kept and not turn.is_set():
+                    raise ToolError(_KEPT.format(patience_s), code="unavailable", retryable=True)
         except BaseException:
             if turn.is_set():  # it was handed over in the same moment
                 self.give_back()
             else:
                 self._waiting.remove(turn)
             raise
+
+    def release(self, threads: Sequence[ToolThread]) -> None:
+        """Give the worker back when the functions of these threads have returned."""
+        self._kept += 1
+
+        def give_back() -> None:
+            self._kept -= 1
+            self.give_back()
+
+        when_all_over(threads, give_back)
 
     def give_back(self) -> None:
         """Hand the worker to whoever waits longest, or free it."""
@@ -75,15 +119,16 @@ class ToolIdentity:
 
 
 class _LoopLimits:
-    """Locks and limits of one event loop; they cannot be shared between loops."""
+    """Groups, limits and threads of one event loop; they cannot be shared between loops."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, anyio.Lock] = {}
+        self.groups: dict[str, Workers] = {}
         self.tools: WeakKeyDictionary[ToolIdentity, Workers] = WeakKeyDictionary()
+        self.threads = Workers(MAX_THREADS)
+        self.no_limit = anyio.CapacityLimiter(math.inf)
 
 
 _loop_limits: anyio.lowlevel.RunVar[_LoopLimits] = anyio.lowlevel.RunVar("toolcell_limits")
-_thread_limiter: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("toolcell_threads")
 
 
 def _limits() -> _LoopLimits:
@@ -99,27 +144,16 @@ def has_own_limits(options: ToolOptions) -> bool:
     return options.exclusive_group is not None or options.max_concurrency is not None
 
 
-@asynccontextmanager
-async def own_turn(
-    options: ToolOptions, identity: ToolIdentity, held_groups: Container[str], is_held: bool
-) -> AsyncIterator[None]:
-    """Wait for the tool's exclusive group and for its own limit.
-
-    This comes before any worker is taken: a call that waits for a group keeps no worker from others. `held_groups` are
-    held by callers; `is_held`: a caller is a call of the same tool.
-    """
-    async with AsyncExitStack() as held:
-        group = options.exclusive_group
-        if group is not None and group not in held_groups:
-            await held.enter_async_context(_limits().groups.setdefault(group, anyio.Lock()))
-        if options.max_concurrency is not None and not is_held:
-            workers = _own_workers(identity, options.max_concurrency)
-            await workers.take()
-            held.callback(workers.give_back)
-        yield
+def exclusive_group(name: str) -> Workers:
+    """Return the one place of a group."""
+    groups = _limits().groups
+    if (group := groups.get(name)) is None:
+        groups[name] = group = Workers(1)
+    return group
 
 
-def _own_workers(identity: ToolIdentity, count: int) -> Workers:
+def own_workers(identity: ToolIdentity, count: int) -> Workers:
+    """Return the places of a tool with a limit of its own."""
     known = _limits().tools
     if (workers := known.get(identity)) is None:
         known[identity] = workers = Workers(count)
@@ -129,78 +163,20 @@ def _own_workers(identity: ToolIdentity, count: int) -> Workers:
 # Threads
 
 
-class AbandonedThreads:
-    """Counts threads whose call was cancelled and whose function is still running."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def __int__(self) -> int:
-        return self._count
-
-    def add(self, amount: int) -> None:
-        """Change the count."""
-        with self._lock:
-            self._count += amount
-
-
-class _ThreadCall:
-    """One function on one thread; decides exactly once whether it was abandoned."""
-
-    def __init__(self, function: Callable[[], Any], abandoned: AbandonedThreads) -> None:
-        self._function = function
-        self._abandoned = abandoned
-        self._lock = threading.Lock()
-        self._is_running = False
-        self._is_done = False
-        self._is_abandoned = False
-
-    def __call__(self) -> Any:
-        with self._lock:
-            if self._is_abandoned:  # cancelled before a thread was free: nobody wants it run any more
-                return None
-            self._is_running = True
-        try:
-            return self._function()
-        finally:
-            self._finish()
-
-    def _finish(self) -> None:
-        with self._lock:
-            self._is_done = True
-            if self._is_abandoned:
-                self._abandoned.add(-1)
-
-    def abandon(self) -> None:
-        """Stop waiting for the function; count its thread if it is running."""
-        with self._lock:
-            self._is_abandoned = True
-            if self._is_running and not self._is_done:
-                self._abandoned.add(1)
-
-
-ABANDONED = AbandonedThreads()
-"""Of this process."""
-
-
-async def run_in_thread(function: Callable[[], Any], abandoned: AbandonedThreads = ABANDONED) -> Any:
+async def run_in_thread(function: Callable[[], Any], give_up: Callable[[ToolThread], None]) -> Any:
     """Run `function` on a worker thread.
 
-    Cancellation: returns at once; a function that already runs goes on, and its thread is counted in `abandoned`.
+    Cancellation: returns at once. A function that already runs goes on: its thread is given to `give_up` and keeps its
+    place until the function returns.
     """
-    call = _ThreadCall(function, abandoned)
+    limits = _limits()
+    await limits.threads.take()
+    thread, is_left = ToolThread(function), False
     try:
-        limiter = _thread_limiter.get()
-    except LookupError:
-        _thread_limiter.set(limiter := anyio.CapacityLimiter(MAX_THREADS))
-    try:
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+        return await daemon_threads.run_sync(thread, abandon_on_cancel=True, limiter=limits.no_limit)
     except anyio.get_cancelled_exc_class():
-        call.abandon()
+        if is_left := thread.abandon():
+            give_up(thread)
         raise
-
-
-def abandoned_threads() -> int:
-    """Return how many threads still run tools whose calls timed out or were cancelled."""
-    return int(ABANDONED)
+    finally:
+        limits.threads.release((thread,)) if is_left else limits.threads.give_back()

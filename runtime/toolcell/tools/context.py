@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Generator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -17,8 +18,11 @@ import anyio.lowlevel
 
 from toolcell.errors import ToolError, UsageError
 from toolcell.tools.call import Call, RunContext
+from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.events import TOOL_UPDATE
-from toolcell.tools.jobs import Job, Work
+from toolcell.tools.finalize import finalize
+from toolcell.tools.hooks import after_hooks, show_after_hooks
+from toolcell.tools.jobs import Job, Work, contained
 from toolcell.tools.options import Origin
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
@@ -29,7 +33,7 @@ logger = logging.getLogger("toolcell.tools")
 class ToolContext:
     """What a tool may know about the call it serves. Read-only; one per call, never shared between calls."""
 
-    __slots__ = ("call", "completion", "is_over", "progress", "scope")
+    __slots__ = ("call", "completion", "is_closing", "is_over", "progress", "scope")
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -42,6 +46,8 @@ class ToolContext:
         """Made by `callback`."""
         self.is_over = False
         """The tool has returned: further updates are ignored."""
+        self.is_closing = False
+        """Somebody closes the coroutine of the call, and it must not go on."""
 
     # Who asks
 
@@ -148,8 +154,7 @@ class ToolContext:
         return self.progress
 
     def _emit_update(self, update: dict[str, Any]) -> None:
-        secrets = self.call.run.secrets
-        self.call.emit(TOOL_UPDATE, args=self.call.args, update=secrets.redact_value(update) if secrets else update)
+        self.call.emit(TOOL_UPDATE, args=self.call.args, update=update)
 
     def for_any_thread(self) -> Self:
         """Return the context after making what can only be made in the event loop's thread."""
@@ -180,12 +185,33 @@ class ToolContext:
         jobs = self.call.run.state.jobs
         if jobs is None:
             raise ToolError("this run keeps no background jobs", code="unavailable")
-        return ToolResult.async_(ack, job_id=jobs.start(self.call, work, timeout_s).id)
+
+        async def finished() -> ToolResult:
+            return await concluded(self.call, await contained(work))
+
+        return ToolResult.async_(ack, job_id=jobs.start(self.call, finished, timeout_s).id)
 
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> ToolResult:
         """Call another tool on the same path, with the caller's rights."""
         call = self.call
         return await call.registry.dispatch(name, args or {}, origin=call.origin, context=call.nested_run())
+
+
+async def concluded(call: Call, result: ToolResult) -> ToolResult:
+    """Return the result of background work as everybody gets it: bounded, redacted, and seen by the after hooks."""
+    result = finalize(result, call, 0.0)
+    shown = await show_after_hooks(call, result)
+    return result if shown is result else finalize(shown, call, 0.0)
+
+
+class _Done:
+    """Awaits the end of a job; nothing is lost when nobody does."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __await__(self) -> Generator[Any, Any, ToolResult]:
+        return self._job.wait().__await__()
 
 
 class _NothingToAwait:
@@ -208,14 +234,24 @@ class Completion:
         """Of the job the run keeps for this work."""
         return self._job.id if self._job is not None else None
 
+    def discard_job(self) -> None:
+        """Keep no job: the call has its answer already."""
+        jobs = self._call.run.state.jobs
+        if self._job is not None and not self._used and jobs is not None:
+            jobs.discard(self._job)
+            self._job = None
+
     def __call__(self, *args: Any) -> Awaitable[Any]:
         result = args[-1] if args else None
         if not isinstance(result, ToolResult):
             result = ToolResult.fail("async tool completed without a result", code=ErrorCode.NO_RESULT)
         if threading.get_ident() != self._thread:
-            anyio.from_thread.run_sync(self._complete, result, token=self._token)
+            anyio.from_thread.run(self._complete_and_wait, result, token=self._token)
             return _NothingToAwait()
         return self._complete(result)
+
+    async def _complete_and_wait(self, result: ToolResult) -> None:
+        await self._complete(result)
 
     def _complete(self, result: ToolResult) -> Awaitable[Any]:
         state = self._call.run.state
@@ -223,10 +259,30 @@ class Completion:
             logger.warning("late completion of %s (call %s) ignored", self._call.name, self._call.call_id)
             return _NothingToAwait()
         self._used = True
-        if self._job is not None and state.jobs is not None:
-            state.jobs.finish(self._job, result)
+        jobs = state.jobs if self._job is not None else None
+        if self._job is not None and jobs is not None and after_hooks(self._call):
+            jobs.conclude(self._job, partial(concluded, self._call, result))
+            return _Done(self._job)
+        if after_hooks(self._call):
+            return self._deliver(result)
+        result = finalize(result, self._call, 0.0)
+        if self._job is not None and jobs is not None:
+            jobs.finish(self._job, result)
             return _NothingToAwait()
         return self._call.deliver(result) or _NothingToAwait()
+
+    async def _deliver(self, result: ToolResult) -> None:
+        await maybe_await(self._call.deliver(await concluded(self._call, result)))
+
+
+def share_labels(run: RunContext) -> None:
+    """Give a run that begins in a tool call the labels of that call's run, and the other way round."""
+    above = current.get()
+    if above is None or run.is_shared:
+        return
+    outer = above.run
+    if not outer.is_shared and outer.state is not run.state:
+        run.state.labels.join(outer.state.labels)
 
 
 current: ContextVar[ToolContext | None] = ContextVar("toolcell_context", default=None)

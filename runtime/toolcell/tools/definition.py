@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, TypedDict
 
-from toolcell.errors import RegistrationError
+from toolcell.errors import RegistrationError, warn_user
 from toolcell.tools.schema import record_schema
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -147,11 +146,11 @@ def check_definition(definition: ToolDefinition) -> None:
             raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
 
 
-def warn_about_description(definition: ToolDefinition, *, stacklevel: int = 3) -> None:
+def warn_about_description(definition: ToolDefinition) -> None:
     """Warn when a description is too short to choose a tool by."""
     if len(definition.description.strip()) < MIN_DESCRIPTION_CHARS:
         message = (
             f"tool {definition.name!r}: description {definition.description!r} is shorter than "
             f"{MIN_DESCRIPTION_CHARS} characters; say what the tool does and when to use it"
         )
-        warnings.warn(message, ToolDescriptionWarning, stacklevel=stacklevel)
+        warn_user(message, ToolDescriptionWarning)

@@ -6,6 +6,7 @@ from its own bounded queue.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import threading
@@ -17,7 +18,9 @@ from typing import Any
 
 import anyio
 
+from toolcell import daemon_threads
 from toolcell.tools.result import ToolResult
+from toolcell.tools.values import plain_or_text
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -73,7 +76,11 @@ class Event:
 
     def to_json(self) -> str:
         """One line of JSON; values JSON does not have are written as their `str`."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, default=str)
+        plain = self.to_dict()
+        try:
+            return json.dumps(plain, ensure_ascii=False, default=str)
+        except Exception:  # arguments that no JSON can say: they contain themselves, or have keys of a strange type
+            return json.dumps({key: plain_or_text(value) for key, value in plain.items()}, ensure_ascii=False)
 
 
 _FIELD_NAMES = tuple(each.name for each in fields(Event))
@@ -154,6 +161,8 @@ class EventBus:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._seq = 0
+        self.unheard: deque[Any] = deque()
+        """What asynchronous listeners returned, to be awaited in this order."""
         self.active = False
         """True when anybody listens; without a listener no event is made."""
         self.listener_errors = 0
@@ -161,7 +170,8 @@ class EventBus:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event as it happens, in the emitting task; returns what unsubscribes it.
 
-        For quick functions. One that may take its time belongs on `stream()` or `subscribe_thread()`.
+        An async listener is awaited by the call that emitted, before its next step. For quick functions: one that may
+        take its time belongs on `stream()` or `subscribe_thread()`.
         """
         self._listeners = (*self._listeners, listener)
         self.active = True
@@ -194,8 +204,19 @@ class EventBus:
         """Hand out an event of another bus, number and all."""
         for listener in self._listeners:
             try:
-                listener(event)
-            except Exception as exc:
+                answer = listener(event)
+            except (Exception, SystemExit) as exc:
+                self._note_error(exc)
+                continue
+            if answer is not None and inspect.isawaitable(answer):
+                self.unheard.append(answer)
+
+    async def hear(self) -> None:
+        """Await the async listeners that were called."""
+        while self.unheard:
+            try:
+                await self.unheard.popleft()
+            except (Exception, SystemExit) as exc:
                 self._note_error(exc)
 
     def emit(self, **fields: Any) -> None:
@@ -205,7 +226,7 @@ class EventBus:
         self._seq += 1
         self.forward(Event(seq=self._seq, at=time.time(), **fields))
 
-    def _note_error(self, exc: Exception) -> None:
+    def _note_error(self, exc: BaseException) -> None:
         self.listener_errors += 1
         logger.warning("event listener failed: %r", exc)
 
@@ -213,13 +234,13 @@ class EventBus:
 class _ThreadPump:
     """Carries events to a listener on a daemon thread."""
 
-    def __init__(self, listener: Listener, max_events: int, note_error: Callable[[Exception], None]) -> None:
+    def __init__(self, listener: Listener, max_events: int, note_error: Callable[[BaseException], None]) -> None:
         self._listener = listener
         self._note_error = note_error
         self._ready = threading.Condition()
         self._backlog = _Backlog(max_events)
         self._stopping = False
-        threading.Thread(target=self._run, name="toolcell-events", daemon=True).start()
+        daemon_threads.start(self._run, name="toolcell-events")
 
     def put(self, event: Event) -> None:
         with self._ready:
@@ -241,7 +262,7 @@ class _ThreadPump:
         while (event := self._next()) is not None:
             try:
                 self._listener(event)
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 self._note_error(exc)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any
 
 import anyio
 
-from toolcell.errors import ToolAbort
+from toolcell.errors import ToolAbort, ToolError
 from toolcell.tools.call import Call
-from toolcell.tools.concurrency import Workers, own_turn
+from toolcell.tools.concurrency import Workers, exclusive_group, own_workers, passes_on
 from toolcell.tools.context import ToolContext, current
 from toolcell.tools.finalize import as_result, raised
 from toolcell.tools.hooks import in_hook
@@ -25,6 +25,7 @@ from toolcell.tools.options import Origin
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Middleware, RegisteredTool
+from toolcell.tools.threads import OF_THIS_PROCESS
 
 ABORTED = "tool execution aborted"
 
@@ -42,31 +43,38 @@ async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tup
     run = call.run.state
     if run.cancel_reason is not None:  # while the call waited for its task to start
         return cancelled(run.cancel_reason), context
-    token = current.set(context)
-    scope = anyio.CancelScope()
+    token, is_pending = current.set(context), False
+    scope = run.scope_type(deadline=call.run.deadline)
+    if run.scope_type is anyio.CancelScope and not call.run.is_shared:
+        run.scope_type = type(scope)
     try:
         with scope:
             context.scope = scope
             run.scopes[scope] = None
-            if tool.has_own_limits:
-                result = await _in_its_turn(state, context, tool, timeout_s)
-            else:
-                result = await _with_worker(state, context, tool, timeout_s)
+            try:
+                wait = _in_its_turn if tool.has_own_limits else _with_worker
+                result = await wait(state, context, tool, timeout_s)
+            except ToolError as exc:  # there was no place for the call
+                result = raised(call, exc)
+            is_pending = result.status is Status.PENDING
             if result.status is Status.OK or not (scope.cancel_called and result.is_error):
                 return result, context
-        return _cut_short(call, timeout_s), context
+        return cut_short(call, timeout_s), context
     finally:
         current.reset(token)
         run.scopes.pop(scope, None)
         context.is_over = True
+        if context.completion is not None and not is_pending:
+            context.completion.discard_job()
         if context.progress is not None:
             context.progress.close()
 
 
-def _cut_short(call: Call, timeout_s: float) -> ToolResult:
+def cut_short(call: Call, timeout_s: float = math.inf) -> ToolResult:
+    """Return the result of a call that ran into the end of its run, or into its own timeout."""
     if (reason := call.run.state.cancel_reason) is not None:
         return cancelled(reason)
-    is_run_over = anyio.current_time() >= call.run.deadline
+    is_run_over = timeout_s == math.inf or anyio.current_time() >= call.run.deadline
     message = "timed out: the run's time is used up" if is_run_over else f"timed out after {timeout_s:g} s"
     return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
 
@@ -82,10 +90,25 @@ def cancelled(reason: str) -> ToolResult:
 async def _in_its_turn(
     state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
 ) -> ToolResult:
-    call = context.call
-    is_held = any(above.identity is tool.identity for above in call.callers)
-    async with own_turn(tool.options, tool.identity, call.held_groups, is_held):
+    """Take the tool's exclusive group and one of its own places first: a call that waits for them keeps no worker."""
+    call, taken = context.call, list[Workers]()
+    try:
+        for places in _own_places(call, tool):
+            await places.take(timeout_s)
+            taken.append(places)
         return await _with_worker(state, context, tool, timeout_s)
+    finally:
+        for places in reversed(taken):
+            _give_back(places, call)
+
+
+def _own_places(call: Call, tool: RegisteredTool) -> Iterator[Workers]:
+    """Iterate over what the call must take, but not over what a call above has taken: that one waits for this call."""
+    group, most = tool.options.exclusive_group, tool.options.max_concurrency
+    if group is not None and group not in call.held_groups:
+        yield exclusive_group(group)
+    if most is not None and not any(above.identity is tool.identity for above in call.callers):
+        yield own_workers(tool.identity, most)
 
 
 async def _with_worker(
@@ -93,15 +116,26 @@ async def _with_worker(
 ) -> ToolResult:
     workers = None if context.call.run.is_shared else _workers(state, context.call)
     if workers is None:
-        return await _through_middleware(state.middleware, context, tool, timeout_s)
+        return await _through_middleware(state, context, tool, timeout_s)
     if workers.free:
         workers.free -= 1
     else:
-        await workers.take()
+        await workers.take(timeout_s)
     context.call.holds_worker = not tool.options.orchestrates
     try:
-        return await _through_middleware(state.middleware, context, tool, timeout_s)
+        return await _through_middleware(state, context, tool, timeout_s)
     finally:
+        if context.call.threads:
+            workers.release(context.call.threads)
+        else:
+            workers.give_back()
+
+
+def _give_back(workers: Workers, call: Call) -> None:
+    """Free a place when the call's function is over, which may be long after the call."""
+    if call.threads:
+        workers.release(call.threads)
+    else:
         workers.give_back()
 
 
@@ -120,12 +154,12 @@ def _workers(state: RegistryState, call: Call) -> Workers | None:
 
 
 async def _through_middleware(
-    middleware: tuple[Middleware, ...], context: ToolContext, tool: RegisteredTool, timeout_s: float
+    state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
 ) -> ToolResult:
-    if not middleware:
-        return await _invoke(context, tool, timeout_s)
-    proceed: Callable[[], Coroutine[Any, Any, ToolResult]] = partial(_invoke, context, tool, timeout_s)
-    for wrap in reversed(middleware):
+    if not state.middleware:
+        return await _invoke(state, context, tool, timeout_s)
+    proceed: Callable[[], Coroutine[Any, Any, ToolResult]] = partial(_invoke, state, context, tool, timeout_s)
+    for wrap in reversed(state.middleware):
         proceed = partial(_wrapped, wrap, context.call, proceed)
     return await proceed()
 
@@ -133,15 +167,17 @@ async def _through_middleware(
 async def _wrapped(wrap: Middleware, call: Call, proceed: Callable[[], Coroutine[Any, Any, ToolResult]]) -> ToolResult:
     try:
         return as_result(await wrap(call, proceed), requires_result=True)
-    except ToolAbort:
-        raise
-    except (Exception, SystemExit) as exc:
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
         return _contained(call, exc)
 
 
-async def _invoke(context: ToolContext, tool: RegisteredTool, timeout_s: float) -> ToolResult:
+async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float) -> ToolResult:
     spec, name = tool.spec, context.call.name
     try:
+        if OF_THIS_PROCESS.any and (refusal := _turned_away(state, tool)) is not None:
+            return refusal
         if spec.invoke is None:
             message = f'tool "{name}" has no Execute function'
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
@@ -162,7 +198,28 @@ async def _invoke(context: ToolContext, tool: RegisteredTool, timeout_s: float) 
     except anyio.get_cancelled_exc_class() as exc:
         if _is_cancelled_from_above():
             raise
-        return raised(name, exc)
+        return raised(context.call, exc)
+    except GeneratorExit as exc:
+        if context.is_closing:
+            raise
+        return raised(context.call, exc)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        return raised(context.call, exc)
+
+
+def _turned_away(state: RegistryState, tool: RegisteredTool) -> ToolResult | None:
+    """Refuse a tool whose threads were given up and still run, when the process has too many such threads."""
+    most, abandoned = state.settings.max_abandoned_threads, OF_THIS_PROCESS.list()
+    own = OF_THIS_PROCESS.of(tool.identity)
+    if not own or len(abandoned) < most:
+        return None
+    message = (
+        f'tool "{tool.name}" is not started: {own} of its calls were given up and still run, of {len(abandoned)} such '
+        f"threads in all (max_abandoned_threads = {most}); try again when one has ended"
+    )
+    return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE)
 
 
 _NOT_AWAITABLE = frozenset({str, int, float, bool, type(None), dict, list, ToolResult})
@@ -186,6 +243,7 @@ def _step_by_step(
             try:
                 answer = yield waiting_for
             except BaseException as exc:
+                context.is_closing = isinstance(exc, GeneratorExit)
                 waiting_for = coroutine.throw(exc)
             else:
                 waiting_for = coroutine.send(answer)
@@ -208,16 +266,20 @@ def _start_clock(context: ToolContext, timeout_s: float) -> None:
 def _contained(call: Call, exc: BaseException) -> ToolResult:
     if isinstance(exc, BaseExceptionGroup) and (aborts := exc.subgroup(ToolAbort)) is not None:
         raise _first_leaf(aborts)
-    return raised(call.name, exc)
+    return raised(call, exc)
 
 
 def _contained_group(call: Call, group: BaseExceptionGroup[BaseException]) -> ToolResult:
     """Cancellations and interrupts in a group go on their way; ordinary errors beside them are lost with the call."""
-    ours, others = group.split((Exception, SystemExit))
+    others, ours = group.split(_is_leaf_that_passes)
     if others is not None:
         raise others
     assert ours is not None
     return _contained(call, ours)
+
+
+def _is_leaf_that_passes(exc: BaseException) -> bool:
+    return not isinstance(exc, (BaseExceptionGroup, ToolAbort)) and passes_on(exc)
 
 
 def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -6,45 +6,35 @@ Decides; it never runs anything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from toolcell.errors import ToolError
-from toolcell.text import cut_text
+from toolcell.text import cut_bytes
 from toolcell.tools.call import Call
-from toolcell.tools.result import (
-    ErrorCode,
-    File,
-    Image,
-    Part,
-    ResultMeta,
-    Status,
-    Text,
-    TokenUsage,
-    ToolFailure,
-    ToolResult,
-    of_plain,
-    to_json,
-)
+from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log
+from toolcell.tools.checks import text_of
+from toolcell.tools.parts import File, Image, Text
+from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.tools.run_state import NO_SECRETS, Secrets
-from toolcell.tools.values import JSON_SCALARS, plain_value
+from toolcell.tools.values import MAX_INTEGER, MIN_INTEGER, plain_or_text, plain_value
+
+MAX_REMEMBERED_FAILURES = 256
+"""Of a run, of calls that failed."""
 
 
 def as_result(value: Any, requires_result: bool = False) -> ToolResult:
     """Return a tool's return value as a result. A value that cannot be one is a failure of the call."""
     kind = type(value)
-    if kind in JSON_SCALARS:
-        if kind is str:
-            return ToolResult(parts=(Text(value),))
-        if value is None:
-            return _no_result() if requires_result else ToolResult()
+    if kind is str:
+        return of_text(value)
+    if kind is bool or kind is float or (kind is int and MIN_INTEGER <= value <= MAX_INTEGER):
         return of_plain(value)
-    if kind is ToolResult:
-        return _well_formed(value)
     if kind is dict or kind is list:
         return _structured(value)
+    if value is None:
+        return _no_result() if requires_result else of_text("")
+    if isinstance(value, ToolResult):
+        return _well_formed(value)
     return _odd_result(value)
 
 
@@ -52,134 +42,141 @@ def _odd_result(value: Any) -> ToolResult:
     if hasattr(value, "to_tool_result"):
         return as_result(value.to_tool_result(), requires_result=True)
     match value:
-        case ToolResult():
-            return _well_formed(value)
-        case str():
-            return ToolResult(parts=(Text(str(value)),))
-        case bytes() | bytearray():
-            return ToolResult(files=(File("result.bin", bytes(value)),), parts=(Text(f"({len(value)} bytes)"),))
         case File(name, data, _):
             return ToolResult(files=(value,), parts=(Text(f"({name}, {len(data)} bytes)"),))
         case Text() | Image():
             return ToolResult(parts=(value,))
-        case Mapping() | list() | tuple() | int() | float() | BaseModel():
-            return _structured(value)
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return _structured(value)
-    message = f"tool returned {type(value).__name__}, which is not a result: return text, JSON data or a ToolResult"
-    return ToolResult.fail(message, code=ErrorCode.NO_RESULT)
+        case tuple() if value and all(isinstance(part, Text | Image | File) for part in value):
+            return ToolResult(parts=value)
+        case str():
+            return of_text(str.__str__(value))
+    return _structured(value)
 
 
 def _well_formed(result: ToolResult) -> ToolResult:
-    """Return a tool's own result, or a failure that names the field with a wrong type: later steps rely on them."""
-    for name, accepted in _FIELD_TYPES:
-        if not isinstance(getattr(result, name), accepted):
-            return _malformed(name)
-    if not all(isinstance(part, Text | Image | File) for part in result.parts) or not all(
-        isinstance(part.text, str) for part in result.parts if isinstance(part, Text)
-    ):
-        return _malformed("parts")
-    if not all(isinstance(file, File) for file in result.files):
-        return _malformed("files")
+    """Return a tool's own result with its value as plain data, or a failure that says where it is none."""
+    if not result.has_value:
+        return result
     try:
-        to_json(result.value)
-    except (TypeError, ValueError, RecursionError):  # a key that is no text, data that contains itself
-        return _malformed("value")
-    return result
-
-
-_FIELD_TYPES: tuple[tuple[str, Any], ...] = (
-    ("parts", tuple),
-    ("status", str),
-    ("error", ToolFailure | None),
-    ("for_user", str | None),
-    ("files", tuple),
-    ("job_id", str | None),
-    ("usage", TokenUsage),
-    ("meta", ResultMeta),
-)
-
-
-def _malformed(name: str) -> ToolResult:
-    return ToolResult.fail(f"tool returned a ToolResult with a malformed {name!r}", code=ErrorCode.NO_RESULT)
+        value = plain_value(result.value)
+    except ValueError as exc:
+        return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
+    return result if value is result.value else dataclasses.replace(result, value=value)
 
 
 def _structured(value: Any) -> ToolResult:
-    if isinstance(value, tuple) and value and all(isinstance(part, Text | Image | File) for part in value):
-        return ToolResult(parts=value)
+    """Return any other value by the table that scripts send by: what a script may return, a tool may return."""
     try:
-        return of_plain(plain_value(value))
+        plain = plain_value(value)
     except ValueError as exc:
         return ToolResult.fail(f"tool returned data that is not JSON: {exc}", code=ErrorCode.NO_RESULT)
+    match plain:
+        case str():
+            return of_text(plain)
+        case bytes():
+            return ToolResult(files=(File("result.bin", plain),), parts=(Text(f"({len(plain)} bytes)"),))
+        case None:
+            return of_text("")
+        case _:
+            return of_plain(plain)
 
 
 def _no_result() -> ToolResult:
     return ToolResult.fail("tool returned no result", code=ErrorCode.NO_RESULT)
 
 
-def raised(name: str, exc: BaseException) -> ToolResult:
+def raised(call: Call, exc: BaseException) -> ToolResult:
     """Return a tool's exception as a failure: class and message for the model, the traceback only in `exc`."""
     if isinstance(exc, ToolError):
         return ToolResult.fail(exc.message, code=exc.code, retryable=exc.retryable, details=exc.details, exc=exc)
-    said = _message_of(exc)
-    message = f'tool "{name}" panicked: {type(exc).__name__}{f": {said}" if said else ""}'
-    return ToolResult.fail(message, code=ErrorCode.EXCEPTION, exc=exc)
-
-
-def _message_of(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:  # an exception whose __str__ fails must not take the batch with it
-        return ""
+    said = text_of(exc)
+    named = f"{type(exc).__name__}{f': {said}' if said else ''}"
+    if call.options.expose_errors:
+        return ToolResult.fail(named, exc=exc)
+    return ToolResult.fail(f'tool "{call.name}" panicked: {named}', code=ErrorCode.EXCEPTION, exc=exc)
 
 
 def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
-    """Return the result as everybody else gets it: bounded, without secrets, with its call's ids on it.
+    """Return the result as everybody else gets it: without secrets, bounded, with its call's ids on it.
 
     `job_id`: of work that the tool announced; a pending result without an id gets it.
     """
-    limit = call.options.max_result_bytes
     truncated = result.meta.truncated
-    if limit is not None and not result.is_error:
-        result, truncated = _bounded(result, limit)
-    if call.run.secrets is not NO_SECRETS:
+    if call.run.secrets is not NO_SECRETS:  # before anything is cut: half a secret is not found any more
         try:
             result = _redacted(result, call.run.secrets)
         except RecursionError:  # what cannot be searched for secrets is not passed on
             result = ToolResult.fail("tool returned data that is nested without end", code=ErrorCode.NO_RESULT)
+    limit = call.options.max_result_bytes
+    if limit is not None:
+        result, was_cut = _bounded(result, limit)
+        truncated = truncated or was_cut
     if result.status is Status.PENDING and result.job_id is None and job_id is not None:
         result = dataclasses.replace(result, job_id=job_id)
     return result.stamped(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
 
 
 def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:
-    if result.has_value and (size := len(to_json(result.value).encode("utf-8", "replace"))) > limit:
+    size = len(to_json(result.value).encode("utf-8", "replace")) if result.has_value else 0
+    size = max(size, sum(len(part.data) for part in (*result.parts, *result.files) if not isinstance(part, Text)))
+    if size > limit:
         failure = ToolResult.fail(f"result too large ({size} > {limit} bytes)", code=ErrorCode.TOO_LARGE)
         return failure, False
-    parts, cut = _cut_parts(result.parts, limit)
-    return (dataclasses.replace(result, parts=parts), True) if cut else (result, False)
+    room = _Room(limit)
+    error = room.cut_error(result.error) if result.error is not None else None
+    parts = tuple(Text(room.cut(part.text)) if isinstance(part, Text) else part for part in result.parts)
+    for_user = cut_bytes(result.for_user, limit)[0] if result.for_user else result.for_user
+    if not room.was_cut and for_user == result.for_user:
+        return result, False
+    return dataclasses.replace(result, error=error, parts=parts, for_user=for_user), True
 
 
-def _cut_parts(parts: tuple[Part, ...], limit: int) -> tuple[tuple[Part, ...], bool]:
-    room, was_cut = limit, False
-    kept: list[Part] = []
-    for part in parts:
-        if isinstance(part, Text):
-            text, cut = cut_text(part.text, room)
-            room = max(0, room - len(text))
-            was_cut = was_cut or cut
-            kept.append(Text(text))
-        else:
-            kept.append(part)
-    return tuple(kept), was_cut
+class _Room:
+    """What is left for the text of a result."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self.was_cut = False
+
+    def cut(self, text: str) -> str:
+        kept, was_cut = cut_bytes(text, self._left)
+        self._left = max(0, self._left - len(kept.encode("utf-8", "replace")))
+        self.was_cut = self.was_cut or was_cut
+        return kept
+
+    def cut_error(self, error: ToolFailure) -> ToolFailure:
+        limit, message = self._left, self.cut(error.message)
+        details = error.details
+        if details and len(to_json(plain_or_text(dict(details))).encode("utf-8", "replace")) > limit:
+            self.was_cut, details = True, {"truncated": True}
+        return dataclasses.replace(error, message=message, details=details)
 
 
 def _redacted(result: ToolResult, secrets: Secrets) -> ToolResult:
     parts = tuple(Text(secrets.redact(part.text)) if isinstance(part, Text) else part for part in result.parts)
     error = result.error
     if error is not None:
-        details = secrets.redact_value(dict(error.details))
-        error = ToolFailure(error.code, secrets.redact(error.message), error.retryable, details)
+        error_details = secrets.redact_value(plain_or_text(dict(error.details)))
+        error = ToolFailure(error.code, secrets.redact(error.message), error.retryable, error_details)
     value = secrets.redact_value(result.value) if result.has_value else None
     for_user = secrets.redact(result.for_user) if result.for_user else result.for_user
-    return dataclasses.replace(result, parts=parts, error=error, value=value, for_user=for_user)
+    details = None if result.details is None else secrets.redact_value(plain_or_text(result.details))
+    return dataclasses.replace(result, parts=parts, error=error, value=value, for_user=for_user, details=details)
+
+
+def with_repeat_hint(call: Call, result: ToolResult, limit: int) -> ToolResult:
+    """Add a hint to the error of a call that a model repeats and that keeps failing, from the `limit`-th time on."""
+    failures = call.run.state.failures
+    if not (failures or result.is_error):
+        return result
+    key = f"{call.name[:MAX_NAME_CHARS]} {args_for_log(call)}"
+    if not result.is_error:
+        failures.pop(key, None)
+        return result
+    failures[key] = count = failures.pop(key, 0) + 1
+    if len(failures) > MAX_REMEMBERED_FAILURES:
+        del failures[next(iter(failures))]
+    if count < limit or result.error is None:
+        return result
+    hint = f"this exact call has now failed {count} times; change its arguments or do something else"
+    return result.with_message(f"{result.error.message}\n({hint})")

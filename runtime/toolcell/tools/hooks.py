@@ -15,10 +15,13 @@ from typing import Any, Literal
 
 import anyio
 
-from toolcell.errors import ToolAbort
+from toolcell.errors import ToolAbort, UsageError
 from toolcell.tools.call import Call, CallHook, RunContext
-from toolcell.tools.concurrency import maybe_await
-from toolcell.tools.result import ErrorCode, Status, Text, ToolFailure, ToolResult
+from toolcell.tools.checks import check_kind, check_one_of, check_seconds, shown, text_of
+from toolcell.tools.concurrency import maybe_await, passes_on
+from toolcell.tools.finalize import as_result
+from toolcell.tools.parts import Text
+from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -32,12 +35,19 @@ class Block:
     reason: str = ""
     code: str = ErrorCode.BLOCKED
 
+    def __post_init__(self) -> None:
+        check_kind("Block(reason)", self.reason, str)
+        check_kind("Block(code)", self.code, str)
+
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """Run the call with other arguments, which are validated again."""
 
     args: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        check_kind("Rewrite(args)", self.args, Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +56,35 @@ class Substitute:
 
     result: ToolResult
 
+    def __post_init__(self) -> None:
+        check_kind("Substitute(result)", self.result, ToolResult, cure="wrap it: ToolResult.ok(text) or .of(data)")
+
 
 @dataclass(frozen=True, slots=True)
 class Override:
     """What an after hook changes about a result; None leaves a field as it is."""
 
     content: str | None = None
-    """Replaces everything the tool answered with: text, data and files, for the model and for scripts."""
+    """Replaces everything the tool answered with: text, data, files and an error's facts, for whoever reads it."""
     details: Any = None
     is_error: bool | None = None
     terminate: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("Override(content)", self.content, str, type(None))
+        check_kind("Override(is_error)", self.is_error, bool, type(None))
+        check_kind("Override(terminate)", self.terminate, bool, type(None))
 
     def apply(self, result: ToolResult) -> ToolResult:
         """The result with the set fields replaced."""
         changed = result
         if self.content is not None:
-            changed = replace(changed, parts=(Text(self.content),), value=None, has_value=False, files=())
+            for_user = self.content if result.for_user is not None else None
+            changed = replace(
+                changed, parts=(Text(self.content),), value=None, has_value=False, files=(), for_user=for_user, exc=None
+            )
             if changed.error is not None:
-                failure = replace(changed.error, message=self.content)
+                failure = replace(changed.error, message=self.content, details={})
                 changed = replace(changed, parts=(), error=failure)
         if self.details is not None:
             changed = replace(changed, details=self.details)
@@ -90,12 +111,18 @@ class Reject:
 
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        check_kind("Reject(reason)", self.reason, str)
+
 
 @dataclass(frozen=True, slots=True)
 class Modify:
     """A person lets the call pass with other arguments."""
 
     args: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        check_kind("args of Modify, also called Edit,", self.args, Mapping)
 
 
 Decision = Approve | Reject | Modify
@@ -117,15 +144,23 @@ class Hook:
     """A before hook that fails blocks its call; `abort` ends the whole run instead."""
     name: str = ""
 
+    def __post_init__(self) -> None:
+        for moment, function in (("before", self.before), ("after", self.after)):
+            if function is not None and not callable(function):
+                raise UsageError(f"Hook({moment}) must be a function, not {shown(function)}")
+        check_seconds("Hook(timeout_s)", self.timeout_s, optional=True)
+        check_one_of("Hook(on_error)", self.on_error, ("block", "abort"))
+        check_kind("Hook(name)", self.name, str)
+
 
 def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook:
-    """Make a hook that asks `approver` about every call of a tool that `requires_approval`.
+    """Make a hook that asks `approver` about every call that needs approval; `call.approval_reason` says why.
 
     No answer in `timeout_s` blocks the call.
     """
 
     async def before(call: Call) -> HookAnswer:
-        if not call.options.requires_approval:
+        if not call.approval_reason or call.run.approvals is not None or is_approved_later(call):
             return None
         match await maybe_await(approver(call)):
             case Approve() | Modify() as decision:
@@ -133,7 +168,7 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
             case Reject(reason):
                 return Block(reason or f"a person refused this call of {call.name}")
             case decision:
-                return Block(f"no valid approval decision for {call.name}: {decision!r:.80}")
+                return Block(f"no valid approval decision for {call.name}: {shown(decision)}")
 
     return Hook(before=before, timeout_s=timeout_s, name="approval")
 
@@ -164,9 +199,9 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
         return None
     try:
         answer = await _within(hook.timeout_s, hook.before, call)
-    except ToolAbort:
-        raise
-    except Exception as exc:
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
         return _hook_failed(hook, call, exc)
     match answer:
         case None | (False, _):
@@ -174,18 +209,30 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
         case Rewrite() | Approve() | Modify():
             return answer
         case Substitute(result):
-            return result
+            return as_result(result)
         case Block(reason, code):
             return _blocked(reason, code)
         case (True, reason):
             return _blocked(reason, ErrorCode.BLOCKED)
         case _:
-            return _hook_failed(hook, call, TypeError(f"before hook returned {answer!r:.80}"))
+            return _hook_failed(hook, call, TypeError(f"before hook returned {shown(answer)}"))
 
 
-def not_approved(call: Call) -> ToolResult:
-    """Refuse a call that needs approval and that no hook approved."""
-    message = f'tool "{call.name}" needs approval, and nobody approved this call'
+def is_approved_later(call: Call) -> bool:
+    """Return true for a call of a dry run that is not made now: who commits it approves it."""
+    return call.run.dry_run is not None and call.run.dry_run.approves(call)
+
+
+def refused_by_person(call: Call, reason: str) -> ToolResult:
+    """Return the result of a call that a person refused."""
+    return _blocked(reason or f"a person refused this call of {call.name}", ErrorCode.BLOCKED)
+
+
+def not_approved(call: Call, other_arguments: bool) -> ToolResult:
+    """Refuse a call that needs approval and that no hook approved, or only with other arguments."""
+    message = f'tool "{call.name}" {call.approval_reason}, and nobody approved this call'
+    if other_arguments:
+        message += " with these arguments: a later hook changed them; add the hook that approves last"
     return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
 
 
@@ -193,13 +240,31 @@ def _blocked(reason: str, code: str) -> ToolResult:
     return ToolResult.fail(reason or BLOCKED, code=code, status=Status.BLOCKED)
 
 
-def _hook_failed(hook: CallHook, call: Call, exc: Exception) -> ToolResult:
-    said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {exc}"
+def _hook_failed(hook: CallHook, call: Call, exc: BaseException) -> ToolResult:
+    said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {text_of(exc)}"
     message = f"blocked: a hook failed while looking at this call ({said})"
     if hook.on_error == "abort":
         raise ToolAbort(f"hook {hook.name or hook.before!r} failed on {call.name}: {said}") from exc
     logger.warning("before hook %s failed on %s", hook.name, call.name, exc_info=exc)
     return ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, status=Status.BLOCKED, exc=exc)
+
+
+def after_hooks(call: Call) -> list[CallHook]:
+    """Return the hooks that see the result of a call, outer to inner."""
+    return [hook for hook in (*call.run.hooks, *call.registry.hooks) if hook.after is not None]
+
+
+async def show_after_hooks(call: Call, result: ToolResult) -> ToolResult:
+    """Return a result as the after hooks want it, inner to outer. One that fails is noted and changes nothing."""
+    hooks = after_hooks(call)
+    if not hooks:
+        return result
+    async with hook_turn(call.run):
+        for hook in reversed(hooks):
+            result, warning = await ask_after(hook, call, result)
+            if warning is not None:
+                call.warnings = (*call.warnings, warning)
+    return result
 
 
 async def ask_after(hook: CallHook, call: Call, result: ToolResult) -> tuple[ToolResult, str | None]:
@@ -208,18 +273,18 @@ async def ask_after(hook: CallHook, call: Call, result: ToolResult) -> tuple[Too
         return result, None
     try:
         change = await _within(hook.timeout_s, hook.after, call, result)
-    except ToolAbort:
-        raise
-    except Exception as exc:
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
         if hook.on_error == "abort":
-            raise ToolAbort(f"after hook {hook.name or hook.after!r} failed on {call.name}: {exc}") from exc
+            raise ToolAbort(f"after hook {hook.name or hook.after!r} failed on {call.name}: {text_of(exc)}") from exc
         logger.warning("after hook %s failed on %s", hook.name, call.name, exc_info=exc)
-        return result, f"after hook failed: {type(exc).__name__}: {exc}"
+        return result, f"after hook failed: {type(exc).__name__}: {text_of(exc)}"
     match change:
         case None:
             return result, None
         case ToolResult():
-            return change.with_meta_of(result), None
+            return as_result(change).with_meta_of(result), None
         case Override():
             return change.apply(result), None
         case _:

@@ -16,7 +16,9 @@ from typing import Any, Protocol, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.errors import UsageError
+from toolcell.errors import ToolAbort, UsageError
+from toolcell.tools.checks import text_of
+from toolcell.tools.concurrency import passes_on
 from toolcell.tools.events import JOB_END
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 
@@ -155,19 +157,35 @@ class JobTable:
         return job
 
     async def _run(self, job: Job, work: Work | None) -> None:
-        result: ToolResult | None = None
-        with job.scope:
-            with anyio.move_on_after(job.timeout_s) as timeout:
-                result = await (contained(work) if work is not None else job.wait())
-            if timeout.cancelled_caught:
-                message = f"job of {job.tool} timed out after {job.timeout_s:g} s"
-                result = ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
-        if result is not None and not job.is_done:
-            self._complete(job, result)
+        result = ToolResult.fail("job cancelled", code=ErrorCode.CANCELLED, status=Status.CANCELLED)
+        try:
+            with job.scope:
+                with anyio.move_on_after(job.timeout_s) as timeout:
+                    result = await (contained(work) if work is not None else job.wait())
+                if timeout.cancelled_caught:
+                    message = f"job of {job.tool} timed out after {job.timeout_s:g} s"
+                    result = ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
+        finally:  # also when the work lets out a cancellation that nobody sent
+            if job.id in self._jobs and not job.is_done:
+                self._complete(job, result)
+
+    def discard(self, job: Job) -> None:
+        """Forget a job whose call had its answer without it."""
+        if self._jobs.pop(job.id, None) is not None:
+            job.scope.cancel()
+            self._changed.set()
 
     def finish(self, job: Job, result: ToolResult) -> bool:
         """Complete a job from its handle; False when it already was."""
         return self._complete(job, result)
+
+    def conclude(self, job: Job, last: Work) -> None:
+        """Complete a job with what `last` returns, from its handle. Does nothing once the table is closed."""
+        if self._group is not None:
+            self._group.start_soon(self._conclude, job, last, name=f"toolcell job {job.id} ends")
+
+    async def _conclude(self, job: Job, last: Work) -> None:
+        self._complete(job, await contained(last))
 
     def _complete(self, job: Job, result: ToolResult) -> bool:
         if not job.complete(result):
@@ -210,8 +228,10 @@ async def contained(work: Work) -> ToolResult:
     """Run background work; whatever it raises or forgets becomes its result."""
     try:
         result: object = await work()
-    except Exception as exc:
-        message = f"background work failed: {type(exc).__name__}: {exc}"
+    except BaseException as exc:
+        if passes_on(exc) and not isinstance(exc, ToolAbort):
+            raise
+        message = f"background work failed: {type(exc).__name__}: {text_of(exc)}"
         return ToolResult.fail(message, code=ErrorCode.EXCEPTION, exc=exc)
     if isinstance(result, ToolResult):
         return result

@@ -5,74 +5,16 @@ Reads, and recovers what a cut-off stream left of the arguments; whether a call 
 
 from __future__ import annotations
 
-import enum
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pydantic_core import from_json
-
 from toolcell.errors import UsageError
 from toolcell.tools.arguments import ArgumentChecker
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.json_text import SAFE_MODES, ParseMode, parse_json
 from toolcell.tools.values import MAX_TEXT_CHARS
-
-
-class ParseMode(enum.StrEnum):
-    """How a text was read as JSON."""
-
-    STRICT = "strict"
-    """It is JSON."""
-    REPAIRED = "repaired"
-    """Complete, but with small mistakes: code fences, raw line breaks in strings, trailing commas."""
-    PARTIAL = "partial"
-    """It breaks off; what was there has been kept."""
-    INVALID = "invalid"
-    """It cannot be read."""
-
-
-SAFE_MODES = frozenset({ParseMode.STRICT, ParseMode.REPAIRED})
-"""Arguments read in any other way may lack what the model was about to say; such calls are not run."""
-
-_FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(?P<body>.*?)\n?```\s*\Z", re.DOTALL)
-_MISTAKES = re.compile(r'(?P<string>"(?:[^"\\]|\\.)*+"?)|,(?=\s*+[}\]])', re.DOTALL)
-"""Strings, finished or not, and commas before a closing bracket. Possessive, so that work is linear."""
-_CONTROL = re.compile(r"[\x00-\x1f]")
-
-
-def parse_json(text: str) -> tuple[Any, ParseMode]:
-    """Read JSON that a model's stream may have left unfinished or slightly wrong.
-
-    Shape: (value, mode); the value of invalid text is None. pydantic reads what breaks off; it takes no fences, no raw
-    line breaks and no trailing commas, so these are mended before.
-    """
-    try:
-        return json.loads(text), ParseMode.STRICT
-    except (ValueError, RecursionError):
-        pass
-    if fenced := _FENCE.match(text):
-        text = fenced["body"]
-    text = _MISTAKES.sub(_mended, text)
-    try:
-        return json.loads(text), ParseMode.REPAIRED
-    except (ValueError, RecursionError):
-        pass
-    try:
-        from_json(text)
-    except ValueError as exc:
-        if "EOF while parsing" not in str(exc):  # something is wrong before the end
-            return None, ParseMode.INVALID
-    try:
-        return from_json(text, allow_partial="trailing-strings"), ParseMode.PARTIAL
-    except ValueError:
-        return None, ParseMode.INVALID
-
-
-def _mended(mistake: re.Match[str]) -> str:
-    string = mistake["string"]
-    return "" if string is None else _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], string)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +46,7 @@ class ToolCall:
             arguments: Any = next((source[key] for key in ("arguments", "args", "input") if key in source), {})
             if isinstance(name, str):
                 return cls(str(call.get("id") or ""), name, arguments)
-        raise UsageError(f"{call!r:.200} is not a tool call")
+        raise UsageError(f'{call!r:.200} is not a tool call; write ("name", {{...}})')
 
     @property
     def arguments_json(self) -> str:
@@ -152,7 +94,9 @@ def decode_tool_call(tool: ToolDefinition, call: Any) -> dict[str, Any]:
     Raises:
         UsageError: the call is of another tool, or its arguments do not fit.
     """
-    read = ToolCall.read(call).parsed()
+    read = ToolCall.read(call).parsed_if_safe()
     if read.name != tool.name:
         raise UsageError(f"this is a call of {read.name!r}, not of {tool.name!r}")
+    if read.mode not in SAFE_MODES:
+        raise UsageError(f"the arguments of {tool.name!r} are {read.mode} JSON: something may be missing")
     return ArgumentChecker(tool).check(read.arguments).args

@@ -6,9 +6,14 @@ Data only. The pipeline and batches act on it; the model never sees it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from toolcell.errors import UsageError
+from toolcell.flows import labels_of
+from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds, shown
 
 
 class Origin(enum.StrEnum):
@@ -52,12 +57,23 @@ class ToolOptions:
     """Changes nothing; identical plan steps may share one call."""
     idempotent: bool = False
     """Calling twice is the same as calling once, so a failed call may be retried."""
+    expose_errors: bool = False
+    """Models and scripts may read what an unexpected exception says, like a `ToolError`. Otherwise a script gets
+    only its class."""
     requires_approval: bool = False
     """Refused unless an approval hook lets it pass."""
+    reads: frozenset[str] = frozenset()
+    """Labels of what it gives: from its first call on, the run has read them. One label may be written as a text."""
+    sends: frozenset[str] = frozenset()
+    """Labels of where its arguments go. A `Flow` decides which runs may call it."""
+    preview: Callable[..., Any] | None = None
+    """Called in a dry run in place of the tool, with its arguments by name: returns what the tool would return."""
+    revert: Callable[..., Any] | None = None
+    """Undoes a call: `revert(args, result)`, with what the tool received and returned."""
     timeout_s: float | None = None
     """Seconds one call may take; None is the registry's default, `math.inf` is no limit."""
     max_result_bytes: int | None = None
-    """Larger structured results are an error, longer text is cut; None is no limit."""
+    """Larger data, images and files are an error; longer text, of errors too, is cut. None: no limit."""
     callable_from: CallableFrom = EVERY_ORIGIN
     """Who may call it. An agent's model counts as a model."""
     exclusive_group: str | None = None
@@ -79,10 +95,67 @@ class ToolOptions:
     extras: Extras | None = None
     """None is the registry's default."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "callable_from", origins_of(self.callable_from, "callable_from"))
+        for name in ("preview", "revert"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise UsageError(f"{name} must be a function, not {shown(getattr(self, name))}")
+        if self.revert is not None and not _takes_two(self.revert):
+            raise UsageError(f"revert is called as revert(args, result), which {shown(self.revert)} does not take")
+        for name in ("reads", "sends"):
+            object.__setattr__(self, name, labels_of(getattr(self, name), name))
+        for name in _FLAGS:
+            check_kind(name, getattr(self, name), bool)
+        check_kind("label", self.label, str)
+        check_kind("exclusive_group", self.exclusive_group, str, type(None))
+        check_kind("returns", self.returns, Mapping, type(None))
+        check_seconds("timeout_s", self.timeout_s, optional=True)
+        check_count("max_concurrency", self.max_concurrency, 1, optional=True)
+        check_count("max_result_bytes", self.max_result_bytes, 0, optional=True)
+        check_one_of("mode", self.mode, get_args(ExecutionMode))
+        check_one_of("coercion", self.coercion, (None, *get_args(Coercion)))
+        check_one_of("extras", self.extras, (None, *get_args(Extras)))
+
     def allows(self, origin: Origin) -> bool:
         """True when a call from `origin` may reach this tool."""
         allowed = self.callable_from
         return origin in allowed or (origin is Origin.SUBAGENT and Origin.MODEL in allowed)
 
 
+_FLAGS = (
+    "read_only",
+    "idempotent",
+    "requires_approval",
+    "orchestrates",
+    "is_agent",
+    "blocking",
+    "validate",
+    "expose_errors",
+)
+
+
+def origins_of(given: Iterable[str], what: str) -> CallableFrom:
+    """Return one name or several as the origins they are.
+
+    Raises:
+        UsageError: one is none; `what` names it.
+    """
+    names = [given] if isinstance(given, str) else [*given]
+    for name in names:
+        check_one_of(f"{what}: each", str(name), [str(origin) for origin in Origin])
+    return frozenset(Origin(name) for name in names)
+
+
 DEFAULT_TOOL_OPTIONS = ToolOptions()
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return True  # one written in C says nothing
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    return True

@@ -8,35 +8,48 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable
-from typing import Any
+from typing import TypeVar
 
 import anyio
+import msgpack
 
 from toolcell.errors import AuditError, ToolAbort
-from toolcell.text import one_line
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
 from toolcell.tools.call import Call, CallHook
-from toolcell.tools.concurrency import maybe_await
+from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
+from toolcell.tools.concurrency import maybe_await, passes_on
+from toolcell.tools.dry_run import note_placeholders, take_around
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
-from toolcell.tools.execution import ABORTED, cancelled, execute
-from toolcell.tools.finalize import finalize, raised
-from toolcell.tools.hooks import Approve, Modify, Rewrite, ask_after, ask_before, hook_turn, not_approved
+from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
+from toolcell.tools.finalize import finalize, raised, with_repeat_hint
+from toolcell.tools.flow_rules import flow_refusal, note_labels
+from toolcell.tools.hooks import (
+    Approve,
+    Modify,
+    Reject,
+    Rewrite,
+    ask_before,
+    hook_turn,
+    is_approved_later,
+    not_approved,
+    refused_by_person,
+    show_after_hooks,
+)
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import did_you_mean, listed
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
-
-logger = logging.getLogger("toolcell.tools")
+from toolcell.tools.validation import no_work_left, unusable, validate
 
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""
-MAX_LOGGED_CHARS = 500
-MAX_NAME_CHARS = 80
-MAX_REMEMBERED_FAILURES = 256
 AGENT_PREFIX = "agent_"
+
+Waited = TypeVar("Waited")
 
 _TOOL_OF_ORIGIN = {Origin.PLAN: "execute_plan", Origin.CODE: "execute_code"}
 
@@ -55,14 +68,19 @@ async def run_call(state: RegistryState, call: Call) -> ToolResult:
 async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult:
     """Do everything before the tool runs. Return the tool, or the result that says why it must not run."""
     _start(call)
+    if call.run.events.unheard:
+        await call.run.events.hear()
     found = _find_permitted(state, call)
     if type(found) is RegisteredTool:
-        refusal = await _take_arguments(call, found)
         hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
-        if refusal is None and (hooks or found.options.requires_approval):
-            refusal = await _ask_hooks(hooks, call, found)
-        found = refusal or found
+        found = await _take_arguments(call, found) or found
+        if type(found) is RegisteredTool and (hooks or call.approval_reason) and not call.depends_on:
+            found = await _until_cut_short(call, _ask_hooks(hooks, call, found)) or found
+        if type(found) is RegisteredTool and call.run.dry_run is not None:
+            found = call.run.dry_run.decide(call, found)
     call.refusal = None if type(found) is RegisteredTool else found
+    if call.options.reads:
+        note_labels(call)
     return found if call.run.observer is None else await _record_start(call, call.refusal) or found
 
 
@@ -75,7 +93,11 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
     if result.status is Status.PENDING:
         result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
-    call.result = result = finalize(result, call, call.duration_s, job_id)
+    result = finalize(result, call, call.duration_s, job_id)
+    if call.run.made is not None and (call.run.dry_run is None or not call.run.dry_run.key):  # else it is a preview
+        call.run.made.add(call, result)
+    if not (state.hooks or call.run.hooks):  # else nobody gets it before the after hooks have seen it
+        call.result = result
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
     return result
@@ -86,10 +108,13 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
     run = call.run
     if not call.is_executed:
         result = finalize(result, call, 0.0)
-    elif state.hooks or run.hooks:
-        result = await _show_hooks((*run.hooks, *state.hooks), call, result)
+    elif (state.hooks or run.hooks) and not call.is_shown:
+        shown = await _until_cut_short(call, show_after_hooks(call, result))
+        result = result if shown is result else finalize(shown, call, call.duration_s)
     if not run.is_shared and (result.status is not Status.OK or run.state.failures):
-        result = _note_repetition(state, call, result)
+        result = with_repeat_hint(call, result, state.settings.repeat_hint)
+    if run.dry_run is not None:
+        run.dry_run.concluded(call, result)
     await _end(call, result)
     return result
 
@@ -124,15 +149,22 @@ async def record_as_cancelled(call: Call, exc: BaseException) -> None:
     if not call.started_at:
         _start(call)
     if call.result is None:  # else the tool was done, and only what comes after it was cut off
-        is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
-        ended = cancelled(ABORTED) if is_cancelled or not call.is_executed else raised(call.name, exc)
+        # A tool that was done has a duration: its after hooks had not seen its result, so nobody gets it.
+        is_cancelled = isinstance(exc, anyio.get_cancelled_exc_class()) or not call.is_executed or call.duration_s
+        ended = cancelled(ABORTED) if is_cancelled else raised(call, exc)
         if call.is_executed:
             call.duration_s = time.perf_counter() - call.started_s
         call.result = finalize(ended, call, call.duration_s)
     _finish(call, call.result)
-    if call.is_started and call.run.observer is not None:
-        with anyio.move_on_after(RECORD_S, shield=True):
-            await maybe_await(call.run.observer.call_ended(call))
+    with anyio.move_on_after(RECORD_S, shield=True):
+        await _record_end(call)
+
+
+async def _until_cut_short(call: Call, work: Awaitable[Waited]) -> Waited | ToolResult:
+    """Wait for hooks and the like until the run is cancelled or its time is used up."""
+    with call.run.state.cancellable(call.run.deadline) as scope:
+        answer = await work
+    return cut_short(call) if scope.cancelled_caught else answer
 
 
 # Start and permission
@@ -143,7 +175,7 @@ def _start(call: Call) -> None:
     if call.run.events.active:
         call.emit(TOOL_START, args=call.raw_args)
     if logger.isEnabledFor(logging.INFO):
-        logger.info("tool %s started: %s", _name_for_log(call), _for_log(call, call.raw_args))
+        log_start(call)
 
 
 def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True) -> RegisteredTool | ToolResult:
@@ -151,6 +183,11 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     run = call.run
     if run.state.cancel_reason is not None:
         return cancelled(ABORTED)
+    work = run.work
+    if work is not None and work.used > work.limit:
+        return no_work_left(work)
+    if run.deadline != math.inf and anyio.current_time() >= run.deadline:
+        return cut_short(call)
     tool = state.tools.get(call.name)
     if tool is None:
         return _unknown(state, call)
@@ -163,10 +200,17 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
     if call.origin not in tool.options.callable_from and not tool.options.allows(call.origin):
         return _wrong_origin(call)
+    if (refusal := flow_refusal(state, call)) is not None:
+        return refusal
     budget = run.state.budget
     if budget is not None and is_counted and not budget.take_call():
         message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
+    for quotas in run.quotas if is_counted else ():
+        if (refused := quotas.take_call(run)) is not None:
+            details = {"retry_after_s": getattr(refused, "retry_after_s", None)}
+            message = f"{call.name} was not called: {refused}"
+            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, details=details)
     return tool
 
 
@@ -197,35 +241,17 @@ def _wrong_origin(call: Call) -> ToolResult:
 
 async def _take_arguments(call: Call, tool: RegisteredTool) -> ToolResult | None:
     """Prepare and validate what was received: set `call.args`, or return what is wrong with it."""
+    if call.run.dry_run is not None and note_placeholders(call):
+        return await take_around(call, tool)
     received = call.raw_args
     if tool.spec.prepare is not None or isinstance(received, str):
         try:
-            received = await prepare_arguments(received, tool.spec.prepare)
+            received = await _until_cut_short(call, prepare_arguments(received, tool.spec.prepare))
         except ArgumentError as exc:
-            return _unusable(tool, exc)
-    return _validate(call, tool, received)
-
-
-def _validate(call: Call, tool: RegisteredTool, received: Any) -> ToolResult | None:
-    args = tool.checker.check_plain(received) if type(received) is dict else None
-    try:
-        if args is None:
-            checked = tool.check(received)
-            args = checked.args
-            call.changes = (*call.changes, *checked.changes)
-            call.warnings = (*call.warnings, *checked.warnings)
-        call.args = args
-        if tool.spec.decode is not None:
-            call.decoded = tool.decode(args)
-    except ArgumentError as exc:
-        return _unusable(tool, exc)
-    return None
-
-
-def _unusable(tool: RegisteredTool, exc: ArgumentError) -> ToolResult:
-    prefix = tool.spec.args_prefix
-    message = str(exc) if prefix is None else prefix + str(exc).partition(": ")[2]
-    return ToolResult.fail(message, code=exc.code, exc=exc.__cause__, details=exc.details)
+            return unusable(tool, exc)
+        if isinstance(received, ToolResult):
+            return received
+    return await validate(call, tool, received)
 
 
 async def examine(state: RegistryState, call: Call, *, with_arguments: bool = True) -> ToolResult | None:
@@ -241,32 +267,52 @@ async def examine(state: RegistryState, call: Call, *, with_arguments: bool = Tr
 
 async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTool) -> ToolResult | None:
     """Outer to inner. The first that answers ends it; a rewrite is seen by the hooks further in."""
+    approved: bytes | None = None
     async with hook_turn(call.run):
         for hook in hooks:
             refusal: ToolResult | None = None
+            asked_about = _fingerprint(call)
             match await ask_before(hook, call):
                 case Approve():
-                    call.approved = True
+                    approved = asked_about
                 case Modify(args):
-                    call.approved = True
-                    refusal = _validate(call, tool, args)
+                    refusal = await validate(call, tool, args)
+                    approved = _fingerprint(call)
                 case Rewrite(args):
-                    refusal = _validate(call, tool, args)
+                    refusal = await validate(call, tool, args)
                 case ToolResult() as answer:
                     refusal = answer
             if refusal is not None:
                 return refusal
-    return not_approved(call) if tool.options.requires_approval and not call.approved else None
+    call.approved = approved is not None and approved == _fingerprint(call)
+    if call.approved or not call.approval_reason or is_approved_later(call):
+        return None
+    return not_approved(call, approved is not None) if call.run.approvals is None else await _ask_approvals(call, tool)
 
 
-async def _show_hooks(hooks: tuple[CallHook, ...], call: Call, result: ToolResult) -> ToolResult:
-    """Inner to outer. A hook that fails changes nothing and is noted in the call's warnings."""
-    async with hook_turn(call.run):
-        for hook in reversed(hooks):
-            result, warning = await ask_after(hook, call, result)
-            if warning is not None:
-                call.warnings = (*call.warnings, warning)
-    return result
+async def _ask_approvals(call: Call, tool: RegisteredTool) -> ToolResult | None:
+    """Ask whoever decides for the whole run. Not in the turn of the hooks: an answer may take as long as the run."""
+    assert call.run.approvals is not None
+    match await call.run.approvals.decide(call):
+        case Approve():
+            refusal = None
+        case Modify(args):
+            refusal = await validate(call, tool, args)
+        case Reject(reason):
+            refusal = refused_by_person(call, reason)
+        case _:
+            refusal = not_approved(call, False)
+    call.approved = refusal is None
+    return refusal
+
+
+def _fingerprint(call: Call) -> bytes:
+    """Identify the arguments that somebody was asked about: an approval counts for these only."""
+    try:
+        packed: bytes = msgpack.packb(call.args)  # ten times as fast as JSON, for arguments of any size
+        return packed
+    except (TypeError, ValueError, OverflowError):  # a hook has put something else into them
+        return json.dumps(call.args, sort_keys=True, default=repr).encode()
 
 
 # Records
@@ -283,7 +329,9 @@ async def _record_start(call: Call, refusal: ToolResult | None) -> ToolResult | 
         call.is_started = True
     except AuditError:
         raise
-    except Exception as exc:
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
         logger.exception("call of %s could not be recorded", call.name)
         failure = ToolResult.fail("the call could not be recorded, so it was not made", code=ErrorCode.UNAVAILABLE)
         call.refusal = refusal = failure.with_error(exc)
@@ -298,35 +346,34 @@ async def _await_job(call: Call, result: ToolResult, job_id: str | None, wait_s:
     if job is None or call.origin not in _TOOL_OF_ORIGIN:
         return result
     with anyio.move_on_after(wait_s):
-        return await job.wait()
+        result = await job.wait()
+        call.is_shown = True
     return result
-
-
-def _note_repetition(state: RegistryState, call: Call, result: ToolResult) -> ToolResult:
-    """Add a hint to the error of a call that a model repeats and that keeps failing."""
-    failures = call.run.state.failures
-    if not (failures or result.is_error):
-        return result
-    key = f"{call.name[:MAX_NAME_CHARS]} {_for_log(call, call.raw_args)}"
-    if not result.is_error:
-        failures.pop(key, None)
-        return result
-    failures[key] = count = failures.pop(key, 0) + 1
-    if len(failures) > MAX_REMEMBERED_FAILURES:
-        del failures[next(iter(failures))]
-    if count < state.settings.repeat_hint or result.error is None:
-        return result
-    hint = f"this exact call has now failed {count} times; change its arguments or do something else"
-    return result.with_message(f"{result.error.message}\n({hint})")
 
 
 async def _end(call: Call, result: ToolResult) -> None:
     """Set the result, emit the end, and inform the observer."""
     _finish(call, result)
     if call.is_started and call.run.observer is not None:
-        noted = call.run.observer.call_ended(call)
-        if noted is not None:
+        await _record_end(call)
+    if call.run.events.unheard:
+        await call.run.events.hear()
+
+
+async def _record_end(call: Call) -> None:
+    """Inform the observer. The call was made, so its result stands, whatever an observer raises."""
+    observer = call.run.observer
+    if observer is None or not call.is_started:
+        return
+    try:
+        if (noted := observer.call_ended(call)) is not None:
             await maybe_await(noted)
+    except AuditError:
+        raise
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
+        logger.exception("the end of a call of %s could not be recorded", call.name)
 
 
 def _finish(call: Call, result: ToolResult) -> None:
@@ -342,24 +389,4 @@ def _finish(call: Call, result: ToolResult) -> None:
         )
     is_failure = result.status is not Status.OK and result.is_error
     if logger.isEnabledFor(logging.WARNING if is_failure else logging.INFO):
-        _log_end(call, result)
-
-
-def _for_log(call: Call, args: Any) -> str:
-    text = args if isinstance(args, str) else json.dumps(args, default=repr, ensure_ascii=False)
-    return one_line(call.run.secrets.redact(text), MAX_LOGGED_CHARS)
-
-
-def _name_for_log(call: Call) -> str:
-    return one_line(call.name, MAX_NAME_CHARS)
-
-
-def _log_end(call: Call, result: ToolResult) -> None:
-    name, duration_ms = _name_for_log(call), result.meta.duration_ms
-    if result.is_error:
-        message = one_line(result.message, MAX_LOGGED_CHARS)
-        logger.warning("tool %s failed after %.1f ms: %s", name, duration_ms, message)
-    elif result.status is Status.PENDING:
-        logger.info("tool %s started (async) after %.1f ms", name, duration_ms)
-    else:
-        logger.info("tool %s completed in %.1f ms, %d characters", name, duration_ms, len(result.output))
+        log_end(call, result)

@@ -7,28 +7,29 @@ parallel plan. First the plan as checked data, then its run.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
-from toolcell.text import cut_text
+from toolcell.text import cut_text, one_line
+from toolcell.time_slice import TimeSlice
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
+from toolcell.tools.parts import File
 from toolcell.tools.pipeline import examine, run_call
+from toolcell.tools.plan_references import PlanError, references, resolve, split_reference
 from toolcell.tools.registry_state import RegistryState
-from toolcell.tools.result import ErrorCode, File, Status, ToolResult, to_json, total_usage
+from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
+from toolcell.tools.values import is_large
 
 MAX_STEPS = 50
+MAX_NAME_CHARS = 256
+"""Of a step's id and of a reference."""
+MAX_REFERENCES = 1000
+"""In all steps of a plan together."""
 PLAN_TOOL = "execute_plan"
-
-_PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
-
-
-class PlanError(ValueError):
-    """The plan as a whole cannot run; no step did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
     if len(written) > MAX_STEPS:
         raise PlanError(f"execute_plan limited to {MAX_STEPS} steps, got {len(written)}")
     ids = _ids(written)
-    steps = tuple(_step(index, step, ids) for index, step in enumerate(written))
+    # Without ids nothing can be referred to, so "$ref" in arguments is just a key: the plain plan stays as it was.
+    referred = _references(written) if ids else [[] for _ in written]
+    steps = tuple(_step(index, step, ids, referred[index]) for index, step in enumerate(written))
     _refuse_cycles(steps)
     return Plan(steps, args.get("on_error", "continue"), args.get("timeout_s"), bool(args.get("validate_only", False)))
 
@@ -82,109 +85,42 @@ def _ids(written: list[Mapping[str, Any]]) -> dict[str, int]:
     for index, step in enumerate(written):
         if (name := step.get("id")) is None:
             continue
+        if len(name) > MAX_NAME_CHARS:
+            raise PlanError(f"the id of step {index} has {len(name)} characters, more than {MAX_NAME_CHARS}")
         if name in ids:
             raise PlanError(f"steps {ids[name]} and {index} have the same id {name!r}")
         ids[name] = index
     return ids
 
 
-def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int]) -> Step:
-    # Without ids nothing can be referred to, so "$ref" in arguments is just a key: the plain plan stays as it was.
-    referred = [split_reference(text, ids)[0] for text in references(step["args"])] if ids else []
+def _references(written: list[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the references of each step; bounds what resolving them can cost."""
+    found, count = [], 0
+    for index, step in enumerate(written):
+        found.append(references(step["args"]))
+        for text in found[-1]:
+            if len(text) > MAX_NAME_CHARS:
+                said = f"{len(text)} characters, more than {MAX_NAME_CHARS}: {_short(text)}"
+                raise PlanError(f"step {index} has a reference of {said}")
+        count += len(found[-1])
+        if count > MAX_REFERENCES:
+            raise PlanError(f"a plan may have {MAX_REFERENCES} references, and step {index} has more; pass less")
+    return found
+
+
+def _short(text: str) -> str:
+    return repr(one_line(text, 80))
+
+
+def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: list[str]) -> Step:
+    referred = [split_reference(text, ids)[0] for text in texts]
     needs: dict[int, None] = {}
     for name in [*(step.get("depends_on") or ()), *referred]:
         if name not in ids:
             known = ", ".join(ids) or "none"
-            raise PlanError(f"step {index} refers to {name!r}, which is no step's id (ids: {known})")
+            raise PlanError(f"step {index} refers to {_short(name)}, which is no step's id (ids: {known})")
         needs[ids[name]] = None
     return Step(index, step["tool"], step["args"], step.get("id"), step.get("timeout_s"), tuple(needs), bool(referred))
-
-
-def references(value: Any) -> Iterator[str]:
-    """Iterate over every "$ref" in arguments."""
-    if is_reference(value):
-        yield value["$ref"]
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from references(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from references(item)
-
-
-def is_reference(value: Any) -> bool:
-    """Shape: {"$ref": "id.path[0]"} and nothing else."""
-    return isinstance(value, Mapping) and len(value) == 1 and isinstance(value.get("$ref"), str)
-
-
-def split_reference(text: str, ids: Mapping[str, int]) -> tuple[str, str]:
-    """Shape: ("id", ".path[0]"). The longest id that fits wins, so ids may contain dots."""
-    fitting = [name for name in ids if text == name or text.startswith((f"{name}.", f"{name}["))]
-    name = max(fitting, key=len) if fitting else re.split(r"[.\[]", text, maxsplit=1)[0]
-    return name, text[len(name) :]
-
-
-def look_up(value: Any, path: str) -> Any:
-    """Return the part of a result that the path of a reference names.
-
-    Raises:
-        PlanError: the result has no such part; the message names the last one that exists.
-    """
-    walked = ""
-    for key in path_steps(path):
-        step = f"[{key}]" if isinstance(key, int) else f".{key}"
-        if isinstance(value, list) and isinstance(key, str) and key.isdigit():
-            key = int(key)
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            raise PlanError(f"there is no {step!r} in {walked or 'the result'!r} ({_described(value)})") from None
-        walked += step
-    return value
-
-
-def path_steps(path: str) -> list[str | int]:
-    """Shape: ".a[2]" -> ["a", 2].
-
-    Raises:
-        PlanError: it is not a path.
-    """
-    steps: list[str | int] = []
-    position = 0
-    while position < len(path):
-        step = _PATH_STEP.match(path, position)
-        if step is None:
-            raise PlanError(f"cannot read path {path!r} at {path[position:]!r}")
-        steps.append(int(step[2]) if step[2] is not None else step[1])
-        position = step.end()
-    return steps
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"an object with {', '.join(map(str, list(value)[:10])) or 'no keys'}"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return f"a {type(value).__name__}"
-
-
-def resolve(args: Any, results: Mapping[str, Any]) -> Any:
-    """Return arguments with every reference replaced by the value it names. `results` is keyed by step id.
-
-    Raises:
-        PlanError: a reference names a part that does not exist.
-    """
-    if is_reference(args):
-        name, path = split_reference(args["$ref"], dict.fromkeys(results, 0))
-        try:
-            return look_up(results[name], path)
-        except PlanError as exc:
-            raise PlanError(f"reference {args['$ref']!r}: {exc}") from None
-    if isinstance(args, Mapping):
-        return {key: resolve(item, results) for key, item in args.items()}
-    if isinstance(args, list):
-        return [resolve(item, results) for item in args]
-    return args
 
 
 def _refuse_cycles(steps: tuple[Step, ...]) -> None:
@@ -224,7 +160,7 @@ async def run_plan(state: RegistryState, args: Mapping[str, Any], new_call: NewC
         await runner.run()
     if scope.cancelled_caught:
         runner.note = f"plan timed out after {plan.timeout_s:g} s"
-    return runner.result()
+    return await runner.result()
 
 
 def _refuse_recursion(state: RegistryState, plan: Plan) -> None:
@@ -249,6 +185,7 @@ class _PlanRun:
         """Steps that share the call of an identical earlier step."""
         self._skipped: dict[int, str] = {}
         self._done = [anyio.Event() for _ in plan.steps]
+        self._turn = TimeSlice()
         self.note = "not run"
         """Said of steps that never came to run."""
 
@@ -284,6 +221,7 @@ class _PlanRun:
     async def _when_ready(self, step: Step, plan_scope: anyio.CancelScope) -> None:
         for needed in step.needs:
             await self._done[needed].wait()
+        await self._turn.give_way()
         await self._one(step)
         self._done[step.index].set()
         if self._plan.on_error == "abort" and not self._is_ok(step.index):
@@ -323,15 +261,17 @@ class _PlanRun:
 
     # Rows
 
-    def result(self) -> ToolResult:
+    async def result(self) -> ToolResult:
         """Return all rows, in the order of the steps, with the files and the usage of the calls."""
         rows = [self._row(step) for step in self._plan.steps]
         results = [call.result for call in self._calls.values() if call.result is not None]
         files: list[File] = [file for result in results for file in result.files]
-        return ToolResult(value=_bounded(rows), has_value=True, files=tuple(files), usage=total_usage(results))
+        return ToolResult(
+            value=await self._bounded(rows), has_value=True, files=tuple(files), usage=total_usage(results)
+        )
 
     def _head(self, step: Step) -> Row:
-        row: Row = {"step": step.index, "tool": step.tool}
+        row: Row = {"step": step.index, "tool": one_line(step.tool, MAX_NAME_CHARS)}
         return row if step.id is None else row | {"id": step.id}
 
     def _row(self, step: Step) -> Row:
@@ -343,26 +283,47 @@ class _PlanRun:
             return row | {"status": "error", "error": result.text}
         if result.status is Status.PENDING:
             return row | {"status": "pending", "result": result.guest_value()}
+        call = self._calls.get(step.index)
+        if call is not None and call.run.dry_run is not None and call.run.dry_run.approves(call):
+            return row | {"status": "collected", "result": result.guest_value()}
         return row | {"status": "ok", "result": result.guest_value()}
 
     async def examined(self, step: Step) -> Row:
         """Return what can be known of a step before it runs. Arguments with references are not checked."""
+        await self._turn.give_way()
         call = self._new_call(step, step.args)
         refusal = await examine(self._state, call, with_arguments=not step.has_references)
         row = self._head(step)
         return row | ({"status": "valid"} if refusal is None else {"status": "error", "error": refusal.message})
 
-
-def _bounded(rows: list[Row]) -> list[Row]:
-    """Rows that fit together: results longer than their even share are cut to text."""
-    sizes = [len(to_json(row)) for row in rows]
-    if sum(sizes) <= MAX_OUTPUT_CHARS:
+    async def _bounded(self, rows: list[Row]) -> list[Row]:
+        """Return rows that fit together: results longer than their even share are cut to text."""
+        sizes = []
+        for row in rows:
+            await self._turn.give_way()
+            sizes.append(_SURELY_LONG if is_large(row, _SURELY_LONG // 2) else len(to_json(row)))
+        if sum(sizes) <= MAX_OUTPUT_CHARS:
+            return rows
+        share = MAX_OUTPUT_CHARS // len(rows)
+        for index, size in enumerate(sizes):
+            if size > share:
+                await self._turn.give_way()
+                rows[index] = _cut_row(rows[index], share)
         return rows
-    share = MAX_OUTPUT_CHARS // len(rows)
-    return [row if size <= share else _cut_row(row, share) for row, size in zip(rows, sizes, strict=True)]
+
+
+_SURELY_LONG = MAX_OUTPUT_CHARS + 2
+"""Characters of a value of half as many elements, at least. It is not written as JSON to its end."""
 
 
 def _cut_row(row: Row, share: int) -> Row:
     key = "result" if "result" in row else "error"
-    text = row[key] if isinstance(row[key], str) else to_json(row[key])
-    return row | {key: cut_text(text, share)[0], "truncated": True}
+    value = row[key]
+    if not isinstance(value, str) and is_large(value, _SURELY_LONG // 2):
+        text = json_beginning(value, max(0, share - len(_REST_CUT))) + _REST_CUT
+    else:
+        text = cut_text(value if isinstance(value, str) else to_json(value), share)[0]
+    return row | {key: text, "truncated": True}
+
+
+_REST_CUT = "\n[... the rest is cut, more than 100,000 characters in all ...]"

@@ -11,15 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolcell.tools.plan import (
-    Plan,
-    PlanError,
-    Step,
-    is_reference,
-    path_steps,
-    read_plan,
-    split_reference,
-)
+from toolcell.tools.plan import Plan, Step, read_plan
+from toolcell.tools.plan_references import PlanError, is_reference, path_steps, split_reference
 from toolcell.tools.stubs import as_identifier
 
 MAX_SOURCE_CHARS = 100_000

@@ -1,4 +1,4 @@
-"""Rules about who may call which tool: block-lists and allow-lists of globs, per origin.
+"""Rules about who may call which tool: block-lists and allow-lists of globs, per origin; and flows of data.
 
 The pipeline asks the rules and answers refused calls. A change counts from the next
 call on, in every registry and snapshot that shares the policy.
@@ -11,7 +11,10 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from toolcell.tools.options import EVERY_ORIGIN, Origin
+from toolcell.errors import UsageError
+from toolcell.flows import Flow
+from toolcell.tools.checks import check_kind
+from toolcell.tools.options import EVERY_ORIGIN, Origin, origins_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class Rule:
 
 
 def _rules(patterns: Iterable[str], origins: Iterable[Origin] | None) -> tuple[Rule, ...]:
-    chosen = EVERY_ORIGIN if origins is None else frozenset(Origin(origin) for origin in origins)
+    chosen = EVERY_ORIGIN if origins is None else origins_of(origins, "origins=")
+    for pattern in patterns:
+        check_kind("a rule's name", pattern, str, cure='write the names one by one: ("a", "b")')
     return tuple(Rule(pattern, chosen) for pattern in patterns)
 
 
@@ -44,26 +49,50 @@ class CallPolicy:
         self._lock = threading.Lock()
         self._blocked: tuple[Rule, ...] = ()
         self._allowed: tuple[Rule, ...] = ()
+        self.flows: tuple[Flow, ...] = ()
+        """Where runs must not send what they have read."""
         self.version = 0
         """Grows with every change of the rules, so that decisions can be remembered until then."""
 
     def blacklist(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse names that match, from `origins` or from anywhere."""
+        """Refuse names that match, from `origins` or from anywhere; also of tools that are to come."""
         with self._lock:
             self._blocked = (*self._blocked, *_rules(patterns, origins))
             self.version += 1
 
     def unblacklist(self, *patterns: str) -> None:
-        """Take back rules made with exactly these patterns."""
+        """Take back rules made with exactly these patterns.
+
+        Raises:
+            UsageError: there is none.
+        """
         with self._lock:
+            known = dict.fromkeys(rule.pattern for rule in self._blocked)
+            for pattern in patterns:
+                if pattern not in known:
+                    there_are = ", ".join(map(repr, known)) or "none"
+                    raise UsageError(f"there is no rule {pattern!r} to take back; there are: {there_are}")
             self._blocked = tuple(rule for rule in self._blocked if rule.pattern not in patterns)
             self.version += 1
 
     def allow_only(self, *patterns: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse every name that matches none of these; more calls allow more names."""
+        """Refuse every name that matches none of these; more calls allow more names. `allow_all` takes it back."""
         with self._lock:
             self._allowed = (*self._allowed, *_rules(patterns, origins))
             self.version += 1
+
+    def allow_all(self) -> None:
+        """Take back every `allow_only`. What is blacklisted stays refused."""
+        with self._lock:
+            self._allowed = ()
+            self.version += 1
+
+    def add_flow(self, *flows: Flow) -> None:
+        """Decide about calls that send what their run has read, wherever they come from. Nothing takes it back."""
+        for flow in flows:
+            check_kind("a flow", flow, Flow, cure='write Flow("private", "public", "deny")')
+        with self._lock:
+            self.flows = tuple(dict.fromkeys((*self.flows, *flows)))
 
     def permits(self, name: str, origin: Origin) -> bool:
         """Return whether the rules let such a call pass."""

@@ -14,14 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
+import pydantic
 from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.values import Path, Problem
+from toolcell.tools.values import MAX_STEP_CHARS, Path, Problem, is_large
 
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
 """Of one problem: two long lists of allowed values are more than a model needs to read."""
+MAX_LISTED_ERRORS = 1000
+"""Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
+bytes."""
 MAX_BRANCHES = 8
 """Branches of a union that a message describes."""
 BRANCH_PROBLEMS = 3
@@ -33,6 +37,9 @@ _ELSEWHERE = frozenset({
     "dependentSchemas", "propertyNames", "default", "title", "description", "examples",
 })  # fmt: skip
 """Keywords that say nothing about a value itself, or that `_Finder` follows one by one."""
+_BESIDE = ("properties", "patternProperties", "prefixItems", "minContains", "maxContains")
+"""Keywords that another one is read with. Alone they break nothing, once members do not count."""
+_COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems")
 _NESTED = ("anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref")
 
 
@@ -75,11 +82,45 @@ class _Finder:
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
             return
+        if isinstance(value, dict | list) and is_large(value):
+            yield from self._own_of_large(part, value, path)
+            return
         errors = [*validator.iter_errors(value)]
         mistyped = [error for error in errors if isinstance(error.kind, Kind.Type) and not error.instance_path]
         for error in mistyped or errors:
             for text in _explain(error, value, part):
                 yield bool(mistyped), Problem((*path, *error.instance_path), text[:MAX_MESSAGE_CHARS])
+
+    def _own_of_large(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, Problem]]:
+        """The same, one keyword at a time: each error of the library would hold a copy of the value."""
+        own = _without_members(part)
+        beside = {keyword: own[keyword] for keyword in _BESIDE if keyword in own}
+        for keyword in sorted(own, key=lambda keyword: keyword != "type"):
+            alone = {**beside, keyword: own[keyword]}
+            validator = self._schemas.derived(f"own {keyword}", part, lambda _, alone=alone: alone)  # type: ignore[misc]
+            if validator is None or validator.is_valid(value):
+                continue
+            for text in self._explain_large(keyword, part, value):
+                yield keyword == "type", Problem(path, text[:MAX_MESSAGE_CHARS])
+
+    def _explain_large(self, keyword: str, part: Part, value: Any) -> Iterator[str]:
+        asked = part[keyword]
+        match keyword:
+            case "type":
+                yield _wrong_type([asked] if isinstance(asked, str) else sorted(asked), value)
+            case "required":
+                yield from (_missing(name) for name in asked if name not in value)
+            case "additionalProperties" | "unevaluatedProperties":
+                known, patterns = part.get("properties", {}), part.get("patternProperties", {})
+                unknown = (
+                    name
+                    for name in value
+                    if name not in known and not any(self._matches(part, pattern, name) for pattern in patterns)
+                )
+                yield from _unknown(unknown, part)
+            case _:
+                held = f", and has {len(value)}" if keyword in _COUNTS else ""
+                yield f"does not fit {keyword} {quoted(asked)}{held}"
 
     def _same_value(self, part: Part, value: Any, path: Path, references: int) -> Iterator[Problem]:
         """Problems under the parts that speak about the same value."""
@@ -188,13 +229,11 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> It
     value = error.instance if error.instance_path else value
     match error.kind:
         case Kind.Required(name):
-            yield f"missing required property {quoted(name)}"
+            yield _missing(name)
         case Kind.AdditionalProperties(unexpected) | Kind.UnevaluatedProperties(unexpected):
-            known = list(part.get("properties", {}))
-            for name in unexpected[: MAX_PROBLEMS + 1]:
-                yield f"unknown property {quoted(name)}{did_you_mean(name, known)}"
+            yield from _unknown(unexpected, part)
         case Kind.Type(types):
-            yield f"must be {' or '.join(types)}, not {_kind_of(value)}"
+            yield _wrong_type(types, value)
         case Kind.Enum(options):
             allowed = ", ".join(quoted(option) for option in options)
             near = did_you_mean(value, map(str, options)) if isinstance(value, str) else ""
@@ -207,6 +246,20 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> It
             yield error.message
 
 
+def _missing(name: str) -> str:
+    return f"missing required property {quoted(name)}"
+
+
+def _unknown(names: Iterable[str], part: Part) -> Iterator[str]:
+    known = list(part.get("properties", {}))
+    for name in itertools.islice(names, MAX_PROBLEMS + 1):
+        yield f"unknown property {quoted(name)}{did_you_mean(name, known)}"
+
+
+def _wrong_type(types: Iterable[str], value: Any) -> str:
+    return f"must be {' or '.join(types)}, not {_kind_of(value)}"
+
+
 def quoted(value: Any) -> str:
     """A value as JSON, cut where it gets long."""
     return bounded_json(value, _MAX_VALUE_CHARS, "...")
@@ -214,11 +267,18 @@ def quoted(value: Any) -> str:
 
 def bounded_json(value: Any, most: int, cut: str, indent: int | None = None) -> str:
     """A value as JSON of at most `most` characters, followed by `cut` where that is not all. Stops encoding there."""
+
+    def odd_leaf(value: Any) -> str:
+        return repr(value[:most] if isinstance(value, bytes) else value)
+
     text = ""
-    for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=repr).iterencode(value):
-        text += piece[: most + 1]
-        if len(text) > most:
-            return text[:most] + cut
+    try:
+        for piece in json.JSONEncoder(ensure_ascii=False, indent=indent, default=odd_leaf).iterencode(value):
+            text += piece[: most + 1]
+            if len(text) > most:
+                return text[:most] + cut
+    except (Exception, SystemExit):  # it contains itself, has keys of a strange type, or its own code fails
+        return f"({type(value).__name__} that cannot be shown as JSON)"
     return text
 
 
@@ -264,3 +324,30 @@ def listed(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - MAX_LISTED} more" if len(every) > MAX_LISTED else ""
     return ", ".join(every[:MAX_LISTED]) + more
+
+
+class ParameterError(ValueError):
+    """The type of one parameter refuses a value that fits its schema. Keeps pydantic's error until it is described."""
+
+    def __init__(self, name: str, error: pydantic.ValidationError) -> None:
+        super().__init__(name)
+        self.name = name
+        self.error = error
+
+
+def described(exc: ValueError | TypeError) -> str:
+    """Say what a tool's own Python types found wrong with arguments that fit its schema."""
+    above: Path = ()
+    if isinstance(exc, ParameterError):
+        above, exc = (exc.name,), exc.error
+    if not isinstance(exc, pydantic.ValidationError):
+        return str(exc)[:MAX_MESSAGE_CHARS]
+    count = exc.error_count()
+    text = f"{count} validation error{'s' if count > 1 else ''} for {exc.title[:MAX_STEP_CHARS]}"
+    if count > MAX_LISTED_ERRORS:
+        return text
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
+    named = [str(Problem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
+    if count > MAX_PROBLEMS:
+        named.append("and more problems")
+    return "\n  - ".join([text, *named])

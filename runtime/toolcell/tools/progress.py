@@ -100,6 +100,21 @@ def _as_update(partial: object, details: Any) -> Update:
             text = str(partial)
     if isinstance(details, str):
         details = details[:MAX_UPDATE_CHARS]
-    elif len(repr(details)) > MAX_UPDATE_CHARS:
+    elif details is not None and not _is_short(details):
         details = f"({type(details).__name__} too large to show)"
     return Update(text[:MAX_UPDATE_CHARS], details)
+
+
+def _is_short(value: Any) -> bool:
+    """True when the text of a value is within bounds. Looks at no more of the value than that."""
+    left, unseen = MAX_UPDATE_CHARS, [value]
+    while unseen:
+        each = unseen.pop()
+        is_many = isinstance(each, Mapping | list | tuple | set | frozenset)
+        left -= len(each) if is_many or isinstance(each, str | bytes | bytearray) else 1
+        if left < 0:
+            return False
+        if is_many:
+            unseen += each
+            unseen += each.values() if isinstance(each, Mapping) else ()
+    return len(repr(value)) <= MAX_UPDATE_CHARS

@@ -2,32 +2,39 @@
 
 Reading never locks: every change makes a new state and swaps it in. Snapshots, subsets and namespaces are registries
 too, over the same tools.
+
+Read `registry_state` first (what is known), then `view` (how it is read and called), then this (how it is changed).
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.call import RunContext
-from toolcell.tools.code import CodeRuntime, code_spec, plan_spec
+from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
+from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.view import RegistryView
 
 logger = logging.getLogger("toolcell.tools")
+
+_GLOB_SIGNS = frozenset("*?[")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,9 +43,11 @@ class ToolRegistry(RegistryView):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
-        base = settings or RegistrySettings()
+        base = _settings(settings, changes)
+        if isinstance(tools, str) or not isinstance(tools, Iterable):
+            raise UsageError(f"ToolRegistry takes a list of tools, not {shown(tools)}; write [...] around it")
         policy, events = CallPolicy(), EventBus()
-        state = RegistryState(policies=(policy,), settings=replace(base, **changes) if changes else base)
+        state = RegistryState(policies=(policy,), settings=base)
         self._begin(state, events, RunContext(run_id="direct", events=events, is_shared=True), policy)
         for tool in tools:
             self.add(tool)
@@ -65,6 +74,9 @@ class ToolRegistry(RegistryView):
 
     def add(self, tool: Any, *, replace: bool = False, **options: Any) -> None:
         """Register every function of a tool, written in any of the known ways; all of them or none.
+
+        `options` are those of `ToolOptions`; a tool of one function may also be given `name`, `description` and
+        `prepare`.
 
         Raises:
             RegistrationError: a definition is wrong, or a name is taken and `replace` is False.
@@ -96,8 +108,7 @@ class ToolRegistry(RegistryView):
             self.add(tool, replace=replace, **options)
             return
         definition = ToolDefinition(tool, description, schema)
-        spec = positional_spec(definition, function, with_options(ToolOptions(), options))
-        self._add([spec], replace)
+        self._add(specs_of(positional_spec(definition, function, ToolOptions()), options), replace)
 
     def register_or_replace(self, *tool: Any, **options: Any) -> None:
         """Do what `register` does, and replace a tool of the same name."""
@@ -149,7 +160,7 @@ class ToolRegistry(RegistryView):
         tools = [compile_tool(spec, coercion=settings.coercion, extras=settings.extras) for spec in specs]
         self._put(tools, replace)
         for tool in tools:
-            warn_about_description(tool.definition, stacklevel=4)
+            warn_about_description(tool.definition)
 
     def _put(self, new: Sequence[RegisteredTool], replace: bool) -> None:
         with self._lock:
@@ -192,6 +203,7 @@ class ToolRegistry(RegistryView):
         """Add a hook around every call: `add_hook(before=..., after=..., timeout_s=...)`. First added is outermost."""
         with self._lock:
             self._check_open()
+            check_kind("a hook", hook, Hook, type(None), cure="write add_hook(before=...) or add_hook(after=...)")
             self._change(hooks=(*self._state.hooks, hook or Hook(**fields)))
 
     def before_call(self, function: BeforeHook) -> BeforeHook:
@@ -211,16 +223,38 @@ class ToolRegistry(RegistryView):
             self._change(middleware=(*self._state.middleware, *middleware))
 
     def blacklist(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse tools by name or glob, from `origins` or from anywhere. They stay registered."""
+        """Refuse tools by name or glob, from `origins` or from anywhere. They stay registered.
+
+        Raises:
+            UsageError: no tool has such a name; `policy.blacklist` takes names of tools that are to come.
+        """
+        self._check_names(names)
         self.policy.blacklist(*names, origins=origins)
 
     def unblacklist(self, *names: str) -> None:
-        """Remove these rules again."""
+        """Remove these rules again.
+
+        Raises:
+            UsageError: there is no such rule.
+        """
         self.policy.unblacklist(*names)
 
     def allow_only(self, *names: str, origins: Iterable[Origin] | None = None) -> None:
-        """Refuse every tool no name or glob mentions."""
+        """Refuse every tool no name or glob mentions. `allow_all()` takes it back."""
         self.policy.allow_only(*names, origins=origins)
+
+    def allow_all(self) -> None:
+        """Take back every `allow_only`; what is blacklisted stays refused."""
+        self.policy.allow_all()
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        """Refuse a misspelt name: its rule would do nothing. A glob may be about tools that are to come."""
+        known = {each for tool in self._state.tools.values() for each in (tool.name, *tool.aliases)}
+        for name in names:
+            if str(name) not in known and _GLOB_SIGNS.isdisjoint(str(name)):
+                near = did_you_mean(str(name), sorted(known))
+                ahead = f"registry.policy.blacklist({name!r})"
+                raise UsageError(f"there is no tool {name!r} to blacklist{near}; for a tool that is to come: {ahead}")
 
     # Plans and code
 
@@ -231,6 +265,7 @@ class ToolRegistry(RegistryView):
     def enable_code_execution(self, runtime: CodeRuntime, **options: Any) -> None:
         """Offer `execute_code` to the model, run by `runtime`."""
         self._put([compile_tool(code_spec(runtime, options))], replace=True)
+        self.policy.add_flow(*flows_of(runtime))
 
     # Other registries over the same tools
 
@@ -249,6 +284,8 @@ class ToolRegistry(RegistryView):
             UsageError: a name is not registered.
         """
         tools = self._state.tools
+        if isinstance(select, str):
+            raise UsageError(f"subset takes a list of names, not {select!r}; write subset([{select!r}])")
         if callable(select):
             return self._derived({name: tool for name, tool in tools.items() if select(tool.definition)})
         wanted = set(select)
@@ -289,6 +326,19 @@ class ToolRegistry(RegistryView):
         derived._begin(state, self.events, self._shared_run, policy)
         return derived
 
+    def follow(self, before: RegistryState, now: RegistryState) -> None:
+        """Make the changes of tools, hooks and middleware that led another registry from one state to a later one."""
+        with self._lock:
+            self._check_open()
+            gone = {name for name, tool in before.tools.items() if name not in now.tools}
+            own = {n: tool for n, tool in self._state.tools.items() if n not in gone or tool is not before.tools[n]}
+            new = {name: tool for name, tool in now.tools.items() if before.tools.get(name) is not tool}
+            self._change(
+                tools=own | new,
+                hooks=(*self._state.hooks, *now.hooks[len(before.hooks) :]),
+                middleware=(*self._state.middleware, *now.middleware[len(before.middleware) :]),
+            )
+
     def list(self) -> list[str]:
         """Return every registered name, refused ones included."""
         return [*self._state.tools]
@@ -296,6 +346,38 @@ class ToolRegistry(RegistryView):
     def __repr__(self) -> str:
         frozen = ", frozen" if self._frozen else ""
         return f"<ToolRegistry of {len(self)} tools{frozen}: {', '.join([*self][:8])}>"
+
+
+def _settings(given: RegistrySettings | None, changes: Mapping[str, Any]) -> RegistrySettings:
+    check_kind("settings=", given, RegistrySettings, type(None), cure="write settings=RegistrySettings(...)")
+    known = [field.name for field in fields(RegistrySettings)]
+    for name in changes.keys() - set(known):
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
+        raise UsageError(f"ToolRegistry has no setting {name!r}; {hint}")
+    return replace(given or RegistrySettings(), **changes)
+
+
+def registry_of(tools: Any, what: str) -> Any:
+    """Return the registry that was given as `what`, or one of the list of tools that was given instead.
+
+    Raises:
+        UsageError: it is neither; `what` names it.
+        RegistrationError: something in the list is no tool.
+    """
+    if tools is None:
+        return ToolRegistry()
+    if isinstance(tools, type):
+        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not a class; write {tools.__name__}()")
+    if hasattr(tools, "snapshot"):
+        return tools
+    listed = list(tools) if isinstance(tools, Iterable) and not isinstance(tools, str | bytes | Mapping) else None
+    if listed is None:
+        cure = "; write [...] around it" if callable(tools) or hasattr(tools, "execute") else ""
+        raise UsageError(f"{what} takes a ToolRegistry or a list of tools, not {shown(tools)}{cure}")
+    if names := [each for each in listed if isinstance(each, str)]:
+        raise UsageError(f"{what} takes tools, not names; some tools of a registry are registry.subset({names!r:.80})")
+    return ToolRegistry(listed)
 
 
 def tool(

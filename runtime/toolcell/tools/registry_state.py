@@ -2,13 +2,17 @@
 
 A run keeps the state it started with; changing a registry makes a new one. Rules are the exception: a policy is
 shared, so that forbidding a tool counts at once and everywhere.
+
+Of the three modules about registries this is the one to read first: `view` and `registry` are built on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
+from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Hook
 from toolcell.tools.options import Coercion, Extras, Origin
@@ -34,8 +38,21 @@ class RegistrySettings:
     extras: Extras = "drop"
     pending_wait_s: float = 30.0
     """How long a plan step or sandboxed code waits for background work before it gets the job's id instead."""
+    max_abandoned_threads: int = 16
+    """Threads of synchronous tools that may run on after their calls were given up, in the whole process. From then on
+    a tool that has such threads is not started again until one of them ends."""
     repeat_hint: int = 3
     """The same call failing this often in a row makes its error say so."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "pending_wait_s"):
+            check_seconds(name, getattr(self, name))
+        for name in ("max_workers", "max_abandoned_threads", "repeat_hint"):
+            check_count(name, getattr(self, name), 1)
+        check_count("max_batch", self.max_batch, 1, optional=True)
+        check_kind("sequential", self.sequential, bool)
+        check_one_of("coercion", self.coercion, get_args(Coercion))
+        check_one_of("extras", self.extras, get_args(Extras))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +66,10 @@ class RegistryState:
     settings: RegistrySettings = field(default_factory=RegistrySettings)
     _permissions: dict[tuple[str, Origin], tuple[int, bool]] = field(default_factory=dict, init=False, compare=False)
     """Decisions on registered names, each with the version of the rules it was made under."""
+    _names: dict[Origin, tuple[list[tuple[int, bool]], list[str]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
+    """What callers see, by name, with the rules that this was decided under. Every run asks for it."""
 
     def permits(self, tool: RegisteredTool, origin: Origin) -> bool:
         """Return whether a call from `origin` passes this registry's rules."""
@@ -72,6 +93,14 @@ class RegistryState:
                 continue
             if advertised or (self.permits(tool, origin) and permits_all(policies, tool, origin)):
                 yield tool
+
+    def names(self, origin: Origin) -> list[str]:
+        """Return the names of the tools that a caller from `origin` sees."""
+        rules = [(policy.version, policy.advertise_blocked) for policy in self.policies]
+        known = self._names.get(origin)
+        if known is None or known[0] != rules:
+            known = self._names[origin] = rules, [tool.name for tool in self.visible(origin)]
+        return known[1].copy()
 
     def definition(self, tool: RegisteredTool, policies: tuple[CallPolicy, ...] = ()) -> ToolDefinition:
         """Return the definition of one tool that a model sees, given everything else on offer."""

@@ -6,7 +6,8 @@ Knows no single call. One `RunState` belongs to one event loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import anyio
 
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.flows import Labels, labels_of
+from toolcell.tools.checks import check_count
 from toolcell.tools.concurrency import Workers
 from toolcell.tools.jobs import JobTable
 from toolcell.tools.options import Origin
@@ -25,14 +28,28 @@ REDACTED = "[redacted]"
 _MIN_SECRET_CHARS = 4
 
 
+def new_id() -> str:
+    """Return a fresh id for a run."""
+    return uuid.uuid4().hex
+
+
 class Secrets(Mapping[str, str]):
-    """Values that tools may use and nobody may read. They are never shown, and text for models and logs loses them."""
+    """Values that tools may use and nobody may read. They are never shown, and text for models and logs loses them.
+
+    Raises:
+        UsageError: a value is no text, or has fewer than four characters: it would be found in nearly every text.
+    """
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = dict(values or {})
+        for name, value in self._values.items():
+            if not isinstance(value, str):
+                raise UsageError(f"the secret {name!r} must be a str, not {type(value).__name__}")
+            if len(value) < _MIN_SECRET_CHARS:
+                many = f"at least {_MIN_SECRET_CHARS} characters, and has {len(value)}"
+                raise UsageError(f"the secret {name!r} needs {many}: it would be found in nearly every text")
         # Longest first, so that a secret containing another is removed whole.
-        hidden = sorted((text for text in self._values.values() if len(text) >= _MIN_SECRET_CHARS), key=len)
-        self._hidden = tuple(reversed(hidden))
+        self._hidden = tuple(sorted(self._values.values(), key=len, reverse=True))
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
@@ -57,11 +74,18 @@ class Secrets(Mapping[str, str]):
         """Do the same for every string in plain data."""
         if isinstance(value, str):
             return self.redact(value)
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | set | frozenset):
             return [self.redact_value(item) for item in value]
         return value
+
+    def shown(self, value: Any) -> Any:
+        """Do the same for anything that is shown to people; what cannot be looked through is not shown."""
+        try:
+            return self.redact_value(value)
+        except (Exception, SystemExit):  # it is nested without end, or its own code fails
+            return f"(a {type(value).__name__} that cannot be shown)"
 
 
 NO_SECRETS = Secrets()
@@ -75,6 +99,14 @@ class Budget:
     tokens: int | None = None
     used_calls: int = 0
     used: TokenUsage = NO_USAGE
+
+    def __post_init__(self) -> None:
+        check_count("Budget(tool_calls)", self.tool_calls, 0, optional=True)
+        check_count("Budget(tokens)", self.tokens, 0, optional=True)
+
+    def unused(self) -> Budget:
+        """Return the budget of another run with the same bounds."""
+        return Budget(self.tool_calls, self.tokens)
 
     def take_call(self) -> bool:
         """Count one tool call; return false when none is left."""
@@ -97,18 +129,27 @@ class RunState:
     """What changes during a run. One per run, shared by its sub-agents, plans and guests; used in one event loop."""
 
     def __init__(
-        self, max_workers: int | None = None, budget: Budget | None = None, jobs: JobTable | None = None
+        self,
+        max_workers: int | None = None,
+        budget: Budget | None = None,
+        jobs: JobTable | None = None,
+        labels: Iterable[str] = (),
     ) -> None:
+        """`labels`: of what those who begin the run have read already."""
         if max_workers is not None and max_workers < 1:
             raise UsageError(f"max_workers must be at least 1, not {max_workers}")
         self.max_workers = max_workers
         """None: what the registry of the first call says."""
         self.budget = budget
+        self.labels = Labels(labels_of(labels, "labels") if labels else ())
+        """Of everything that the run has read."""
         self.cancel_reason: str | None = None
         self.abort: ToolAbort | None = None
         """Set when a tool ended the run, for those between the tool and the run who do not see its exception."""
         self.scopes: dict[anyio.CancelScope, None] = {}
         """What `cancel` cancels: the calls being executed and other waits of the run."""
+        self.scope_type: type[anyio.CancelScope] = anyio.CancelScope
+        """The event loop's own class once it is known: anyio looks for the event loop each time it makes a scope."""
         self.failures: dict[str, int] = {}
         """How often the same call of the same arguments failed in a row, by digest."""
         self.jobs = jobs
@@ -119,8 +160,9 @@ class RunState:
         self._hook_lock: anyio.Lock | None = None
 
     def fresh(self) -> RunState:
-        """Return the state of another run with the same settings, budget and jobs."""
-        return RunState(self.max_workers, self.budget, self.jobs)
+        """Return the state of another run with the same settings and jobs, and as much to use."""
+        budget = self.budget.unused() if self.budget is not None else None
+        return RunState(self.max_workers, budget, self.jobs, self.labels.held)
 
     def open_workers(self, default: int) -> Workers:
         """Return the workers of tools that do the work themselves, over all batches, plans and guests of the run."""

@@ -14,19 +14,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from docstring_parser import Docstring, ParseError, parse
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticUndefined, to_jsonable_python
 from typing_extensions import is_typeddict
 
 from toolcell.errors import RegistrationError
+from toolcell.tools.encoded import BASE64
 
 Schema = dict[str, Any]
 
+
+class _Described(GenerateJsonSchema):
+    """pydantic's description of types, with bytes as base64 text. Rules about their length are left to pydantic.
+
+    A duration may be seconds too: that is what scripts and results have.
+    """
+
+    def bytes_schema(self, schema: Any) -> Schema:
+        return dict(BASE64)
+
+    def timedelta_schema(self, schema: Any) -> Schema:
+        return {"type": ["number", "string"], "format": "duration"}
+
+
 _PLAIN_TYPES = (str, int, float, bool, object, type(None))
-_BASE64 = {"type": "string", "contentEncoding": "base64"}
 
 
 def clean_schema(schema: Mapping[str, Any]) -> Schema:
@@ -69,7 +83,10 @@ def _inline(reference: str, schema: Schema, definitions: Mapping[str, Any], insi
     name = reference.removeprefix("#/$defs/")
     if name in inside:
         cycle = " -> ".join((*inside[inside.index(name) :], name))
-        raise RegistrationError(f"type contains itself ({cycle}), so it has no inline JSON Schema")
+        raise RegistrationError(
+            f"type contains itself ({cycle}), so it has no inline JSON Schema; "
+            "take dict[str, Any] and validate it in the tool, or write the schema with $ref and use registry.register()"
+        )
     target = definitions.get(name)
     if target is None:
         raise RegistrationError(f"schema refers to {reference!r}, which is not there")
@@ -108,12 +125,10 @@ def type_schema(annotation: Any) -> Schema:
     Raises:
         RegistrationError: the type has none.
     """
-    if annotation is bytes:
-        return dict(_BASE64)
     try:
-        return clean_schema(TypeAdapter(annotation).json_schema())
+        return clean_schema(TypeAdapter(annotation).json_schema(schema_generator=_Described))
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as exc:
-        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {exc}") from exc
+        raise RegistrationError(f"type {annotation!r} has no JSON Schema: {str(exc).splitlines()[0]:.200}") from exc
 
 
 def record_schema(record: Any) -> Schema:
@@ -134,6 +149,8 @@ def record_schema(record: Any) -> Schema:
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Shape: (description, parameter name -> description). Understands Google, NumPy and Sphinx style."""
+    from docstring_parser import Docstring, ParseError, parse  # loaded with the first tool that is a function
+
     text = inspect.getdoc(function) or ""
     try:
         parsed = parse(text)
@@ -152,7 +169,7 @@ class Signature:
 
     parameters: Schema
     converters: Mapping[str, Callable[[Any], Any]]
-    """Parameters whose type is more than JSON, with what makes it out of the validated JSON value."""
+    """Parameters whose type is more than JSON, with what makes it out of the validated value, bytes being bytes."""
     context_parameter: str | None
     returns: Schema | None
     wants_result: bool
@@ -174,7 +191,9 @@ def read_signature(
     context_parameter, extra = None, False
     for parameter in _parameters(function):
         name, hint = parameter.name, hints.get(parameter.name, Any)
-        if hint is context_type:
+        if name not in hints:
+            _check_meant(function, name, context_type)
+        if hint is context_type or context_type in get_args(hint):
             context_parameter = name
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -185,7 +204,7 @@ def read_signature(
         if default is PydanticUndefined:
             required.append(name)
         if not _is_plain_type(hint):
-            converters[name] = _converter(hint)
+            converters[name] = TypeAdapter(hint).validate_python
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
@@ -196,13 +215,30 @@ def read_signature(
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError) as exc:
+        raise RegistrationError(f"{_name(function)} does not say what it takes; write a function around it") from exc
     for parameter in parameters:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
             raise RegistrationError(
                 f"{_name(function)}: parameter {parameter.name!r} cannot be passed by name; tools are called by name"
             )
     return parameters
+
+
+def _check_meant(function: Callable[..., Any], name: str, context_type: type) -> None:
+    """Refuse parameters without annotation that a model would be asked for, although they are not for it."""
+    if name in ("self", "cls"):
+        raise RegistrationError(
+            f"{_name(function)}: {name!r} is the object that the method belongs to; register the method of an object, "
+            "as in registry.add(thing.method)"
+        )
+    if name == "ctx":
+        kind = context_type.__name__
+        raise RegistrationError(
+            f"{_name(function)}: 'ctx' has no annotation, so a model would fill it; write ctx: {kind}"
+        )
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -249,12 +285,6 @@ def _return_schema(annotation: Any, result_type: type) -> Schema | None:
         return None  # a return type without a schema is no obstacle: it only documents
 
 
-def _converter(hint: Any) -> Callable[[Any], Any]:
-    if hint is bytes:
-        return TypeAdapter(bytes, config={"val_json_bytes": "base64"}).validate_strings
-    return TypeAdapter(hint).validate_python
-
-
 def _is_plain_type(hint: Any) -> bool:
     """True when a validated JSON value is already what the annotation promises."""
     if hint in _PLAIN_TYPES or hint is Any:
@@ -262,6 +292,8 @@ def _is_plain_type(hint: Any) -> bool:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _is_plain_type(args[0]) and not any(_transforms(extra) for extra in args[1:])
+    if origin is dict and args[0] not in (str, Any):  # JSON has text for keys
+        return False
     if origin in (Union, types.UnionType) or origin in (list, dict):
         return all(_is_plain_type(arg) for arg in args)
     return origin is Literal or hint in (list, dict)

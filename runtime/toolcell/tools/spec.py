@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
+
+from pydantic import ValidationError
 
 from toolcell.errors import RegistrationError
 from toolcell.tools.arguments import ArgumentChecker, ArgumentError, CheckedArguments, Prepare
@@ -17,10 +19,13 @@ from toolcell.tools.concurrency import ToolIdentity, has_own_limits
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
+from toolcell.tools.problems import ParameterError, described
 from toolcell.tools.result import ToolResult
+from toolcell.tools.values import NO_BLOBS, Path
 
 Invoke = Callable[[ToolContext], Any]
-Decode = Callable[[dict[str, Any]], dict[str, Any]]
+Decode = Callable[[dict[str, Any], Mapping[Path, bytes]], dict[str, Any]]
+"""Takes validated arguments, and what in them was bytes and is base64 text now."""
 Offered = Callable[[Origin], "Iterable[RegisteredTool]"]
 """The tools that a caller from some origin may use."""
 
@@ -84,18 +89,20 @@ class RegisteredTool:
         """
         return self.checker.check_for_model(received)
 
-    def decode(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return validated arguments as the Python types the tool declares.
+    def decode(self, args: dict[str, Any], blobs: Mapping[Path, bytes] = NO_BLOBS) -> dict[str, Any]:
+        """Return validated arguments as the Python types the tool declares. `blobs`: those that were bytes.
 
         Raises:
             ArgumentError: a type has rules its JSON Schema cannot express, and they are not met.
         """
         assert self.spec.decode is not None
         try:
-            return self.spec.decode(args)
+            return self.spec.decode(args, blobs)
         except (ValueError, TypeError) as exc:
-            problem = f'invalid tool arguments: validation failed for tool "{self.name}":\n  - {exc}'
-            raise ArgumentError(problem) from exc
+            # pydantic's errors take many times the memory of what was sent: they are not kept.
+            cause = None if isinstance(exc, ValidationError | ParameterError) else exc
+            text = f'invalid tool arguments: validation failed for tool "{self.name}":\n  - {described(exc)}'
+            raise ArgumentError(text) from cause
 
     def renamed(self, name: str) -> RegisteredTool:
         """Return the same tool under another name; rules about the old name still hold."""

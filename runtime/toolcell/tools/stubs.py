@@ -5,6 +5,7 @@ Out of JSON Schemas alone, so that hand-written tools get stubs too. What comes 
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from toolcell.tools.definition import ToolDefinition
 
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_ABOUT = frozenset({"description", "default", "examples"})
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 
@@ -45,6 +47,8 @@ class _Stub:
         self._definition = definition
         self._returns = returns
         self._classes: dict[str, str] = {}
+        self._named: dict[str, str] = {}
+        """The class of each record, by its schema: two parameters of one type have one class."""
         self._prefix = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", definition.name)) or "Tool"
 
     def text(self) -> str:
@@ -54,8 +58,8 @@ class _Stub:
 
     def _signature(self) -> str:
         name = as_identifier(self._definition.name)
-        returned = self.annotation(self._returns, "Result") if self._returns is not None else "Any"
         parameters = self._parameters()
+        returned = self.annotation(self._returns, "Result") if self._returns is not None else "Any"
         line = f"def {name}({', '.join(parameters)}) -> {returned}:"
         if len(line) <= 110:
             return line
@@ -109,6 +113,8 @@ class _Stub:
             return f"list[{self.annotation(items, hint, depth + 1)}]" if isinstance(items, Mapping) else "list[Any]"
         if kind == "object":
             return self._record(schema, hint, depth)
+        if schema.get("contentEncoding") == "base64":
+            return "bytes"  # a script sends and gets them as they are
         return _SIMPLE.get(kind, "Any") if isinstance(kind, str) else "Any"
 
     def _record(self, schema: Mapping[str, Any], hint: str, depth: int) -> str:
@@ -117,7 +123,11 @@ class _Stub:
             extra = schema.get("additionalProperties")
             inner = self.annotation(extra, hint, depth + 1) if isinstance(extra, Mapping) else "Any"
             return f"dict[str, {inner}]"
-        name = self._class_name(hint)
+        own = {key: value for key, value in schema.items() if key not in _ABOUT}
+        shape = json.dumps(own, sort_keys=True, default=repr)
+        if shape in self._named:
+            return self._named[shape]
+        self._named[shape] = name = self._class_name(hint)
         self._classes[name] = ""  # its place: before the records inside it are known
         required = schema.get("required") or ()
         fields = []

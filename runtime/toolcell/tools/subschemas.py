@@ -76,6 +76,7 @@ class Subschemas:
         self._registry: jsonschema_rs.Registry | None = None
         self._checks: dict[int, Callable[[Any], bool]] = {}
         self._derived: dict[tuple[str, int], Validator | None] = {}
+        self._defaults: dict[int, bool] = {}
 
     def is_valid(self, part: Any, value: Any) -> bool:
         """True when `value` is valid under this part. A part that cannot be compiled accepts nothing."""
@@ -85,6 +86,14 @@ class Subschemas:
         if check is None:
             self._checks[id(part)] = check = self._compiled(part)
         return check(value)
+
+    def has_default(self, part: Any) -> bool:
+        """True when a part has a default that fits it. Many schemas of the world have others, such as null for text."""
+        if not (isinstance(part, Mapping) and "default" in part):
+            return False
+        if id(part) not in self._defaults:
+            self._defaults[id(part)] = self.is_valid(part, part["default"])
+        return self._defaults[id(part)]
 
     def derived(self, name: str, part: Part, make: Callable[[Part], Part]) -> Validator | None:
         """A validator of `make(part)`, with the definitions of the whole schema; None where it cannot be compiled."""

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
-from datetime import date, datetime, time
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from toolcell.tools.checks import shown, text_of
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+
+logger = logging.getLogger("toolcell.tools")
 
 MAX_DEPTH = 64
 """Nesting of arguments and results. The bridge accepts as much; no sensible schema comes near."""
@@ -25,12 +29,15 @@ MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_INTEGER = 2**63 - 1
 MIN_INTEGER = -(2**63)
 
+LARGE_ELEMENTS = 1000
+"""Values, or as many times 32 characters, that are checked in the event loop. They take some milliseconds at most."""
+CHARS_PER_ELEMENT = 32
+
 MAX_STEP_CHARS = 80
 """Of one name in a path that a message shows."""
 
 Path = tuple[str | int, ...]
-
-JSON_SCALARS = (str, int, float, bool, type(None))
+NO_BLOBS: Mapping[Path, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,8 @@ class BadValue(ValueError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
+        self.steps = 0
+        """Values that were looked at before this one was found."""
 
 
 def path_text(path: Path) -> str:
@@ -67,12 +76,13 @@ def path_text(path: Path) -> str:
 class _Copier:
     """One copy in progress; counts what it has seen."""
 
-    __slots__ = ("chars", "has_whole_floats", "nodes")
+    __slots__ = ("blobs", "chars", "has_whole_floats", "nodes")
 
     def __init__(self, nodes: int = 0, chars: int = 0) -> None:
         self.chars = chars
         self.nodes = nodes
         self.has_whole_floats = False
+        self.blobs: dict[Path, bytes] = {}
 
     def copy(self, value: Any, path: tuple[str | int, ...]) -> Any:
         """Return the value again, as plain JSON data; raise `BadValue` with the path of what is none."""
@@ -112,33 +122,35 @@ class _Copier:
         if self.nodes > MAX_NODES:
             raise BadValue(Problem(path, f"too many values (more than {MAX_NODES})"))
         if isinstance(value, Mapping):
-            return {self._key(key, path): self.copy(item, (*path, key)) for key, item in value.items()}
+            return self._mapping(value, path)
         if isinstance(value, list | tuple):
             return [self.copy(item, (*path, index)) for index, item in enumerate(value)]
         return self._odd_leaf(value, path)
 
-    def _key(self, key: Any, path: tuple[str | int, ...]) -> str:
-        if not isinstance(key, str):
-            raise BadValue(Problem(path, f"key {key!r:.80} is not a string"))
-        self._text(key, path)
-        return key
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+        copy: dict[str, Any] = {}
+        for key, item in value.items():
+            name = key if type(key) is str else next(iter(_as_plain({key: None}, path)))
+            if name in copy:
+                raise BadValue(Problem(path, f"two keys become {shown(name)}"))
+            self._text(name, path)
+            copy[name] = self.copy(item, (*path, name))
+        return copy
 
     def _odd_leaf(self, value: Any, path: tuple[str | int, ...]) -> Any:
-        """Convert what Python callers and guests have, and what JSON writes as a string or number."""
-        if isinstance(value, bytes | bytearray | memoryview):
-            return base64.b64encode(bytes(value)).decode("ascii")
-        if isinstance(value, datetime | date | time):
-            return value.isoformat()
-        if isinstance(value, JSON_SCALARS):  # a subclass: an enum member, a numpy float
-            return self.copy(_base_scalar(value), path)
-        raise BadValue(Problem(path, f"{type(value).__name__} is not a JSON value"))
+        """Convert what Python callers and guests have, by the table that scripts send by (docs/wire.md)."""
+        plain = _as_plain(value, path)
+        if not isinstance(plain, bytes):
+            return self.copy(plain, path)
+        self.blobs[path] = plain
+        return base64.b64encode(plain).decode("ascii")
 
 
-def _base_scalar(value: Any) -> str | int | float:
-    for base in (str, int, float):
-        if isinstance(value, base):
-            return base.__str__(value) if base is str else base(value)
-    raise AssertionError(value)
+def _as_plain(value: Any, path: Path) -> Any:
+    try:
+        return to_plain(value, path_text(path), max_depth=MAX_DEPTH - len(path))
+    except (UnsendableValue, ValueTooLarge) as exc:
+        raise BadValue(Problem(path, str(exc).removeprefix(f"cannot send {path_text(path)}").lstrip(": "))) from exc
 
 
 def _integer(number: int, path: tuple[str | int, ...]) -> int:
@@ -158,6 +170,13 @@ class Copied:
     """Characters in all its strings."""
     has_whole_floats: bool = False
     """A float without a fraction is in there, which an integer field must mend."""
+    blobs: Mapping[Path, bytes] = field(default_factory=dict)
+    """What was bytes, and is base64 text in the copy."""
+
+    @property
+    def has_containers(self) -> bool:
+        """True when a member is a list or an object."""
+        return self.nodes > 1 + len(self.args)
 
 
 def copy_arguments(args: Mapping[str, Any]) -> Copied:
@@ -167,8 +186,14 @@ def copy_arguments(args: Mapping[str, Any]) -> Copied:
         BadValue: something in there is not a JSON value, or it is too deep or too large.
     """
     copier = _Copier()
-    copy: dict[str, Any] = copier.copy(args, ())
-    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats)
+    try:
+        copy: dict[str, Any] = copier.copy(args, ())
+    except BadValue as exc:
+        exc.steps = copier.nodes
+        raise
+    except (Exception, SystemExit) as exc:  # the value's own code failed
+        raise BadValue(Problem((), f"cannot be read ({type(exc).__name__})")) from exc
+    return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.blobs)
 
 
 class Decoder:
@@ -177,6 +202,8 @@ class Decoder:
     def __init__(self, copied: Copied) -> None:
         self._copier = _Copier(copied.nodes, copied.chars)
         self._decoded: dict[tuple[int, Path], tuple[str, Any]] = {}
+        self.chars = 0
+        """Characters that were read as JSON."""
 
     @property
     def nodes(self) -> int:
@@ -192,6 +219,7 @@ class Decoder:
         """
         key = (id(text), path)
         if key not in self._decoded:
+            self.chars += len(text)
             try:
                 said = json.loads(text)
             except RecursionError:
@@ -199,34 +227,63 @@ class Decoder:
             self._decoded[key] = (text, self._copier.copy(said, path))
         return self._decoded[key][1]
 
+    def copy(self, value: Any, path: Path) -> Any:
+        """Return a default, which counts like what was sent.
+
+        Raises:
+            BadValue: with it, there is more than arguments can hold; `path` is where.
+        """
+        return self._copier.copy(value, path) if isinstance(value, dict | list) else value
+
 
 def plain_value(value: Any) -> Any:
-    """Return a tool's structured return value as plain data; models and dataclasses become dicts.
+    """Return a tool's return value as plain data, by the table that scripts send by (docs/wire.md).
 
     Raises:
         ValueError: it holds something that is not data, or refers to itself.
     """
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if not is_dataclass(value) and _is_plain(value, 0):
-        return value
     try:
-        return to_jsonable_python(value, bytes_mode="base64")
-    except (PydanticSerializationError, RecursionError) as exc:
+        notes: list[str] = []
+        plain = to_plain(value, "result", notes=notes)
+        for note in notes:
+            logger.warning("a tool returned a value that is not sent whole: %s", note)
+        return plain
+    except (UnsendableValue, ValueTooLarge) as exc:
         raise ValueError(str(exc)) from exc
 
 
-def _is_plain(value: Any, depth: int) -> bool:
-    kind = type(value)
-    if kind in _PLAIN_KINDS:
-        return True
-    if depth > MAX_DEPTH:
-        return False
-    if kind is dict:
-        return all(type(key) is str and _is_plain(item, depth + 1) for key, item in value.items())
-    if kind is list:
-        return all(_is_plain(item, depth + 1) for item in value)
+def plain_or_text(value: Any) -> Any:
+    """Return anything as plain data; what is none becomes its text. For logs and user interfaces."""
+    try:
+        return plain_value(value)
+    except ValueError:
+        pass
+    if isinstance(value, dict):
+        return {text_of(key): _leaf_or_text(item) for key, item in value.items()}
+    return shown(value)
+
+
+def _leaf_or_text(value: Any) -> Any:
+    try:
+        return plain_value(value)
+    except ValueError:
+        return shown(value)
+
+
+def is_large(value: Any, most: int = LARGE_ELEMENTS) -> bool:
+    """True when a value holds more than `most` values, or as many times 32 characters. Looks at no more of them."""
+    seen = 0
+    level = [value]
+    while level:
+        below: list[Any] = []
+        for each in level:
+            is_text = isinstance(each, str | bytes)
+            if not is_text and not isinstance(each, dict | list | tuple):
+                continue
+            seen += len(each) // CHARS_PER_ELEMENT if is_text else len(each)
+            if seen > most:
+                return True
+            if not is_text:
+                below += (*each, *each.values()) if isinstance(each, dict) else each
+        level = below
     return False
-
-
-_PLAIN_KINDS = frozenset({str, int, float, bool, type(None), bytes, datetime})

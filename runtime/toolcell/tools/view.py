@@ -1,4 +1,7 @@
-"""The part of a registry that reads it and calls its tools. Nothing here changes a registry."""
+"""`RegistryView`: the part of a registry that reads it and calls its tools. Nothing here changes a registry.
+
+It is for runs, which work with a snapshot. What it reads is in `registry_state`; `registry` adds the changes.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from typing import Any
 
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CompletionCallback, RunContext
+from toolcell.tools.checks import check_kind
 from toolcell.tools.compat import mcp_tool
-from toolcell.tools.context import current
+from toolcell.tools.context import current, share_labels
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
@@ -66,7 +70,7 @@ class RegistryView(ABC):
 
     def names(self, origin: Origin = Origin.MODEL) -> list[str]:
         """Return the names that a caller from `origin` may use."""
-        return [tool.name for tool in self._state.visible(origin)]
+        return self._state.names(origin)
 
     def get(self, name: str) -> tuple[Any, bool]:
         """Shape: (the tool as it was registered, True), or (None, False)."""
@@ -152,6 +156,9 @@ class RegistryView(ABC):
 
         Cancellation: passes through; the tool was cancelled, and its end was recorded.
         """
+        given: object = context
+        if not isinstance(given, RunContext | None):
+            check_kind("context=", given, RunContext, cure="write RunContext(user_id=...)")
         return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
 
     def new_call(
@@ -169,6 +176,7 @@ class RegistryView(ABC):
         if context is None:
             context = self._shared_run if parent is None else parent.nested_run()
         elif parent is not None and parent.run.state is not context.state:
+            share_labels(context)
             parent = None
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
@@ -231,9 +239,12 @@ class RegistryView(ABC):
         fields.setdefault("parent_call_id", above.call_id if above is not None else None)
         return RunContext(**fields)
 
-    async def execute(self, name: str, args: Mapping[str, Any] | str | None = None) -> ToolResult:
-        """Make one call with nothing but its arguments."""
-        return await self.dispatch(name, args if args is not None else {})
+    async def execute(
+        self, name: str, args: Mapping[str, Any] | str | None = None, *, context: RunContext | None = None
+    ) -> ToolResult:
+        """Make one call, as a part of the run that `context` is about."""
+        check_kind("a tool call's name", name, str, cure="write the name that the tool is registered by")
+        return await self.dispatch(name, args if args is not None else {}, context=context)
 
     async def execute_with_context(
         self,

@@ -6,12 +6,11 @@ Translates messages and answers. The loop retries, so the SDK's own retries are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from toolcell.agents.providers.provider import Message, ModelResponse, OnText
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, known_options
-from toolcell.errors import UsageError
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import TokenUsage
@@ -20,59 +19,46 @@ MAX_TOKENS = 4096
 """The API requires a number. Used when the options give none."""
 
 _FINISH_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
-_KEPT_BLOCKS = frozenset({"thinking", "redacted_thinking"})
-"""The API requires these blocks back unchanged, before the tool calls that follow them."""
+_OWN_BLOCKS = frozenset({"text", "tool_use"})
+"""What a message of ours holds by itself. The API requires all other blocks back unchanged: thoughts, and the calls and
+results of the tools that run at Anthropic."""
+
+_CALL_BLOCKS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 
 
 class AnthropicProvider(SdkProvider):
     """Any model that an `anthropic.AsyncAnthropic` client can reach."""
 
-    def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
-        super().__init__(client or _new_client(client_options), supports_images)
+    package = "anthropic"
+    client_class = "AsyncAnthropic"
 
-    async def chat(
-        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
-    ) -> ModelResponse:
-        """Request one message."""
-        create = self._client.messages.create
-        answer = await create(**_request(messages, tools, model, known_options(create, options)))
+    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
+        """Return the method behind POST /v1/messages."""
+        method: Callable[..., Awaitable[Any]] = client.messages.create
+        return method
+
+    def request(
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Translate a request. System messages are a parameter of their own in this API."""
+        request = {"max_tokens": MAX_TOKENS, **options, "model": model, "messages": to_anthropic(messages)}
+        system = "\n\n".join(message["content"] for message in messages if message.get("role") == "system")
+        if system:
+            request["system"] = system
+        if tools:
+            request["tools"] = [tool.to_anthropic() for tool in tools]
+        return request
+
+    def read_answer(self, answer: Any) -> ModelResponse:
+        """Translate a message."""
         blocks = [block.model_dump(exclude_none=True) for block in answer.content]
         usage = TokenUsage(answer.usage.input_tokens, answer.usage.output_tokens)
         return _response(blocks, answer.stop_reason, usage)
 
-    async def stream_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        model: str,
-        options: Mapping[str, Any],
-        on_text: OnText,
-        /,
-    ) -> ModelResponse:
-        """Request one message as a stream."""
-        create = self._client.messages.create
-        request = _request(messages, tools, model, known_options(create, options))
-        return await _MessageAccumulator(on_text).read(create(**request, stream=True))
-
-
-def _new_client(options: Mapping[str, Any]) -> Any:
-    try:
-        import anthropic
-    except ImportError as exc:
-        raise UsageError("AnthropicProvider needs the anthropic package: pip install 'toolcell[anthropic]'") from exc
-    return anthropic.AsyncAnthropic(**options)
-
-
-def _request(
-    messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    request: dict[str, Any] = {"max_tokens": MAX_TOKENS, **options, "model": model, "messages": to_anthropic(messages)}
-    system = "\n\n".join(message["content"] for message in messages if message.get("role") == "system")
-    if system:
-        request["system"] = system
-    if tools:
-        request["tools"] = [tool.to_anthropic() for tool in tools]
-    return request
+    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+        """Return what builds a message from stream events."""
+        return _MessageAccumulator(on_text)
 
 
 def to_anthropic(messages: Iterable[Message]) -> list[Message]:
@@ -109,7 +95,7 @@ def _tool_result(message: Message) -> dict[str, Any]:
 
 def _assistant_blocks(message: Message) -> list[dict[str, Any]] | str:
     blocks: list[dict[str, Any]] = list(message.get("extra", {}).get("blocks", ()))
-    if message.get("content"):
+    if message.get("content") and not any(block["type"] == "text" for block in blocks):
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls") or ():
         function = call["function"]
@@ -136,7 +122,12 @@ def _response(blocks: Sequence[Mapping[str, Any]], stop_reason: str | None, usag
         for block in blocks
         if block["type"] == "tool_use"
     )
-    kept = [dict(block) for block in blocks if block["type"] in _KEPT_BLOCKS]
+    # Blocks of tools that run at Anthropic stand between texts, so the texts are kept where they were.
+    has_others = any(block["type"] not in _OWN_BLOCKS | _THOUGHTS for block in blocks)
+    kept = [
+        dict(block) for block in blocks
+        if block["type"] not in _OWN_BLOCKS or (has_others and block["type"] == "text" and block["text"])
+    ]  # fmt: skip
     reason = _FINISH_REASONS.get(stop_reason or "end_turn", stop_reason or "stop")
     return ModelResponse(text, calls, reason, usage, {"blocks": kept} if kept else {})
 
@@ -157,7 +148,11 @@ class _MessageAccumulator(StreamAccumulator):
                 self._input_tokens = event.message.usage.input_tokens
             case "content_block_start":
                 block = event.content_block.model_dump(exclude_none=True)
-                self._blocks[event.index] = block | ({"input": ""} if block["type"] == "tool_use" else {})
+                self._blocks[event.index] = block | ({"input": ""} if block["type"] in _CALL_BLOCKS else {})
+            case "content_block_stop":
+                block = self._blocks[event.index]
+                if block["type"] in _CALL_BLOCKS - _OWN_BLOCKS:  # these go back as they came
+                    block["input"] = _read_object(block["input"])
             case "content_block_delta":
                 self._add_delta(self._blocks[event.index], event.delta)
             case "message_delta":

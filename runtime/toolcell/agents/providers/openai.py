@@ -5,72 +5,58 @@ Translates messages and answers. The loop retries, so the SDK's own retries are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, known_options
-from toolcell.errors import UsageError
+from toolcell.agents.providers.provider import REFUSED, Message, ModelResponse, OnText, ProviderError, read_usage
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import NO_USAGE
 
-_OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason"})
+_OWN_KEYS = frozenset({"is_error", "images", "extra", "finish_reason", "labels"})
 """Keys of our messages that the API does not know."""
+
+_NEWER_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
 class OpenAIProvider(SdkProvider):
     """Any model that an `openai.AsyncOpenAI` client can reach."""
 
-    def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
-        super().__init__(client or _new_client(client_options), supports_images)
+    package = "openai"
+    client_class = "AsyncOpenAI"
+    stream_options: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
 
-    async def chat(
-        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
-    ) -> ModelResponse:
-        """Request one completion."""
-        create = self._client.chat.completions.create
-        answer = await create(**_request(messages, tools, model, known_options(create, options)))
+    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
+        """Return the method behind POST /v1/chat/completions."""
+        method: Callable[..., Awaitable[Any]] = client.chat.completions.create
+        return method
+
+    def request(
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Translate a request. `max_tokens` is sent under its newer name: many models refuse the old one."""
+        options = {_NEWER_NAMES.get(name, name): value for name, value in options.items()}
+        request = {**options, "model": model, "messages": to_openai(messages)}
+        if tools:
+            request["tools"] = [tool.to_openai() for tool in tools]
+        return request
+
+    def read_answer(self, answer: Any) -> ModelResponse:
+        """Translate a completion."""
         if not answer.choices:
             raise ProviderError("the model's answer has no choices")
         choice = answer.choices[0]
-        calls = tuple(_read_call(call) for call in choice.message.tool_calls or ())
-        return ModelResponse(
-            choice.message.content or "", calls, choice.finish_reason or "stop", read_usage(answer.usage)
-        )
+        message, usage = choice.message, read_usage(answer.usage)
+        calls = tuple(_read_call(call) for call in message.tool_calls or ())
+        if refusal := getattr(message, "refusal", None):
+            return ModelResponse(message.content or refusal, calls, REFUSED, usage)
+        return ModelResponse(message.content or "", calls, _finish_reason(choice.finish_reason or "stop"), usage)
 
-    async def stream_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        model: str,
-        options: Mapping[str, Any],
-        on_text: OnText,
-        /,
-    ) -> ModelResponse:
-        """Request one completion as a stream."""
-        create = self._client.chat.completions.create
-        request = _request(messages, tools, model, known_options(create, options))
-        opening = create(**request, stream=True, stream_options={"include_usage": True})
-        return await _CompletionAccumulator(on_text).read(opening)
-
-
-def _new_client(options: Mapping[str, Any]) -> Any:
-    try:
-        import openai
-    except ImportError as exc:
-        raise UsageError("OpenAIProvider needs the openai package: pip install 'toolcell[openai]'") from exc
-    return openai.AsyncOpenAI(**options)
-
-
-def _request(
-    messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    request = {**options, "model": model, "messages": to_openai(messages)}
-    if tools:
-        request["tools"] = [tool.to_openai() for tool in tools]
-    return request
+    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+        """Return what builds a completion from stream chunks."""
+        return _CompletionAccumulator(on_text)
 
 
 def to_openai(messages: Iterable[Message]) -> list[Message]:
@@ -94,6 +80,10 @@ def _image_message(images: Iterable[Mapping[str, str]]) -> Message:
     return {"role": "user", "content": [{"type": "text", "text": "Images from the tools above:"}, *parts]}
 
 
+def _finish_reason(reason: str) -> str:
+    return REFUSED if reason == "content_filter" else reason
+
+
 def _read_call(call: Any) -> ToolCall:
     return ToolCall(call.id or "", call.function.name, call.function.arguments or "")
 
@@ -113,6 +103,7 @@ class _CompletionAccumulator(StreamAccumulator):
         self._text = ""
         self._calls: dict[int, _PartialCall] = {}
         self._finish_reason = ""
+        self._is_refused = False
         self._usage = NO_USAGE
 
     def add(self, chunk: Any) -> None:
@@ -123,6 +114,10 @@ class _CompletionAccumulator(StreamAccumulator):
             if choice.delta.content:
                 self._text += choice.delta.content
                 self.show(choice.delta.content)
+            if refusal := getattr(choice.delta, "refusal", None):
+                self._text += refusal
+                self._is_refused = True
+                self.show(refusal)
             for piece in choice.delta.tool_calls or ():
                 self._add_call(piece)
 
@@ -140,4 +135,5 @@ class _CompletionAccumulator(StreamAccumulator):
     def response(self) -> ModelResponse:
         ordered = [self._calls[index] for index in sorted(self._calls)]
         calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
-        return ModelResponse(self._text, calls, self._finish_reason, self._usage)
+        reason = REFUSED if self._is_refused else _finish_reason(self._finish_reason)
+        return ModelResponse(self._text, calls, reason, self._usage)

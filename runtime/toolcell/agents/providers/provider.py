@@ -1,6 +1,7 @@
 """The Protocol that every model implements, and the messages and responses it exchanges with the loop.
 
-Messages are plain dicts in OpenAI's format. A tool's answer may have two more keys: `is_error` and `images`.
+Messages are plain dicts in OpenAI's format. A tool's answer may have more keys: `is_error`, `images`,
+and `labels`, which any message may have: what has been read up to it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from toolcell.tools.result import NO_USAGE, TokenUsage
 Message = dict[str, Any]
 """Shape: {"role", "content"}; an assistant's also has `tool_calls`, a tool's answer has `tool_call_id`."""
 
+REFUSED, PAUSED = "refusal", "pause_turn"
+"""Finish reasons: the model does not want to answer, and the model has not finished its turn."""
+
 OnText = Callable[[str], None]
 
 DEFAULT_OPTIONS: Mapping[str, Any] = {"max_tokens": 4096, "temperature": 0.7}
-"""Used when a run gives no options."""
+"""What a provider gets when a run gives no options. Those for OpenAI and Anthropic leave the choice to the model."""
 
 
 class ProviderError(ToolcellError):

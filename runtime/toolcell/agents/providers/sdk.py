@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import math
 import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from email.utils import parsedate_to_datetime
+from typing import Any, ClassVar, Self, TypeVar
 
 import anyio
 
-from toolcell.agents.providers.provider import DEFAULT_OPTIONS, ModelResponse, OnText, ProviderError
+from toolcell.agents.providers.provider import DEFAULT_OPTIONS, Message, ModelResponse, OnText, ProviderError
+from toolcell.errors import UsageError
+from toolcell.tools.definition import ToolDefinition
 
 T = TypeVar("T")
 
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """529 is Anthropic's 'overloaded'. 401 and 403 are not here: the same key gets the same refusal."""
+
+TRANSIENT_ERRORS = frozenset({
+    "overloaded_error", "api_error", "rate_limit_error", "timeout_error",  # Anthropic
+    "server_error", "rate_limit_exceeded", "server_overloaded", "timeout",  # OpenAI
+})  # fmt: skip
+"""Passing errors by the name in their body: a stream that has begun with status 200 reports them so."""
+
+MISUSE_STATUSES = frozenset({401, 403, 404})
+"""The key, the model's name or the address is wrong: the developer has to change something."""
 
 _CONNECTION_ERRORS = frozenset({"APIConnectionError", "APITimeoutError", "ConnectError", "ReadError", "ReadTimeout"})
 
@@ -64,33 +79,125 @@ async def send_with_retries(policy: RetryPolicy, send: Callable[[], Awaitable[T]
 
 
 def as_provider_error(exc: Exception) -> ProviderError:
-    """Translate any SDK's exception. Uses its HTTP status and headers, or else the name of its class."""
+    """Translate any SDK's exception. Uses its HTTP status, headers and body, or else the name of its class."""
     if isinstance(exc, ProviderError):
         return exc
-    status = getattr(exc, "status_code", None)
+    status, headers = getattr(exc, "status_code", None), _headers_of(exc)
+    is_transient = not TRANSIENT_ERRORS.isdisjoint(_names_in(getattr(exc, "body", None)))
     if isinstance(status, int):
-        wait_s = _retry_after_s(getattr(exc, "response", None))
-        return ProviderError(str(exc), status=status, retryable=status in TRANSIENT_STATUSES, retry_after_s=wait_s)
+        is_retryable = _should_retry(headers, status in TRANSIENT_STATUSES or (status < 400 and is_transient))
+        return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=_retry_after_s(headers))
     is_connection = isinstance(exc, ConnectionError | TimeoutError) or type(exc).__name__ in _CONNECTION_ERRORS
-    return ProviderError(f"{type(exc).__name__}: {exc}", retryable=is_connection)
+    return ProviderError(f"{type(exc).__name__}: {exc}", retryable=is_connection or is_transient)
 
 
-def _retry_after_s(response: Any) -> float | None:
-    headers = getattr(response, "headers", None)
-    text = headers.get("retry-after") if headers is not None else None
-    try:
-        return max(0.0, float(text)) if text is not None else None
-    except ValueError:  # The header may also hold a date. That is rare, and the usual wait is good enough.
+def _headers_of(exc: Exception) -> Mapping[str, str]:
+    headers: Mapping[str, str] | None = getattr(getattr(exc, "response", None), "headers", None)
+    return headers if headers is not None else {}
+
+
+def _names_in(body: Any) -> set[str]:
+    """Return the names that an error's body gives it, under both APIs."""
+    error = body.get("error", body) if isinstance(body, Mapping) else None
+    if not isinstance(error, Mapping):
+        return set()
+    return {name for key in ("type", "code") if isinstance(name := error.get(key), str)}
+
+
+def _should_retry(headers: Mapping[str, str], default: bool) -> bool:
+    """Return what the server says about another attempt, or else `default`."""
+    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower(), default)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the wait that the server asks for: milliseconds, seconds or a date."""
+    if (wait_s := _number(headers.get("retry-after-ms"))) is not None:
+        return wait_s / 1000
+    text = headers.get("retry-after")
+    if text is None:
         return None
+    if (wait_s := _number(text)) is not None:
+        return wait_s
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, until.timestamp() - time.time())
 
 
-class SdkProvider:
-    """Owns an SDK's client. `async with` closes the client's connections, and so does `aclose()`."""
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return max(0.0, number) if math.isfinite(number) else None
 
-    def __init__(self, client: Any, supports_images: bool) -> None:
+
+class SdkProvider(ABC):
+    """Sends requests through an SDK's client. `async with` closes the client's connections, and so does `aclose()`."""
+
+    package: ClassVar[str]
+    """Of the SDK, which is also the name of toolcell's extra."""
+    client_class: ClassVar[str]
+    stream_options: ClassVar[Mapping[str, Any]] = {"stream": True}
+    """What a request has besides when its answer is to be streamed."""
+
+    def __init__(self, client: Any = None, *, supports_images: bool = True, **client_options: Any) -> None:
         # The loop retries. Retries in the SDK as well would multiply the attempts.
-        self._client = client.with_options(max_retries=0)
+        self._client = (client or self._new_client(client_options)).with_options(max_retries=0)
         self.supports_images = supports_images
+
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any], /
+    ) -> ModelResponse:
+        """Request one response."""
+        create = self.create_method(self._client)
+        return self.read_answer(await create(**self.request(messages, tools, model, known_options(create, options))))
+
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        model: str,
+        options: Mapping[str, Any],
+        on_text: OnText,
+        /,
+    ) -> ModelResponse:
+        """Request one response as a stream."""
+        create = self.create_method(self._client)
+        request = self.request(messages, tools, model, known_options(create, options))
+        return await self.accumulator(on_text).read(create(**request, **self.stream_options))
+
+    @abstractmethod
+    def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
+        """Return the client's method that sends a request."""
+
+    @abstractmethod
+    def request(
+        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], model: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Translate a request into the method's keyword arguments."""
+
+    @abstractmethod
+    def read_answer(self, answer: Any) -> ModelResponse:
+        """Translate an answer."""
+
+    @abstractmethod
+    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+        """Return what builds the response from a stream."""
+
+    @classmethod
+    def _new_client(cls, options: Mapping[str, Any]) -> Any:
+        try:
+            sdk = importlib.import_module(cls.package)
+        except ImportError as exc:
+            needs = f"{cls.__name__} needs the {cls.package} package: pip install 'toolcell[{cls.package}]'"
+            raise UsageError(needs) from exc
+        try:
+            return getattr(sdk, cls.client_class)(**options)
+        except Exception as exc:  # no key, or an option that the SDK does not know
+            said = str(exc).replace("\n", " ")
+            raise UsageError(f"{cls.__name__} cannot be made: {said}; write {cls.__name__}(api_key=...)") from exc
 
     async def aclose(self) -> None:
         """Close the client's connections."""
@@ -106,16 +213,18 @@ class SdkProvider:
 def known_options(method: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `options` as keyword arguments of `method`.
 
-    SDKs add and remove parameters. An option that `method` does not know goes into the request's body. Only
-    `DEFAULT_OPTIONS` that `method` does not know are dropped, because no caller asked for them.
+    SDKs add and remove parameters: an option that `method` does not know goes into the request's body. What nobody
+    asked for is not sent.
     """
+    if options is DEFAULT_OPTIONS:
+        return {}
     parameters = inspect.signature(method).parameters.values()
     names = {parameter.name for parameter in parameters}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(options)
     known = {name: value for name, value in options.items() if name in names}
     unknown = {name: value for name, value in options.items() if name not in names}
-    if unknown and options is not DEFAULT_OPTIONS:
+    if unknown:
         known["extra_body"] = {**unknown, **(known.get("extra_body") or {})}
     return known
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
+from toolcell import daemon_threads
 from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell.sandbox.stream import SocketStream
 
@@ -158,6 +158,10 @@ class AttachedStream:
         The daemon cannot end a container while bytes of its guest are stuck on the way to us.
         """
         self.expect_end()
+        await self.read_on()
+
+    async def read_on(self) -> None:
+        """Read to the end of the stream, for raw output that somebody takes meanwhile."""
         while not self._is_over:
             await self._read()
             self._is_full = len(self._bridge) > DRAINED_BYTES
@@ -189,7 +193,7 @@ def pump_through_socket(remote: Any, response: Any = None) -> socket.socket:
             with suppress(Exception):
                 each.close()
 
-    threading.Thread(target=run, name="toolcell-attach", daemon=True).start()
+    daemon_threads.start(run, name="toolcell-attach")
     return ours
 
 
@@ -251,7 +255,7 @@ def _pump_channel(remote: Any, local: socket.socket) -> None:
         with suppress(Exception):
             remote.close()
 
-    threading.Thread(target=pump_out, name="toolcell-attach-out", daemon=True).start()
+    daemon_threads.start(pump_out, name="toolcell-attach-out")
     while data := remote.recv(PUMP_BYTES):
         local.sendall(data)
     local.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from toolcell.config import Limits, Policy
+from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Exit, Sample, Sandbox
 from toolcell.sandbox.docker.container import Container
@@ -123,6 +123,33 @@ class DockerSandbox:
         """Kill every process inside, without waiting."""
         self._container.kill()
 
+    answer_s = 0.2
+    """How long a script may take to say which line it is at: the daemon is in between."""
+
+    def ask_line(self) -> None:
+        """Have the script write which line it is at."""
+        self._container.ask_line()
+
+    interrupted_s = 1.0
+    """How long the daemon and an interrupted script of a session may take."""
+
+    def interrupt(self) -> None:
+        """Interrupt the script of a session."""
+        self._container.interrupt()
+
+    async def read_on(self) -> None:
+        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
+        await self._container.stream.read_on()
+
+    def kill_now(self) -> None:
+        """Kill every process inside, from another thread."""
+        self._container.kill_now()
+
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds used so far where the container's cgroup is visible. Any thread may call it."""
+        usage = self._container.usage
+        return usage.read(brief=True).cpu_s if usage.is_local else None
+
     def freeze(self) -> bool:
         """Return False: the container is destroyed right after its run."""
         return False
@@ -178,7 +205,7 @@ class DockerBackend:
             raise UsageError(f"cpus must be at least 0.01, not {cpus}")
         self._image, self._runtime, self._mode = image, runtime, mode
         self._policy = policy or Policy()
-        self._packages, self._preload = tuple(packages), tuple(preload)
+        self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
         self._docker_host, self._cpus = docker_host, cpus
         self._required = required_layers(self._policy, runtime)
         self._engine: Engine | None = None
@@ -192,8 +219,15 @@ class DockerBackend:
         if self._mode == "forked":
             return frozenset()
         # The daemon cannot change rlimits of running processes; under gVisor it can change nothing.
-        unchangeable = ("memory_bytes", "processes", "cpu_s") if is_gvisor(self._runtime) else ()
+        unchangeable = ("memory_bytes", "processes", "cpu_s", "cpu_cores") if is_gvisor(self._runtime) else ()
         return frozenset({"open_files", *unchangeable})
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Limits that cannot be held, with the reason and what to do."""
+        if self._mode == "single":
+            return {}
+        return {"cpu_cores": 'sandboxes of mode="forked" share the processors of a container; use mode="single"'}
 
     @property
     def lacks(self) -> Mapping[str, str]:

@@ -12,14 +12,15 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
-import anyio.to_thread
 
+from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.shortages import REMEDIES, describe
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -87,7 +88,7 @@ class Client:
         Raises:
             SandboxUnavailable: no daemon answers; the message says what to do.
         """
-        return await anyio.to_thread.run_sync(cls.connect_now, docker_host)
+        return await daemon_threads.run_sync(cls.connect_now, docker_host)
 
     @classmethod
     def connect_now(cls, docker_host: str | None = None) -> Client:
@@ -106,7 +107,7 @@ class Client:
             SandboxUnavailable: the daemon refused or is gone; `NotFound` or `Conflict` where that is the reason.
         """
         work = functools.partial(function, *args, **kwargs)
-        return await anyio.to_thread.run_sync(self._call_now, work, limiter=self._limiter)
+        return await daemon_threads.run_sync(self._call_now, work, limiter=self._limiter)
 
     def _call_now(self, work: Callable[[], R]) -> R:
         with translate_errors(self._address):
@@ -127,12 +128,17 @@ class Client:
         inspected: dict[str, Any] = await self.call(self.api.inspect_container, container)
         return inspected
 
-    async def kill(self, container: str) -> None:
-        """Send SIGKILL to every process of a container. Do nothing when it is dead or gone."""
+    async def kill(self, container: str, signal: int | None = None) -> None:
+        """Kill a container, or send its first process `signal`. Do nothing when it is dead or gone."""
         try:
-            await self.call(self.api.kill, container)
+            await self.call(self.api.kill, container, signal)
         except (NotFound, Conflict):
             return
+
+    def kill_now(self, container: str) -> None:
+        """Blocking form of `kill`. A daemon that cannot be reached is ignored: the caller tries again."""
+        with suppress(SandboxUnavailable):
+            self._call_now(functools.partial(self.api.kill, container))
 
     async def remove(self, container: str) -> None:
         """Kill and remove a container with its volumes. Do nothing when it is gone or being removed."""
@@ -156,7 +162,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close idle connections. Attached streams stay open."""
-        await anyio.to_thread.run_sync(self.api.close)
+        await daemon_threads.run_sync(self.api.close)
 
 
 def list_labelled(api: APIClient, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
@@ -306,6 +312,8 @@ def _unreachable(error: BaseException, address: str) -> str:
         return f"no Docker daemon answers{at} ({error}): see that `ssh {address} docker version` works and asks nothing"
     if any(isinstance(each, PermissionError) for each in causes) or "Permission denied" in str(error):
         return f"this user may not talk to the Docker daemon{at}: join the group of its socket, or run rootless Docker"
+    if short := next((each.errno for each in causes if isinstance(each, OSError) and each.errno in REMEDIES), None):
+        return f"the Docker daemon{at} cannot be asked: {describe(short, '')}"
     if other := next((each for each in causes if isinstance(each, APIError)), None):
         return f"what answers{at} is no Docker daemon (HTTP {other.status_code}): {SET_IT}, DOCKER_TLS_VERIFY=1 for TLS"
     if not any(isinstance(each, OSError) for each in causes):  # no connection was tried: certificates may be missing

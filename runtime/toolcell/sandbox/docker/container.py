@@ -6,7 +6,6 @@ no guest.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -15,12 +14,15 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
+from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.attach import AttachedStream
 from toolcell.sandbox.docker.client import Client
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
+from toolcell_bridge.guest.errors import ASK_SIGNAL
+from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 
 EVENT_NAMES = ["die", "died", "oom", "destroy", "remove"]
 """Events that matter here. Podman has its own names for two of them."""
@@ -107,7 +109,7 @@ class Events:
             stream = await self._client.call(self._client.api.events, filters=self._filters, decode=True)
             self._stream, self.is_listening = stream, True
         token = anyio.lowlevel.current_token()
-        threading.Thread(target=self._read, args=(stream, token), name="toolcell-events", daemon=True).start()
+        daemon_threads.start(self._read, stream, token, name="toolcell-events")
 
     def _read(self, stream: Any, token: Any) -> None:
         with suppress(Exception):  # any error means that the stream has ended; the event loop may be gone as well
@@ -190,10 +192,29 @@ class Container:
         """Kill the container without waiting. Safe to call at any time."""
         if self.is_killed or self.state.is_dead:
             return
-        self.is_killed, self._was_alive = True, not self.stream.is_over
+        self.is_killed, self._was_alive = True, self._was_alive or not self.stream.is_over
         self.stream.expect_end()
         self.usage.kill()
         self._owner.run_in_background(self._owner.client.kill, self.name)
+
+    def ask_line(self) -> None:
+        """Have the script write which line it is at. The daemon takes some milliseconds to pass that on."""
+        self._owner.run_in_background(self._owner.client.kill, self.name, ASK_SIGNAL)
+
+    def interrupt(self) -> None:
+        """Interrupt the script of a session. The daemon takes some milliseconds to pass that on."""
+        self._owner.run_in_background(self._owner.client.kill, self.name, INTERRUPT_SIGNAL)
+
+    def kill_now(self) -> None:
+        """Kill the container from another thread. `kill` is called later, in the event loop."""
+        if self.is_killed or self.state.is_dead:
+            return
+        self._was_alive = not self.stream.is_over
+        self.usage.read()  # its cgroup is gone when the event loop looks
+        if not self.usage.kill():
+            # In a thread of its own: a daemon that is slow must not delay the deadlines of other containers.
+            kill = self._owner.client.kill_now
+            daemon_threads.start(kill, self.name, name="toolcell-kill")
 
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the container has ended; return how. Nothing else may read its stream."""

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
@@ -52,9 +53,9 @@ class Engine:
             if runtime is not None and client.info.runtimes and runtime not in client.info.runtimes:
                 known = ", ".join(client.info.runtimes)
                 raise SandboxUnavailable(f"the daemon has no runtime {runtime!r} (it has {known}); see docs/docker.md")
-            found = await anyio.to_thread.run_sync(ensure_image, client, image, tuple(packages))
+            found = await daemon_threads.run_sync(ensure_image, client, image, tuple(packages))
             key = uuid.uuid4().hex
-            watcher = await anyio.to_thread.run_sync(reaper.Watcher.spawn, key, docker_host)
+            watcher = await daemon_threads.run_sync(reaper.Watcher.spawn, key, docker_host)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await client.aclose()
@@ -166,4 +167,4 @@ class Engine:
                 # The daemon is away. The watcher waits for it longer than a caller would.
                 self._watcher.detach()
             else:
-                await anyio.to_thread.run_sync(self._watcher.dismiss)
+                await daemon_threads.run_sync(self._watcher.dismiss)

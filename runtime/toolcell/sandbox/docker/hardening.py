@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from math import ceil
 from typing import Any, Literal
 
 import msgpack
@@ -18,7 +17,7 @@ import msgpack
 from toolcell.config import MIB, Layer, Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.seccomp_profile import MACHINES, container_profile
-from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
+from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell_bridge.guest.lint import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
@@ -177,7 +176,6 @@ def _host_config(blueprint: Blueprint, limits: Limits) -> dict[str, Any]:
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "OomKillDisable": False,
-        "NanoCpus": int(blueprint.cpus * 1e9),
         "Ulimits": ulimits(limits),
         **resources(blueprint, limits, starting=True),
     }
@@ -221,6 +219,7 @@ def resources(blueprint: Blueprint, limits: Limits, *, starting: bool = False) -
         # Memory and swap together: equal means no swap.
         "MemorySwap": limits.memory_bytes,
         "PidsLimit": max(processes, START_PROCESSES) if starting else processes,
+        "NanoCpus": int(min(blueprint.cpus, limits.cpu_cores or blueprint.cpus) * 1e9),
     }
 
 
@@ -271,13 +270,7 @@ def live_layers(
 def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPlan:
     """Return the per-process limits inside a container. gVisor counts per container, so there NPROC refuses."""
     has_own_kernel = blueprint is not None and blueprint.is_gvisor
-    return RlimitPlan(
-        cpu_s=ceil(limits.cpu_s) + 1,
-        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
-        processes=limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES,
-        open_files=limits.open_files,
-        file_size_bytes=limits.disk_bytes,
-    )
+    return plan_rlimits(limits, limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES)
 
 
 def settings_frame(

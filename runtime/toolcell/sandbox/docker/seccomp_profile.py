@@ -2,8 +2,8 @@
 
 A container starts with more rights than a guest: its runtime, its init and the interpreter come first, and then the
 guest applies its own, narrower filter. The calls that those need are the one group that the profile has beyond the
-policy; none of them reaches outside the container. Sub-architectures are left out, so int 0x80 and x32 end the thread
-that tries them.
+policy, beside those of processes that are no guests; none of them reaches outside the container. Sub-architectures are
+left out, so int 0x80 and x32 end the thread that tries them.
 
 Source: moby/profiles seccomp.go and opencontainers/runtime-spec config-linux.md.
 """
@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, Argument, Group, SyscallRule
+from toolcell_bridge.isolation.seccomp_policy import EPOLL, GUEST_POLICY, Argument, Group, SyscallRule
 
 MACHINES = ("x86_64", "aarch64")
 
@@ -31,6 +31,13 @@ UNTIL_GUEST = Group(
         "setrlimit", "prlimit64", "setpriority",
     ),
 )  # fmt: skip
+
+BESIDE_GUESTS = Group(
+    "processes of a container that are no guests wait for children and with epoll, and pass descriptors; guests with "
+    "packages wait with epoll too",
+    (*EPOLL.calls, "sendmsg", "rt_sigaction"),
+)
+"""Each guest's own filter decides these for the guest."""
 
 UNTIL_GUEST_RULES = (
     SyscallRule(
@@ -51,17 +58,19 @@ def container_profile(machines: Sequence[str] = MACHINES) -> dict[str, Any]:
     Raises:
         KeyError: there is no table for a machine.
     """
-    early = set(UNTIL_GUEST.calls)
-    allowed = [_row(group.calls, group.reason, "SCMP_ACT_ALLOW") for group in (*GUEST_POLICY.allowed, UNTIL_GUEST)]
+    early = {*UNTIL_GUEST.calls, *BESIDE_GUESTS.calls}
+    free = (*GUEST_POLICY.allowed, UNTIL_GUEST, BESIDE_GUESTS)
+    allowed = [_row(group.calls, group.reason, "SCMP_ACT_ALLOW") for group in free]
     rules = [row for rule in (*GUEST_POLICY.rules, *UNTIL_GUEST_RULES) if rule.call not in early for row in _rows(rule)]
     refused = [_refusal(group, early) for group in GUEST_POLICY.refused]
     missing = [_row(group.calls, group.reason, "SCMP_ACT_ERRNO", _ENOSYS) for group in GUEST_POLICY.missing]
+    skipped = [_row(group.calls, group.reason, "SCMP_ACT_ERRNO", 0) for group in GUEST_POLICY.skipped]
     return {
         # Also for a call whose argument rules do not match: EPERM, as in the guest's own filter.
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
         "archMap": [{"architecture": _ARCHITECTURES[machine], "subArchitectures": []} for machine in machines],
-        "syscalls": [row for row in (*allowed, *rules, *refused, *missing) if row["names"]],
+        "syscalls": [row for row in (*allowed, *rules, *refused, *missing, *skipped) if row["names"]],
     }
 
 

@@ -29,13 +29,13 @@ def find_cgroup(pid: int, container: str, *, proc: str = "/proc", root: Path = C
     named = {names: path for _, names, path in rows if container in path}
     if "" in named and (root / "cgroup.controllers").exists():
         directory = Path(f"{root}{_container_part(named[''], container)}")
-        return V2Cgroup(container, directory, CgroupFiles()) if (directory / "pids.current").exists() else None
-    found: dict[str, Path] = {}
+        return V2Cgroup(container, str(directory), CgroupFiles()) if (directory / "pids.current").exists() else None
+    found: dict[str, str] = {}
     for names, path in named.items():
         for controller in names.split(","):
             directory = Path(f"{root}/{controller}{_container_part(path, container)}")
             if controller in ("memory", "pids", "cpuacct") and directory.is_dir():
-                found[controller] = directory
+                found[controller] = str(directory)
     return V1Cgroup(container, found, CgroupFiles()) if {"memory", "pids"} <= found.keys() else None
 
 
@@ -67,11 +67,13 @@ class UsageReader:
         """Return the processes inside, where they are visible here."""
         return self._cgroup.pids() if self._cgroup is not None else set()
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Kill everything inside, if this process may. It works at once, and also when the daemon is gone."""
         if self._cgroup is not None:
             with suppress(OSError):
                 self._cgroup.kill()
+                return True
+        return False
 
     def set_baseline(self) -> None:
         """Take what has been used so far as the cost of starting, which does not count as the script's."""

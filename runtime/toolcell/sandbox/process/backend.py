@@ -8,20 +8,24 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.pipes import open_pipe
 from toolcell.sandbox.process import cgroup_manager, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
+from toolcell.sandbox.process.imported_ahead import imported_ahead
 from toolcell.sandbox.process.sandbox import ProcessSandbox, rlimits_for
 from toolcell.sandbox.process.zygote import ZygoteProcess
+from toolcell.sandbox.shortages import describe, unavailable
 from toolcell.sandbox.stream import SocketStream
 from toolcell_bridge.guest.lint import PRELOAD
 
@@ -34,6 +38,7 @@ class ProcessBackend:
 
     name: ClassVar[str] = "process"
     isolates: ClassVar[bool] = True
+    descriptors_per_sandbox: ClassVar[int] = 4
 
     def __init__(
         self,
@@ -49,45 +54,73 @@ class ProcessBackend:
         self._python = python
         self._environment = self._policy.environment()
         self._zygote: ZygoteProcess | None = None
+        self._spawned: ZygoteProcess | None = None
+        """Not waited for yet."""
         self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
         self._cgroups: CgroupManager | NoLocation | None = None
-        self._starting: anyio.Lock | None = None
+        self._replacement: _Replacement | None = None
+        self._request: tuple[Limits, dict[str, Any]] | None = None
+        """What the zygote was last asked for: nearly all sandboxes of a runtime have the same limits."""
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Limits that cannot be held on this machine, with the reason and what to do. Known once it is open."""
+        manager = self._cgroups
+        if isinstance(manager, CgroupManager):
+            why = "the cgroup hierarchy has no cpu controller that this process may use"
+            return {} if manager.processors is not None else {"cpu_cores": f"{why}; mount it, or leave cpu_cores out"}
+        return {"cpu_cores": f"there is no cgroup: {manager.reason}; {manager.fix}"} if manager is not None else {}
+
+    def spawn(self) -> None:
+        """Start the zygote's process and do not wait for it: the first half of `open`, without an event loop.
+
+        Raises:
+            OSError: the machine is short of something; nothing was started.
+            SandboxUnavailable: there is no interpreter for guests, or the launcher died.
+        """
+        self._cgroups, self._request = cgroup_manager.discover(), None
+        if isinstance(self._cgroups, CgroupManager):
+            self._cgroups.reap_orphans(within_s=1.0)
+        self._spawned = self._spawn_zygote()
 
     async def open(self) -> None:
-        """Start the zygote.
+        """Start the zygote, or wait for the one of `spawn`.
 
         Raises:
             SandboxUnavailable: isolation cannot be set up here; the message says why and what to do.
         """
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._cgroups = cgroup_manager.discover()
-        if isinstance(self._cgroups, CgroupManager):
-            self._cgroups.reap_orphans(within_s=1.0)
-        self._starting = anyio.Lock()
         try:
-            await self._start_zygote()
-        except BaseException:
+            if self._spawned is None:
+                self.spawn()
+            self._zygote = await self._start_zygote()
+        except BaseException as exc:
             self._close_cgroups()
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._tasks = None
+            if isinstance(exc, OSError):
+                raise unavailable(exc) from exc
             raise
 
-    async def _start_zygote(self) -> None:
+    def _spawn_zygote(self) -> ZygoteProcess:
         # Always in the guest package, so that a run may choose a lint profile. Preloaded only if every run has one.
         extras = ("RestrictedPython",)
         preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
-        zygote = ZygoteProcess.spawn(
+        return ZygoteProcess.spawn(
             root_filesystem.build(self._packages, extras, self._python),
-            preload,
+            (preload, imported_ahead(self._packages)),
             next(_id_blocks),
             self._policy.hash_seed,
             where,
         )
+
+    async def _start_zygote(self) -> ZygoteProcess:
+        zygote, self._spawned = self._spawned or self._spawn_zygote(), None
         await zygote.wait_ready()
         if zygote.problems:
             zygote.kill()
@@ -95,7 +128,7 @@ class ProcessBackend:
             raise SandboxUnavailable(f"preloading failed: {problems}")
         assert self._tasks is not None
         self._tasks.start_soon(zygote.listen)
-        self._zygote = zygote
+        return zygote
 
     async def start(self, limits: Limits) -> ProcessSandbox:
         """Fork one sandbox.
@@ -112,55 +145,87 @@ class ProcessBackend:
         return await self._fork_one(await self._living_zygote(), limits)
 
     async def _living_zygote(self) -> ZygoteProcess:
-        if self._zygote is None or self._starting is None:
+        if self._zygote is None or self._tasks is None:
             raise SandboxUnavailable("the process backend is not open")
-        async with self._starting:
-            if self._zygote.is_dead:
-                await self._zygote.aclose()
-                await self._start_zygote()
+        self._zygote.check()
+        if self._zygote.is_dead:
+            if self._replacement is None:
+                # In a task of its own: a start that is given up does not take the new zygote with it.
+                self._replacement = _Replacement()
+                self._tasks.start_soon(self._replace_zygote, self._zygote, self._replacement)
+            replacement = self._replacement
+            await replacement.done.wait()
+            if replacement.problem is not None:
+                raise SandboxUnavailable(str(replacement.problem)) from replacement.problem
         return self._zygote
 
-    async def _fork_one(self, zygote: ZygoteProcess, limits: Limits) -> ProcessSandbox:
-        bridge, guest_bridge = socket.socketpair()
-        out, guest_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        err, guest_err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for descriptor in (guest_out, guest_err):
-            os.set_blocking(descriptor, True)
-        ident = f"p{next(self._count)}"
-        cgroup = self._make_cgroup(ident, limits)
-        kind = self._cgroups.description if isinstance(self._cgroups, CgroupManager) else ""
-        entries = [os.open(entry, os.O_WRONLY | os.O_CLOEXEC) for entry in cgroup.entries] if cgroup else []
-        request = {
-            "disk_bytes": limits.disk_bytes,
-            "inodes": limits.inodes,
-            "frame_bytes": limits.frame_bytes,
-            "environment": self._environment,
-            "rlimits": asdict(rlimits_for(limits, cgroup is not None)),
-        }
+    async def _replace_zygote(self, dead: ZygoteProcess, replacement: _Replacement) -> None:
         try:
-            child = await zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, *entries])
+            await dead.aclose()
+            started = await self._start_zygote()
+            if self._zygote is dead:
+                self._zygote = started
+            else:  # the backend was closed meanwhile
+                started.kill()
+        except OSError as exc:
+            replacement.problem = unavailable(exc)
+        except SandboxUnavailable as exc:
+            replacement.problem = exc
         finally:
-            guest_bridge.close()
-            for descriptor in (guest_out, guest_err, *entries):
-                os.close(descriptor)
-        sandbox = ProcessSandbox(
-            child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, kind
-        )
+            self._replacement = None
+            replacement.done.set()
+
+    async def _fork_one(self, zygote: ZygoteProcess, limits: Limits) -> ProcessSandbox:
+        """Make what a sandbox needs, and request it. Descriptors: four here, until it is destroyed."""
+        with ExitStack() as theirs, ExitStack() as ours:
+            bridge, guest_bridge = socket.socketpair()
+            ours.enter_context(bridge)
+            theirs.enter_context(guest_bridge)
+            out, guest_out = open_pipe(ours, theirs)
+            err, guest_err = open_pipe(ours, theirs)
+            written = [guest_out, guest_err]
+            ident = f"p{next(self._count)}"
+            cgroup = self._make_cgroup(ident, limits)
+            if cgroup is not None:
+                ours.callback(cgroup.remove)
+                for entry in cgroup.entries:
+                    written.append(os.open(entry, os.O_WRONLY | os.O_CLOEXEC))
+                    theirs.callback(os.close, written[-1])
+            if self._request is None or self._request[0] is not limits:
+                self._request = limits, self._request_for(limits, cgroup is not None)
+            request = self._request[1]
+            manager = self._cgroups if isinstance(self._cgroups, CgroupManager) else None
+            child = await zygote.fork(request, [guest_bridge.fileno(), *written])
+            sandbox = ProcessSandbox(
+                child, SocketStream(bridge), (out, err), limits, ident, self._policy.require, cgroup, manager
+            )
+            ours.pop_all()
         try:
-            await child.wait_started()
+            await zygote.wait_started(child)
             sandbox.watch_end()
         except BaseException:
             await sandbox.destroy()
             raise
         return sandbox
 
+    def _request_for(self, limits: Limits, has_cgroup: bool) -> dict[str, Any]:
+        return {
+            "disk_bytes": limits.disk_bytes,
+            "inodes": limits.inodes,
+            "frame_bytes": limits.frame_bytes,
+            "environment": self._environment,
+            "rlimits": asdict(rlimits_for(limits, has_cgroup)),
+        }
+
     def _make_cgroup(self, name: str, limits: Limits) -> Cgroup | None:
         if not isinstance(self._cgroups, CgroupManager):
             return None
         try:
-            return self._cgroups.create(name, limits.memory_bytes, limits.processes)
+            return self._cgroups.create(name, limits.memory_bytes, limits.processes, limits.cpu_cores)
         except OSError as exc:
-            raise SandboxUnavailable(f"a cgroup for the sandbox could not be made: {exc}") from exc
+            raise SandboxUnavailable(
+                f"a cgroup for the sandbox could not be made: {describe(exc.errno, str(exc))}"
+            ) from exc
 
     def _close_cgroups(self) -> bool:
         """Remove every cgroup; False when a process in one does not die."""
@@ -177,3 +242,11 @@ class ProcessBackend:
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._tasks = None
+
+
+class _Replacement:
+    """The start of a zygote in place of a dead one, for every start that waits for it."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.problem: SandboxUnavailable | None = None

@@ -18,10 +18,13 @@ from pathlib import Path
 _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
 
+REMEMBERED_BYTES = 8 << 20
+"""Names that take less may stay: after an ordinary run the kernel keeps less than 2 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class CgroupUsage:
-    """What everything that ran in one cgroup has used. None where this kernel keeps no such number."""
+    """What all processes of one cgroup have used. None: this kernel does not count it."""
 
     cpu_s: float | None
     peak_memory_bytes: int | None
@@ -35,14 +38,16 @@ class CgroupUsage:
 class CgroupFiles:
     """The file operations that cgroups need. A test replaces it with a tree in memory or on disk.
 
+    Paths of a sandbox's cgroup are text: a dozen are made for each, and joining `Path`s is slow.
+
     A cgroup that is removed between open and read answers ENODEV; that is reported as FileNotFoundError.
     """
 
-    def make(self, directory: Path) -> None:
-        directory.mkdir(mode=0o755)
+    def make(self, directory: Path | str) -> None:
+        os.mkdir(directory, 0o755)
 
-    def remove(self, directory: Path) -> None:
-        directory.rmdir()
+    def remove(self, directory: Path | str) -> None:
+        os.rmdir(directory)
 
     def children(self, directory: Path) -> list[Path]:
         return [Path(entry.path) for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
@@ -69,74 +74,111 @@ class CgroupFiles:
 class Cgroup(abc.ABC):
     """The limits of one sandbox."""
 
-    def __init__(self, name: str, directories: tuple[Path, ...], files: CgroupFiles) -> None:
+    _pids: str
+    """The directory of the pids controller."""
+    _oom_file: str
+    """Counts the processes that were killed because memory ran out."""
+
+    def __init__(self, name: str, directories: tuple[str, ...], files: CgroupFiles) -> None:
         self.name = name
-        self._directories = directories
+        self.directories = directories
+        """One in each hierarchy that it is in."""
         self._files = files
+        self.processors: str | None = None
+        """The directory whose cpu controller bounds it, if there is one."""
 
     @property
     @abc.abstractmethod
-    def entries(self) -> tuple[Path, ...]:
-        """Files to which a single-threaded process writes `0` to put itself inside, and its children with it.
+    def entries(self) -> tuple[str, ...]:
+        """Files to which a single-threaded process writes `0` to move itself, and its later children, into the cgroup.
 
-        A file opened by the host may be written by a process without rights: the kernel asks the opener's.
+        A process without rights may write to a file that the host opened: the kernel checks the rights of the opener.
         """
 
     @abc.abstractmethod
     def set_limits(self, memory_bytes: int, processes: int) -> None:
-        """Set both limits, and no swap. Works on a live cgroup, too.
+        """Set both limits and forbid swap. Also works while processes are inside.
 
         Raises:
             OSError: EBUSY when more than `memory_bytes` is in use and cannot be reclaimed (v1).
         """
 
     @abc.abstractmethod
-    def usage(self) -> CgroupUsage:
-        """Read what has been used since the cgroup was made."""
-
-    @abc.abstractmethod
     def consumed(self) -> tuple[float | None, int | None]:
         """Read only what every result reports: (CPU seconds, peak memory in bytes)."""
 
-    @abc.abstractmethod
+    def usage(self) -> CgroupUsage:
+        """Read what has been used since the cgroup was made."""
+        read = self._files.read
+        cpu_s, peak_memory_bytes = self.consumed()
+        return CgroupUsage(
+            cpu_s=cpu_s,
+            peak_memory_bytes=peak_memory_bytes,
+            current_processes=self.count_processes(),
+            peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
+            oom_kills=_field(read(self._oom_file), "oom_kill"),
+            processes_refused=_field(read(f"{self._pids}/pids.events"), "max"),
+        )
+
     def count_processes(self) -> int:
-        """How many processes and threads are inside now."""
+        """Count the processes and threads inside."""
+        return int(self._files.read(f"{self._pids}/pids.current"))
+
+    def drop_names(self) -> None:
+        """Make the kernel forget the names that were looked up inside. Blocks: about 3 us a name.
+
+        The kernel remembers each name that was looked up in a directory of a disk and was not there. A name takes 448
+        bytes, which are charged to this cgroup. Names that are left when the cgroup is removed are charged to nobody,
+        and stay until memory is short.
+        """
+        remembered = self._kernel_bytes()
+        if remembered > REMEMBERED_BYTES:
+            try:
+                self._reclaim(remembered)
+            except OSError:  # a kernel that cannot, or could only in part
+                return
 
     @abc.abstractmethod
-    def _forbid_forks(self) -> None: ...
+    def _kernel_bytes(self) -> int: ...
+
+    @abc.abstractmethod
+    def _reclaim(self, size: int) -> None: ...
+
+    def _forbid_forks(self) -> None:
+        self._files.write(f"{self._pids}/pids.max", "0")
 
     def add(self, pid: int) -> None:
-        """Put process `pid` inside from outside. Slow: the kernel waits for every fork under way on the machine.
+        """Move process `pid` into the cgroup. Slow: the kernel waits for every fork in progress on the machine.
 
-        Measured on Linux 6.18: 7 to 17 ms when no such move happened lately; a process that writes `0` to `entries`
-        of a v1 cgroup itself pays 25 us each.
+        Measured on Linux 6.18: 7 to 17 ms if no process was moved shortly before. A process that writes `0` to
+        `entries` of a v1 cgroup itself needs 25 us for each.
         """
-        for directory in self._directories:
-            self._files.write(directory / "cgroup.procs", str(pid))
+        for directory in self.directories:
+            self._files.write(f"{directory}/cgroup.procs", str(pid))
 
     def pids(self) -> set[int]:
-        """Processes inside, as pids of our own namespace."""
+        """Return the processes inside, as pids in our own namespace."""
         found: set[int] = set()
-        for directory in self._directories:
+        for directory in self.directories:
             try:
-                listed = self._files.read(directory / "cgroup.procs").split()
+                listed = self._files.read(f"{directory}/cgroup.procs").split()
             except FileNotFoundError:
                 continue
-            found.update(int(pid) for pid in listed if pid != "0")  # 0: of a namespace we cannot see into
+            found.update(int(pid) for pid in listed if pid != "0")  # 0: its namespace is not visible to us
         return found
 
     def kill(self) -> None:
-        """Send SIGKILL to everything inside. `destroy` also waits for the end."""
+        """Send SIGKILL to every process inside. `destroy` also waits until they have ended."""
         try:
-            self._files.write(self._directories[0] / "cgroup.kill", "1")
+            self._files.write(f"{self.directories[0]}/cgroup.kill", "1")
         except FileNotFoundError:  # v1, or v2 before Linux 5.14
             self._kill_one_by_one()
 
     def _kill_one_by_one(self) -> None:
-        """Forbid forks first, so that the number of processes is finite, and send each one signal."""
+        """Forbid forks, so that the number of processes is finite. Then send each process one signal."""
         try:
             self._forbid_forks()
-        except FileNotFoundError:  # that directory is gone already, so it was empty
+        except FileNotFoundError:  # that directory was removed, so it was empty
             pass
         signalled: set[int] = set()
         while fresh := self.pids() - signalled:
@@ -144,7 +186,7 @@ class Cgroup(abc.ABC):
             signalled |= fresh
 
     def _signal(self, victims: set[int]) -> None:
-        """Kill processes through pidfds, and only if they are still inside: a pid alone may have been reused."""
+        """Kill processes through pidfds, if they are still inside. A pid alone may belong to another process by now."""
         pinned = {pid: fd for pid in victims if (fd := _pin(pid)) is not None}
         try:
             for pid in self.pids() & pinned.keys():
@@ -157,8 +199,8 @@ class Cgroup(abc.ABC):
                 os.close(fd)
 
     def remove(self) -> bool:
-        """Remove the directories if nothing is inside; False when something still is."""
-        for directory in self._directories:
+        """Remove the directories; False if a process is still inside."""
+        for directory in self.directories:
             try:
                 self._files.remove(directory)
             except FileNotFoundError:
@@ -170,7 +212,7 @@ class Cgroup(abc.ABC):
         return True
 
     def destroy(self, within_s: float = 5.0) -> bool:
-        """Kill, wait until empty, remove. Blocks up to `within_s`; False when processes did not die in that time.
+        """Kill all processes, wait, and remove. Blocks up to `within_s`; False if some did not die in that time.
 
         Safe to call twice.
         """
@@ -186,19 +228,19 @@ class Cgroup(abc.ABC):
 
 
 class V1Cgroup(Cgroup):
-    """One directory in each of the memory, pids and cpuacct hierarchies."""
+    """One directory in each of the memory, pids, cpuacct and cpu hierarchies. Some may be mounted together."""
 
-    def __init__(self, name: str, directories: dict[str, Path], files: CgroupFiles) -> None:
-        super().__init__(name, tuple(directories.values()), files)
-        memory, pids, cpu = directories["memory"], directories["pids"], directories.get("cpuacct")
-        # Text, joined once: these are opened a dozen times in a sandbox's short life.
-        self._memory, self._pids, self._cpu = str(memory), str(pids), None if cpu is None else str(cpu)
+    def __init__(self, name: str, directories: dict[str, str], files: CgroupFiles) -> None:
+        super().__init__(name, tuple(dict.fromkeys(directories.values())), files)
+        self.processors = directories.get("cpu")
+        self._memory, self._pids, self._cpu = directories["memory"], directories["pids"], directories.get("cpuacct")
+        self._oom_file = f"{self._memory}/memory.oom_control"
 
     @property
-    def entries(self) -> tuple[Path, ...]:
+    def entries(self) -> tuple[str, ...]:
         # `tasks`, not `cgroup.procs`: a thread that moves itself alone needs no lock on every fork of the machine
         # (kernel/cgroup/cgroup.c, cgroup_procs_write_start).
-        return tuple(directory / "tasks" for directory in self._directories)
+        return tuple([f"{directory}/tasks" for directory in self.directories])
 
     def set_limits(self, memory_bytes: int, processes: int) -> None:
         self._files.write(f"{self._pids}/pids.max", str(processes))
@@ -208,81 +250,59 @@ class V1Cgroup(Cgroup):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # Growing: memory plus swap may never be below memory, so it goes first.
+            # The limit grows. Memory plus swap must not be below memory, so it is raised first.
             self._files.write(with_swap, str(memory_bytes))
             self._files.write(limit, str(memory_bytes))
         try:
             self._files.write(with_swap, str(memory_bytes))
-        except FileNotFoundError:  # no swap accounting: keep to memory as well as can be
+        except FileNotFoundError:  # the kernel does not account swap: this is the nearest it has
             self._files.write(f"{self._memory}/memory.swappiness", "0")
-
-    def usage(self) -> CgroupUsage:
-        read = self._files.read
-        cpu_s, peak_memory_bytes = self.consumed()
-        return CgroupUsage(
-            cpu_s=cpu_s,
-            peak_memory_bytes=peak_memory_bytes,
-            current_processes=self.count_processes(),
-            peak_processes=_optional_number(self._files, f"{self._pids}/pids.peak"),
-            oom_kills=_field(read(f"{self._memory}/memory.oom_control"), "oom_kill"),
-            processes_refused=_field(read(f"{self._pids}/pids.events"), "max"),
-        )
 
     def consumed(self) -> tuple[float | None, int | None]:
         read = self._files.read
         cpu_s = None if self._cpu is None else int(read(f"{self._cpu}/cpuacct.usage")) / 1e9
         return cpu_s, int(read(f"{self._memory}/memory.max_usage_in_bytes"))
 
-    def count_processes(self) -> int:
-        return int(self._files.read(f"{self._pids}/pids.current"))
+    def _kernel_bytes(self) -> int:
+        return _optional_number(self._files, f"{self._memory}/memory.kmem.usage_in_bytes") or 0
 
-    def _forbid_forks(self) -> None:
-        self._files.write(f"{self._pids}/pids.max", "0")
+    def _reclaim(self, size: int) -> None:
+        self._files.write(f"{self._memory}/memory.force_empty", "0")
 
 
 class V2Cgroup(Cgroup):
     """One directory in the unified hierarchy."""
 
-    def __init__(self, name: str, directory: Path, files: CgroupFiles) -> None:
+    def __init__(self, name: str, directory: str, files: CgroupFiles) -> None:
         super().__init__(name, (directory,), files)
+        self.processors = self._pids = directory
+        self._oom_file = f"{directory}/memory.events"
         self.directory = directory
-        """For clone3 with CLONE_INTO_CGROUP, which starts a process inside without moving any."""
+        """For clone3 with CLONE_INTO_CGROUP, which starts a process inside."""
 
     @property
-    def entries(self) -> tuple[Path, ...]:
-        return (self.directory / "cgroup.procs",)
+    def entries(self) -> tuple[str, ...]:
+        return (f"{self.directory}/cgroup.procs",)
 
     def set_limits(self, memory_bytes: int, processes: int) -> None:
-        self._files.write(self.directory / "pids.max", str(processes))
-        self._files.write(self.directory / "memory.max", str(memory_bytes))
-        # One victim is not enough: the rest would go on in a state nobody designed.
-        self._files.write(self.directory / "memory.oom.group", "1")
+        self._files.write(f"{self.directory}/pids.max", str(processes))
+        self._files.write(f"{self.directory}/memory.max", str(memory_bytes))
+        # Kill all processes, not one: the others would run on without it.
+        self._files.write(f"{self.directory}/memory.oom.group", "1")
         try:
-            self._files.write(self.directory / "memory.swap.max", "0")
+            self._files.write(f"{self.directory}/memory.swap.max", "0")
         except FileNotFoundError:  # no swap on this machine
             pass
 
     def consumed(self) -> tuple[float | None, int | None]:
-        cpu_s = _field(self._files.read(self.directory / "cpu.stat"), "usage_usec") / 1e6
-        return cpu_s, _optional_number(self._files, self.directory / "memory.peak")
+        cpu_s = _field(self._files.read(f"{self.directory}/cpu.stat"), "usage_usec") / 1e6
+        return cpu_s, _optional_number(self._files, f"{self.directory}/memory.peak")
 
-    def usage(self) -> CgroupUsage:
-        read = self._files.read
-        cpu_s, peak_memory_bytes = self.consumed()
-        return CgroupUsage(
-            cpu_s=cpu_s,
-            peak_memory_bytes=peak_memory_bytes,
-            current_processes=self.count_processes(),
-            peak_processes=_optional_number(self._files, self.directory / "pids.peak"),
-            oom_kills=_field(read(self.directory / "memory.events"), "oom_kill"),
-            processes_refused=_field(read(self.directory / "pids.events"), "max"),
-        )
+    def _kernel_bytes(self) -> int:
+        return _field(self._files.read(f"{self.directory}/memory.stat"), "slab_reclaimable")
 
-    def count_processes(self) -> int:
-        return int(self._files.read(self.directory / "pids.current"))
-
-    def _forbid_forks(self) -> None:
-        self._files.write(self.directory / "pids.max", "0")
+    def _reclaim(self, size: int) -> None:
+        self._files.write(f"{self.directory}/memory.reclaim", str(size))  # since Linux 5.19
 
 
 def _absent(error: OSError, file: Path | str) -> OSError:

@@ -108,7 +108,7 @@ def _v1_place(own: dict[str, Path]) -> V1Location | NoLocation:
     for name in NEEDED:
         if not os.access(own[name], os.W_OK | os.X_OK):
             return _not_writable(own[name])
-    wanted = (*NEEDED, "cpuacct")
+    wanted = (*NEEDED, "cpuacct", "cpu")
     return V1Location(tuple((name, own[name]) for name in wanted if name in own and os.access(own[name], os.W_OK)))
 
 

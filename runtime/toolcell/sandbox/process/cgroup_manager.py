@@ -10,8 +10,10 @@ import itertools
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from toolcell.sandbox.process import processors
 from toolcell.sandbox.process.cgroup import Cgroup, CgroupFiles, CgroupUsage, V1Cgroup, V2Cgroup
 from toolcell.sandbox.process.cgroup_hierarchy import NoLocation, V1Location, V2Location, find_location
 
@@ -42,27 +44,36 @@ class CgroupManager:
                 self._files.make(base / self.folder)
                 made.append(base / self.folder)
             if isinstance(location, V2Location):
+                with suppress(OSError):  # handed on less often than the two that are needed
+                    self._files.write(location.base / self.folder / "cgroup.subtree_control", "+cpu")
                 self._files.write(location.base / self.folder / "cgroup.subtree_control", "+memory +pids")
         except OSError:
             for directory in made:
                 self._files.remove(directory)
             raise
+        self.processors = self._share_processors()
+        """What all sandboxes made here may use together; None where there is no cpu controller."""
+        self.description = self._describe()
+        """Version and controllers for results and doctor: "v1 memory+pids+cpuacct+cpu, 1.8 processors for all"."""
 
-    @property
-    def description(self) -> str:
-        """Version and controllers for results and doctor: "v1 memory+pids+cpuacct"."""
+    def _share_processors(self) -> float | None:
+        found = self._at(self.folder).processors
+        return None if found is None else processors.share(Path(found).parent, Path(found), self._files)
+
+    def _describe(self) -> str:
+        bound = "" if self.processors is None else f", {self.processors:.3g} processors for all"
         match self._location:
             case V1Location(bases):
-                return "v1 " + "+".join(name for name, _ in bases)
+                return "v1 " + "+".join(name for name, _ in bases) + bound
             case V2Location():
-                return "v2 memory+pids"
+                return "v2 memory+pids" + ("" if self.processors is None else "+cpu") + bound
 
     @property
     def directories(self) -> tuple[list[str], str]:
         """(base directories, name of our folder in each), for the launcher, which cleans up after a killed host."""
         return [str(base) for base in self._bases()], self.folder
 
-    def create(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
+    def create(self, name: str, memory_bytes: int, processes: int, cpu_cores: float | None = None) -> Cgroup:
         """Make one cgroup with its limits set.
 
         Raises:
@@ -72,17 +83,25 @@ class CgroupManager:
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a cgroup name: {name!r}")
         cgroup = self._at(self.folder, name)
-        made: list[Path] = []
+        made: list[str] = []
         try:
-            for base in self._bases():
-                self._files.make(base / self.folder / name)
-                made.append(base / self.folder / name)
+            for directory in cgroup.directories:
+                self._files.make(directory)
+                made.append(directory)
             cgroup.set_limits(memory_bytes, processes)
+            if cpu_cores is not None:
+                self.set_processors(cgroup, cpu_cores)
         except OSError:
             for directory in made:
                 self._files.remove(directory)
             raise
         return cgroup
+
+    def set_processors(self, cgroup: Cgroup, cpu_cores: float | None) -> None:
+        """Bound one cgroup to `cpu_cores`. Above the share of all, or None, only that share bounds it."""
+        if cgroup.processors is not None and self.processors is not None:
+            cores = None if cpu_cores is None or cpu_cores >= self.processors else cpu_cores
+            processors.set_quota(cgroup.processors, cores, processors.PERIOD_US, self._files)
 
     def close(self, within_s: float = 5.0) -> bool:
         """End every cgroup made here and the host's directory; False when a process does not die in time."""
@@ -97,23 +116,25 @@ class CgroupManager:
     def _bases(self) -> tuple[Path, ...]:
         match self._location:
             case V1Location(bases):
-                return tuple(base for _, base in bases)
+                return tuple(dict.fromkeys(base for _, base in bases))
             case V2Location(base):
                 return (base,)
 
-    def _at(self, folder: str, name: str) -> Cgroup:
+    def _at(self, *names: str) -> Cgroup:
+        """The cgroup of this name in a folder, or a folder itself."""
+        below = "/".join(names)
         match self._location:
             case V1Location(bases):
-                return V1Cgroup(name, {controller: base / folder / name for controller, base in bases}, self._files)
+                return V1Cgroup(names[-1], {kind: f"{base}/{below}" for kind, base in bases}, self._files)
             case V2Location(base):
-                return V2Cgroup(name, base / folder / name, self._files)
+                return V2Cgroup(names[-1], f"{base}/{below}", self._files)
 
     def _end(self, folder: str, within_s: float) -> bool:
         deadline = time.monotonic() + within_s
         homes = [base / folder for base in self._bases()]
         names = {child.name for home in homes if home.exists() for child in self._files.children(home)}
         gone = [self._at(folder, name).destroy(max(0.0, deadline - time.monotonic())) for name in sorted(names)]
-        return all(gone) and self._at(folder, ".").destroy(max(0.0, deadline - time.monotonic()))
+        return all(gone) and self._at(folder).destroy(max(0.0, deadline - time.monotonic()))
 
 
 def discover() -> CgroupManager | NoLocation:

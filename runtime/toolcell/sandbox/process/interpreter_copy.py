@@ -12,16 +12,20 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolcell.atomic import new_directory
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process import elf
 
-FORMAT = 3
+if TYPE_CHECKING:
+    from toolcell.sandbox.process import elf
+
+FORMAT = 5
 """Part of the key: goes up when the content of a copy changes."""
 
 LEFT_OUT = frozenset({
@@ -32,8 +36,13 @@ LEFT_OUT = frozenset({
 USELESS = ("_tkinter", "nis", "ossaudiodev", "_test", "_ctypes_test", "xxlimited")
 """Extension modules for a screen, a network directory, a sound card and the test suite."""
 
+LIBRARY = re.compile(r"\.so(\.\d+)*$")
+"""The end of a library's name. pyarrow brings a file called `x.some-named-index.parquet`."""
+
 PUBLIC = b"/usr"
 ZONES = Path("/usr/share/zoneinfo")
+LOCALES = (Path("/usr/lib/locale/C.utf8"), Path("/usr/lib/locale/C.UTF-8"))
+"""The locale that scripts are set to, by the names that distributions give it."""
 OPENED_BY_NAME = ("libgcc_s.so.1", "libstdc++.so.6")
 """Libraries that the interpreter does not link and compiled packages need."""
 
@@ -65,7 +74,8 @@ def build(
                 compiled = [*(shared_objects(packages) if packages is not None else ()), *extensions]
                 manifest = _fill(building, executable, library, platlibdir, compiled)
                 (building / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-                os.chmod(building, 0o755)
+                for folder, _, _ in os.walk(building):
+                    os.chmod(folder, 0o755)
         manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
     except OSError as exc:
         raise SandboxUnavailable(
@@ -84,6 +94,7 @@ def _key(executable: Path, library: Path, packages: Path | None, extensions: Seq
         library / "os.py",
         Path("/etc/ld.so.cache"),
         ZONES,
+        *LOCALES,
         *extensions,
     ]
     facts = [FORMAT, str(executable), str(library), str(packages), sys.version]
@@ -111,10 +122,10 @@ def _fill(building: Path, executable: Path, library: Path, platlibdir: str, comp
     for soname, path in closure.libs.items():
         if not any(path.is_relative_to(root) for root in own_roots):
             _copy(Path(os.path.realpath(path)), building / "usr" / below_usr(libraries) / soname, scrub)
-    if ZONES.is_dir():
-        for source in ZONES.rglob("*"):
+    for folder in (ZONES, *LOCALES):
+        for source in folder.rglob("*"):
             if source.is_file() and "posix" not in source.parts and "right" not in source.parts:
-                _copy(source, building / "usr" / "share" / "zoneinfo" / source.relative_to(ZONES), None)
+                _copy(source, building / "usr" / below_usr(str(source)), None)
     return {"libraries": libraries, "loader": loader}
 
 
@@ -128,7 +139,7 @@ def _standard_library(library: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path, scrub: functools.partial[bytes] | None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    target.parent.mkdir(parents=True, exist_ok=True)
     data = source.read_bytes()
     target.write_bytes(data if scrub is None else scrub(data))
     # A compiled module is valid for the time and size of its source.
@@ -153,11 +164,13 @@ def below_usr(path: str) -> str:
 
 def shared_objects(folder: Path) -> list[Path]:
     """List the extension modules and bundled libraries below `folder` that a sandbox may need."""
-    found = (path for path in folder.rglob("*.so*") if path.is_file())
+    found = (path for path in folder.rglob("*.so*") if LIBRARY.search(path.name) and path.is_file())
     return sorted(path for path in found if not path.name.startswith(USELESS))
 
 
 def _closure(objects: Iterable[Path]) -> elf.Closure:
+    from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
+
     try:
         return elf.closure(objects, also=OPENED_BY_NAME)
     except (OSError, ValueError) as exc:

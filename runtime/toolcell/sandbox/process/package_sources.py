@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
@@ -19,6 +22,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from toolcell.errors import PackageError, UsageError
+
+logger = logging.getLogger(__name__)
+"""At level INFO: what an installer does, line by line. The command line shows it."""
 
 INSTALL_TIMEOUT_S = 900.0
 """An installer that needs longer is stuck on its network."""
@@ -223,17 +229,36 @@ def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Pa
     """
     name, command = _installer(interpreter, target)
     texts = [item.text for item in wanted]
+    logger.info("installing %s with %s", ", ".join(texts), name)
     try:
-        done = subprocess.run(
-            [*command, *texts], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
+        status, lines = _run_installer([*command, *texts])
+    except OSError as exc:
         raise PackageError(f"{name} could not install {', '.join(texts)}: {exc}") from exc
-    if done.returncode:
-        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_ERROR_LINES:])
-        raise PackageError(f"{name} could not install {', '.join(texts)} (exit status {done.returncode}):\n{output}")
+    if status:
+        output = "\n".join(lines)
+        raise PackageError(f"{name} could not install {', '.join(texts)} (exit status {status}):\n{output}")
     _remove_what_names_this_machine(target)
     return name
+
+
+def _run_installer(command: Sequence[str]) -> tuple[int, list[str]]:
+    """Run it, log each line as it comes, and return its exit status and last lines. It is killed when it is stuck."""
+    last: deque[str] = deque(maxlen=_ERROR_LINES)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        stuck = threading.Timer(INSTALL_TIMEOUT_S, process.kill)
+        stuck.start()
+        try:
+            for line in process.stdout or ():
+                if line := line.strip():
+                    last.append(line)
+                    logger.info("%s", line)
+        finally:
+            stuck.cancel()
+            if process.poll() is None and sys.exception() is not None:
+                process.kill()
+    return process.returncode, list(last)
 
 
 def _installer(interpreter: TargetInterpreter, target: Path) -> tuple[str, list[str]]:
@@ -248,13 +273,13 @@ def _installer(interpreter: TargetInterpreter, target: Path) -> tuple[str, list[
             ":all:",
             "--link-mode",
             "copy",
-            "--quiet",
+            "--no-progress",
         ]
         return "uv", [uv, "pip", "install", *options]
     if not interpreter.has_pip:
         raise PackageError(f"neither uv nor pip is there to install packages for {python}: install uv")
     options = ["--target", str(target), "--only-binary", ":all:", "--no-compile", "--no-input"]
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-warn-script-location", "--no-warn-conflicts"]
+    quiet = ["--progress-bar", "off", "--disable-pip-version-check", "--no-warn-script-location", "--no-warn-conflicts"]
     return "pip", [python, "-I", "-m", "pip", "install", *options, *quiet]
 
 

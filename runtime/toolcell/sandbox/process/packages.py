@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock
 from packaging.utils import canonicalize_name
 
 from toolcell.atomic import new_directory, remove_tree
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import package_sources as sources
+from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 
 FORMAT = 1
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""
@@ -50,10 +49,12 @@ class PackageEnvironment:
     source: str
     """Where the files came from: "installed", "uv" or "pip"."""
 
-
-def default_cache_dir() -> Path:
-    """Return the cache directory of this user: $XDG_CACHE_HOME/toolcell, or ~/.cache/toolcell."""
-    return platformdirs.user_cache_path("toolcell", appauthor=False)
+    def versions(self, requirements: Sequence[str]) -> tuple[str, ...]:
+        """Return what was asked for, as name and version."""
+        found = {canonicalize_name(name): f"{name} {version}" for name, version in self.packages.items()}
+        wanted = sources.parse_wanted(requirements)
+        names = [canonicalize_name(item.requirement.name if item.requirement else "") for item in wanted]
+        return tuple(found.get(name, item.text) for name, item in zip(names, wanted, strict=True))
 
 
 def resolve(
@@ -90,18 +91,6 @@ def _key(
     return hashlib.sha256(json.dumps([asked, answer]).encode()).hexdigest()[:32]
 
 
-def private_directory(path: Path) -> Path:
-    """Make the cache directory. Refuse one in which another user could place code."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-    except OSError as exc:
-        raise PackageError(f"cannot use {path} as the package cache: {exc.strerror}") from exc
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PackageError(f"cannot use {path} as the package cache: others may write to it; want mode 0700, our own")
-    return path.resolve()
-
-
 def _build(
     cache: Path,
     key: str,
@@ -132,6 +121,7 @@ def _fill(
     installed: sources.Installed | str,
 ) -> str:
     if isinstance(installed, sources.Installed):
+        sources.logger.info("copying %s", ", ".join(sorted(installed.found)))
         sources.copy_installed(installed, site)
         return "installed"
     try:

@@ -151,8 +151,8 @@ def machine_facts() -> MachineFacts:
 
 
 _FIX_CONTAINER = (
-    "a container's seccomp profile denies it: run the container with --security-opt seccomp=unconfined and"
-    " --security-opt apparmor=unconfined, require fewer layers, or use the Docker backend"
+    'a container\'s seccomp profile denies it: use Policy(profile="container"), or start the container with the flags '
+    "that `toolcell doctor` lists for the profile full"
 )
 _FIX_APPARMOR = (
     "AppArmor restricts unprivileged user namespaces: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, a"
@@ -313,9 +313,14 @@ def _try_seccomp() -> str:
 
 
 def _try_capabilities() -> str:
-    """Drop everything. A process without CAP_SETPCAP enters a user namespace first."""
-    if not capabilities.held_capabilities() >> capabilities.CAP_SETPCAP & 1:
-        unshare(CLONE_NEWUSER)
+    """Drop everything. A process without CAP_SETPCAP enters a user namespace first, or keeps a bounding set."""
+    try:
+        if not capabilities.held_capabilities() >> capabilities.CAP_SETPCAP & 1:
+            unshare(CLONE_NEWUSER)
+    except PermissionError:
+        capabilities.set_no_new_privileges()
+        capabilities.drop_held()
+        return "none held; the bounding set stays, and is of no use with no_new_privs"
     capabilities.drop_all()
     return f"0 to {capabilities.last_capability()} dropped, securebits locked"
 
@@ -354,7 +359,7 @@ def _join_cgroup(manager: CgroupManager) -> str:
     """Make a cgroup, enter it, and check that it lists this process."""
     cgroup = manager.create("probe", memory_bytes=64 * 1024 * 1024, processes=4)
     for entry in cgroup.entries:
-        entry.write_text("0")
+        Path(entry).write_text("0", encoding="ascii")
     if cgroup.pids() != {os.getpid()}:
         raise OSError(errno.EIO, "joined a cgroup that does not list us")
     return manager.description

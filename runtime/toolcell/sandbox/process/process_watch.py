@@ -2,9 +2,14 @@
 
 Resident memory includes pages that a fork shares with its zygote, so the memory before any script runs is subtracted.
 A sum above the limit is checked again by proportional size, which counts a shared page once.
+
+However short the life of a process: the kernel adds its CPU time to that of whoever waits for it, and until then it can
+be measured. Where SIGCHLD is ignored nobody has to wait and the time is lost, so scripts may not change that signal.
 """
 
 from __future__ import annotations
+
+import threading
 
 import psutil
 
@@ -23,11 +28,15 @@ class TreeWatch:
         self._base_bytes = self._root.memory_info().rss
         self._children: list[psutil.Process] = []
         self._looks = 0
-        self._last_cpu_s: dict[int, float] = {}
         self._sample = Sample()
+        self._looking = threading.Lock()
 
     def look(self, *, everything: bool = False) -> Sample:
-        """Measure now. `everything`: search for new children this time."""
+        """Measure now. `everything`: search for new children this time. Any thread may call it."""
+        with self._looking:
+            return self._look(everything)
+
+    def _look(self, everything: bool) -> Sample:
         try:
             if everything or self._looks % SCAN_EVERY == 0:
                 self._children = self._root.children(recursive=True)
@@ -42,7 +51,7 @@ class TreeWatch:
         if memory > self.memory_bytes:
             memory = sum(map(_proportional, processes))
         self._sample = Sample(
-            cpu_s=max(before.cpu_s, sum(self._last_cpu_s.values())),
+            cpu_s=max(before.cpu_s, sum(cpu_s for _, cpu_s, _ in seen)),
             peak_memory_bytes=max(before.peak_memory_bytes, memory),
             processes=count,
             peak_processes=max(before.peak_processes, count),
@@ -50,11 +59,15 @@ class TreeWatch:
         return self._sample
 
     def _measure(self, process: psutil.Process) -> tuple[int, float, int] | None:
-        """Return (resident bytes, CPU seconds, threads); None when it has ended."""
+        """Return (resident bytes, CPU seconds, threads); None when it has ended and was waited for.
+
+        The CPU seconds include those of ended children that were waited for. Parents are measured before their
+        children, so that a child that is waited for meanwhile is missed once, and not counted twice.
+        """
         try:
             with process.oneshot():
                 times = process.cpu_times()
-                self._last_cpu_s[process.pid] = cpu_s = times.user + times.system
+                cpu_s = times.user + times.system + times.children_user + times.children_system
                 return process.memory_info().rss, cpu_s, process.num_threads()
         except psutil.Error:
             return None

@@ -12,22 +12,36 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgpack
 
-import toolcell_bridge
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import guest_package, interpreter_copy
-from toolcell.sandbox.process.packages import default_cache_dir, private_directory
-from toolcell_bridge.isolation.apply import GUEST_ID, LINKS, SCRATCH
-from toolcell_bridge.isolation.root import RootPlan
+from toolcell.sandbox.process.cache import default_cache_dir, private_directory
+from toolcell.sandbox.process.interpreter_copy import InterpreterCopy
+from toolcell_bridge.isolation.apply import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
 
 PACKAGES = "/packages"
 GUEST_PACKAGE = "/toolcell"
 
-PASSWD = f"sandbox:x:{GUEST_ID}:{GUEST_ID}::/work:/usr/sbin/nologin\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
-GROUP = f"sandbox:x:{GUEST_ID}:\nnobody:x:65534:\n"
+
+@dataclass(frozen=True, slots=True)
+class RootPlan:
+    """What the new root holds. Every path is absolute; targets are paths inside the new root."""
+
+    binds: tuple[tuple[str, str], ...] = ()
+    """(source on the host, target). Files and directories, read-only, nosuid, nodev."""
+
+    files: tuple[tuple[str, str], ...] = ()
+    """(target, text) of small files written into the root itself."""
+
+    links: tuple[tuple[str, str], ...] = ()
+    """(target, where it points)."""
+
+    directories: tuple[str, ...] = ()
+    """Empty directories: mount points for what each sandbox brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +109,24 @@ def _ask(python: str) -> tuple[str, str, str, tuple[int, int], str]:
     return executable, library, platlibdir, (major, minor), implementation
 
 
+@dataclass(frozen=True, slots=True)
+class GuestParts:
+    """The directories in the cache that a guest is made from."""
+
+    own: Interpreter
+    copy: InterpreterCopy
+    guest: Path
+    packages: Path | None
+
+    def sys_path(self, usr: str, packages: str, guest: str) -> tuple[str, ...]:
+        """Return the guest's module path, given where it sees each part."""
+        library = f"{usr}/{self.own.platlibdir}/{self.own.library.name}"
+        return library, f"{library}/lib-dynload", *((packages,) if self.packages is not None else ()), guest
+
+
 @functools.cache
-def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> RootFilesystem:
-    """Build the root file system of a guest.
+def parts(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> GuestParts:
+    """Build what a guest is made from, or find it in the cache.
 
     `packages` is a finished package environment. `extras` names modules of the host's interpreter that go into the
     guest package.
@@ -109,24 +138,74 @@ def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
     # The files here run as this user: refuse a directory in which others could place some.
     cache = private_directory(default_cache_dir())
     copy = interpreter_copy.build(own.executable, own.library, own.platlibdir, packages, _compiled(), cache)
-    version = own.library.name
-    lib = f"/usr/{own.platlibdir}/{version}"
+    return GuestParts(own, copy, guest_package.build(_guest_modules(extras), cache), packages)
+
+
+@functools.cache
+def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> RootFilesystem:
+    """Build the root file system of a guest from its `parts`.
+
+    Raises:
+        SandboxUnavailable: as `parts`.
+    """
+    made = parts(packages, extras, python)
+    own, copy, guest = made.own, made.copy, made.guest
     libraries = f"/usr/{interpreter_copy.below_usr(copy.libraries)}"
-    guest = guest_package.build(_guest_modules(extras), cache)
     binds = [(str(copy.root), "/usr"), (str(guest), GUEST_PACKAGE)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
     loader = os.path.basename(copy.loader)
     links = ((copy.libraries, libraries), (copy.loader, f"{libraries}/{loader}"))
+    # An ordinary user has one id for all sandboxes, so one passwd and group; `id_block` in zygote.py says the same.
+    has_own_ids = os.geteuid() == 0
+    identity = () if has_own_ids else (("/etc/passwd", PASSWD.format(GUEST_ID)), ("/etc/group", GROUP.format(GUEST_ID)))
     root = RootPlan(
         binds=tuple(binds),
-        files=(("/etc/passwd", PASSWD), ("/etc/group", GROUP), ("/etc/hosts", ""), ("/etc/nsswitch.conf", "")),
-        links=(*LINKS, *((old, new) for old, new in links if not old.startswith("/usr/"))),
+        files=(("/etc/hosts", ""), ("/etc/nsswitch.conf", ""), *identity),
+        links=(
+            *LINKS,
+            *(IDENTITY_LINKS if has_own_ids else ()),
+            *((old, new) for old, new in links if not old.startswith("/usr/")),
+        ),
         directories=(SCRATCH,),
     )
-    paths = (lib, f"{lib}/lib-dynload", *((PACKAGES,) if packages is not None else ()), GUEST_PACKAGE)
     return RootFilesystem(
-        root, str(own.executable), f"/usr/bin/{version}", paths, f"{guest}/toolcell_bridge/entry/launcher.py"
+        root,
+        str(own.executable),
+        f"/usr/bin/{own.library.name}",
+        made.sys_path("/usr", PACKAGES, GUEST_PACKAGE),
+        f"{guest}/toolcell_bridge/entry/launcher.py",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """How to start the interpreter of a guest that sees the host's file system."""
+
+    command: tuple[str, ...]
+    home: str
+    """Its prefix."""
+    sys_path: tuple[str, ...]
+    readable: tuple[str, ...]
+    """All that a script may read."""
+
+
+def in_place(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> InPlace:
+    """Use the `parts` of a guest where they are in the cache.
+
+    Raises:
+        SandboxUnavailable: as `parts`.
+    """
+    made = parts(packages, extras, python)
+    usr, guest = str(made.copy.root), str(made.guest)
+    libraries = f"{usr}/{interpreter_copy.below_usr(made.copy.libraries)}"
+    loader = f"{libraries}/{os.path.basename(made.copy.loader)}"
+    shared = (str(path) for path in (interpreter_copy.ZONES, *interpreter_copy.LOCALES))
+    return InPlace(
+        command=(loader, "--library-path", libraries, f"{usr}/bin/{made.own.library.name}"),
+        home=usr,
+        sys_path=made.sys_path(usr, str(packages), guest),
+        readable=(usr, guest, *((str(packages),) if packages is not None else ()), *shared),
     )
 
 
@@ -137,5 +216,11 @@ def _compiled() -> list[Path]:
 
 def _guest_modules(extras: tuple[str, ...]) -> dict[str, Path]:
     """Return name and folder of each package that goes into the guest package."""
-    modules = {"toolcell_bridge": toolcell_bridge, "msgpack": msgpack} | {name: __import__(name) for name in extras}
-    return {name: Path(str(module.__file__)).parent for name, module in modules.items()}
+    return {name: _folder_of(name) for name in ("toolcell_bridge", "msgpack", *extras)}
+
+
+def _folder_of(name: str) -> Path:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SandboxUnavailable(f"{name} cannot be found next to toolcell; install toolcell again")
+    return Path(spec.origin).parent

@@ -9,23 +9,33 @@ import select
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from math import ceil
 
 import anyio
+import anyio.lowlevel
 import psutil
 
+from toolcell import daemon_threads
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
-from toolcell.sandbox.interpreter import ADDRESS_SLACK_BYTES
-from toolcell.sandbox.process.cgroup import Cgroup
+from toolcell.sandbox.interpreter import plan_rlimits
+from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
+from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.process.zygote import SandboxProcess
 from toolcell.sandbox.stream import SocketStream, read_available
+from toolcell_bridge.guest.errors import ASK_SIGNAL
+from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
 """How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
+
+REPORT_S = 0.5
+"""How long the zygote may take to report the end of a sandbox that is dead."""
+
+THREADS = 4
+"""That make the kernel forget names at the same time."""
 
 LOWERED = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NPROC", "RLIMIT_NOFILE")
 """Limits of a running sandbox that are lowered to those of its run."""
@@ -36,14 +46,8 @@ counts every fork in progress for RLIMIT_NPROC, also those about to be refused, 
 
 
 def rlimits_for(limits: Limits, has_cgroup: bool) -> RlimitPlan:
-    """Choose the per-process limits that enforce `limits` as far as rlimits can."""
-    return RlimitPlan(
-        cpu_s=ceil(limits.cpu_s) + 1,
-        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
-        processes=limits.processes * (NPROC_FACTOR if has_cgroup else 1),
-        open_files=limits.open_files,
-        file_size_bytes=limits.disk_bytes,
-    )
+    """Choose the per-process limits of a sandbox."""
+    return plan_rlimits(limits, limits.processes * (NPROC_FACTOR if has_cgroup else 1))
 
 
 class ProcessSandbox:
@@ -58,11 +62,12 @@ class ProcessSandbox:
         ident: str,
         required: frozenset[str],
         cgroup: Cgroup | None,
-        cgroup_kind: str,
+        cgroups: CgroupManager | None,
     ) -> None:
         self._child = child
         self._output = output
         self._closed = False
+        """Its descriptors are closed."""
         self.id = ident
         self.stream = stream
         self.limits = limits
@@ -72,7 +77,7 @@ class ProcessSandbox:
         self._end = select.poll()
         self._sample = Sample()
         self._tree: TreeWatch | None = None
-        self._cgroup, self._cgroup_kind = cgroup, cgroup_kind
+        self._cgroup, self._cgroups = cgroup, cgroups
 
     def watch_end(self) -> None:
         """Start to watch for its end. Call it when its pidfd is known."""
@@ -91,10 +96,11 @@ class ProcessSandbox:
                 f"required isolation is not live: {', '.join(missing)}; `toolcell doctor` says why and how to get it"
             )
         self.layers = dict(layers)
-        if self._cgroup is not None:
-            self.layers["cgroup"] = self._cgroup_kind
+        if self._cgroups is not None:
+            self.layers["cgroup"] = self._cgroups.description
         else:
-            with suppress(psutil.Error, OSError):
+            # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
+            with suppress(psutil.Error, ProcessLookupError, FileNotFoundError):
                 self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
 
     @functools.cached_property
@@ -105,14 +111,17 @@ class ProcessSandbox:
 
     def is_alive(self) -> bool:
         """Whether it still runs. Its pidfd becomes readable when it ends, before the zygote reports it."""
-        return self._child.end is None and self._child.problem is None and not self._end.poll(0)
+        child = self._child
+        return child.end is None and child.problem is None and not self._closed and not self._end.poll(0)
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of its run, from outside."""
         if limits is self.limits:
             return
-        if self._cgroup is not None:
+        if self._cgroup is not None and self._cgroups is not None:
             self._cgroup.set_limits(limits.memory_bytes, limits.processes)
+            if limits.cpu_cores != self.limits.cpu_cores:
+                self._cgroups.set_processors(self._cgroup, limits.cpu_cores)
         elif self._tree is not None:
             self._tree.memory_bytes = limits.memory_bytes
         for name, value in rlimits_for(limits, self._cgroup is not None).rows():
@@ -155,9 +164,34 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill every process inside at once: the child is init of its pid namespace."""
-        if self._child.pidfd >= 0 and self._child.end is None:
+        # A destroyed one has no pidfd any more: its number may be that of another sandbox.
+        if self._child.pidfd >= 0 and self._child.end is None and not self._closed:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    kill_now = kill
+
+    def ask_line(self) -> None:
+        """Have the main thread of the script write its frames to descriptor 2."""
+        self._signal(ASK_SIGNAL)
+
+    def interrupt(self) -> None:
+        """Interrupt the script of a session."""
+        self._signal(INTERRUPT_SIGNAL)
+
+    def _signal(self, number: int) -> None:
+        if self._child.pidfd >= 0 and self._child.end is None:
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._child.pidfd, number)
+
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds that its process tree has used. Any thread may call it."""
+        if self._cgroup is None:
+            return self._tree.look().cpu_s if self._tree is not None else None
+        try:
+            return self._cgroup.consumed()[0]
+        except OSError:
+            return None
 
     def freeze(self) -> bool:
         """Stop its only process; False when it may have more than one.
@@ -178,11 +212,17 @@ class ProcessSandbox:
 
     async def ended(self) -> Exit:
         """Wait until its main process has ended, at most a few seconds; returns how it ended."""
-        with anyio.move_on_after(END_S, shield=True):
-            await self._child.wait_ended()
-        end = self._child.end
+        child = self._child
+        if child.pidfd < 0:
+            return Exit(problem=child.problem or "it was never started")
+        with anyio.move_on_after(REPORT_S, shield=True):
+            await child.wait_ended()
+        if self.is_alive():
+            with anyio.move_on_after(END_S, shield=True):
+                await child.wait_ended()
+        end = child.end
         if end is None:
-            return Exit()
+            return Exit(problem=child.problem or "its zygote did not report how it ended")
         code = os.waitstatus_to_exitcode(end.status)
         return Exit(-code if code < 0 else None, code if code >= 0 else None, end.cpu_s, end.peak_memory_bytes)
 
@@ -196,12 +236,20 @@ class ProcessSandbox:
         await self.ended()
         if not self._closed:
             self._closed = True
-            if self._cgroup is not None and not self._cgroup.remove():
-                with anyio.move_on_after(END_S, shield=True):
-                    await self._empty(self._cgroup)
+            if self._cgroup is not None:
+                await self._remove(self._cgroup)
             for descriptor in (*self._output, self._child.pidfd):
                 if descriptor >= 0:
                     os.close(descriptor)
+
+    async def _remove(self, cgroup: Cgroup) -> None:
+        if self._sample.peak_memory_bytes > REMEMBERED_BYTES:
+            # Without memory or processes there is no thread for it. The names stay until memory is short.
+            with anyio.CancelScope(shield=True), suppress(OSError, RuntimeError, MemoryError):
+                await daemon_threads.run_sync(cgroup.drop_names, limiter=_forgetting())
+        if not cgroup.remove():
+            with anyio.move_on_after(END_S, shield=True):
+                await self._empty(cgroup)
 
     @staticmethod
     async def _empty(cgroup: Cgroup) -> None:
@@ -211,3 +259,15 @@ class ProcessSandbox:
             cgroup.kill()
             await anyio.sleep(wait_s)
             wait_s = min(2 * wait_s, 0.1)
+
+
+_forgets: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("toolcell_forgetting_names")
+
+
+def _forgetting() -> anyio.CapacityLimiter:
+    """Return what bounds the threads that drop names. The default limiter is the program's, which may use it up."""
+    try:
+        return _forgets.get()
+    except LookupError:
+        _forgets.set(made := anyio.CapacityLimiter(THREADS))
+        return made

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import marshal
 import os
 import select
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,9 +19,12 @@ import anyio
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.asked_zygote import AskedZygote
 from toolcell.sandbox.interpreter import ONE_THREAD, hashing
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
-from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE
+from toolcell.sandbox.shortages import describe, unavailable
+from toolcell.sandbox.stream import POLL_S, wait_readable, wait_writable
+from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, FAILED, MARSHAL_FORMAT
 
 READY_S = 60.0
 """A zygote that has not reported ready by then is killed: preloading large packages from a cold disk takes seconds,
@@ -26,6 +32,9 @@ never minutes."""
 
 END_S = 5.0
 """A zygote whose control socket is closed ends within milliseconds; after this long it is killed."""
+
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBADF)
+"""What a send says when nobody is at the other end. Every other error is a shortage and fails one request."""
 
 MESSAGE_BYTES = 64 * 1024
 
@@ -85,6 +94,8 @@ class SandboxProcess:
         self.pidfd = -1
         self.problem: str | None = None
         self.end: ProcessExit | None = None
+        self.is_abandoned = False
+        """Nobody waits for its start any more."""
         self.changed = anyio.Event()
 
     def notify(self) -> None:
@@ -92,16 +103,10 @@ class SandboxProcess:
         self.changed.set()
         self.changed = anyio.Event()
 
-    async def wait_started(self) -> None:
-        """Wait for its pidfd.
-
-        Raises:
-            SandboxUnavailable: it could not be forked.
-        """
-        while self.pidfd < 0:
-            if self.problem is not None:
-                raise SandboxUnavailable(f"the zygote could not start a sandbox: {self.problem}")
-            await self.changed.wait()
+    def fail(self, problem: str) -> None:
+        """Record why it cannot be used any more."""
+        self.problem = problem
+        self.notify()
 
     async def wait_ended(self) -> None:
         """Wait until it has been reaped or its zygote is gone."""
@@ -109,13 +114,15 @@ class SandboxProcess:
             await self.changed.wait()
 
 
-class ZygoteProcess:
+class ZygoteProcess(AskedZygote):
     """A running zygote. Use `spawn` to make one; `listen` must run as long as it is used."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, id_count: int) -> None:
         self._process = process
         self._control = control
         self._children: dict[int, SandboxProcess] = {}
+        self._asked: dict[int, float] = {}
+        """When each request was sent that has no answer yet, oldest first."""
         self._next = 0
         self.id_count = id_count
         self.python = ""
@@ -128,14 +135,19 @@ class ZygoteProcess:
     def spawn(
         cls,
         root: RootFilesystem,
-        preload: Sequence[str],
+        preload: tuple[Sequence[str], Sequence[str]],
         slot: int,
         hash_seed: int | None,
         cgroups: tuple[Sequence[str], str],
     ) -> ZygoteProcess:
         """Start the launcher and send it the plan, without waiting.
 
+        `preload`: modules that must be importable, and modules that are only imported to save time.
         `cgroups`: base directories, and our folder in each. The launcher removes it if the host is killed.
+
+        Raises:
+            OSError: the machine is short of something; nothing was started.
+            SandboxUnavailable: the launcher died before it had its plan.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         block = id_block(slot)
@@ -147,9 +159,9 @@ class ZygoteProcess:
                     pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
                 )  # fmt: skip
-        except OSError as exc:
+        except OSError:
             ours.close()
-            raise SandboxUnavailable(f"the launcher could not be started: {exc}") from exc
+            raise
         environment = ENVIRONMENT | hashing(hash_seed)
         code = f"import sys; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
                "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
@@ -165,8 +177,10 @@ class ZygoteProcess:
         ours.setblocking(False)
         try:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
-            ours.send(json.dumps(plan).encode())
-            config = {"preload": list(preload), "sys_path": list(root.sys_path), "own_ids": zygote.id_count > 1}
+            ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
+            required, ahead = map(list, preload)
+            config: dict[str, Any] = {"preload": required, "ahead": ahead, "sys_path": list(root.sys_path)}
+            config |= {"own_ids": zygote.id_count > 1}
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()
@@ -193,7 +207,7 @@ class ZygoteProcess:
         if not message.get("ready"):
             errors = message.get("error") or self._read_error()
             self.kill()
-            raise SandboxUnavailable(f"isolation could not be set up: {errors}")
+            raise SandboxUnavailable(f"isolation could not be set up: {errors}; `toolcell doctor` says how to get it")
         self.python = message["python"]
         self.problems = message["problems"]
 
@@ -207,19 +221,23 @@ class ZygoteProcess:
     async def _receive(self) -> tuple[dict[str, Any], list[int]]:
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+                data, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
-                try:
-                    await anyio.wait_readable(self._control)
-                except (anyio.ClosedResourceError, ValueError, OSError):
-                    return {}, []
+                await wait_readable(self._control)
                 continue
-            except OSError:
-                return {}, []
+            except MemoryError:  # raised before anything was received
+                await anyio.sleep(POLL_S)
+                continue
+            except OSError as exc:
+                if exc.errno not in (errno.ENOMEM, errno.ENOBUFS):
+                    return {}, []
+                await anyio.sleep(POLL_S)
+                continue
             if not data:
                 return {}, []
-            # The launcher has no msgpack and reports in JSON, which begins with a brace.
-            return (json.loads(data) if data[:1] == b"{" else msgpack.unpackb(data)), descriptors
+            if data.startswith(FAILED):  # from the launcher, which has no msgpack
+                return {"error": data[len(FAILED) :].decode("utf-8", "replace")}, descriptors
+            return msgpack.unpackb(data), descriptors
 
     async def listen(self) -> None:
         """Handle its reports until it is gone."""
@@ -238,45 +256,82 @@ class ZygoteProcess:
                 self._mark_dead(message.get("error", "the zygote is gone"))
                 return
             if "started" in message:
-                child = self._children.get(message["started"])
-                if child is None:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-                    continue
-                child.pidfd = descriptors[0]
+                self._take_started(message["started"], descriptors)
             elif "failed" in message:
+                self._asked.pop(message["failed"], None)
                 child = self._children.pop(message["failed"], SandboxProcess())
-                child.problem = message["why"]
+                child.fail(describe(message["errno"], message["why"]))
             else:
                 child = self._children.pop(message["exited"], SandboxProcess())
                 child.end = ProcessExit(message["status"], message["cpu_s"], message["peak_memory_bytes"])
+                child.notify()
+
+    def _take_started(self, number: int, descriptors: list[int]) -> None:
+        """Give a child its pidfd. One that nobody waits for is killed."""
+        self._asked.pop(number, None)
+        child = self._children.get(number)
+        if child is None or child.is_abandoned:
+            for descriptor in descriptors:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
+        elif not descriptors:
+            # The kernel drops a descriptor that finds no place in our table. The child ends when its bridge closes.
+            del self._children[number]
+            child.fail(describe(errno.EMFILE, ""))
+        else:
+            child.pidfd = descriptors[0]
             child.notify()
 
     def _mark_dead(self, why: str) -> None:
         self.is_dead = True
         for child in self._children.values():
-            child.problem = why
-            child.notify()
+            child.fail(why)
         self._children.clear()
+        self._asked.clear()
 
     async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> SandboxProcess:
-        """Request a sandbox. `descriptors` are sent with the request; the caller closes them."""
+        """Request a sandbox. `descriptors` are sent with the request; the caller closes them.
+
+        Raises:
+            SandboxUnavailable: the request could not be sent; names the shortage.
+        """
         self._next += 1
-        child = self._children[self._next] = SandboxProcess()
+        number, child = self._next, SandboxProcess()
         # Where there are several ids, 0 is the zygote's own.
-        outer_id = 0 if self.id_count == 1 else 1 + self._next % (self.id_count - 1)
-        data = msgpack.packb(request | {"id": self._next, "outer_id": outer_id})
+        outer_id = 0 if self.id_count == 1 else 1 + number % (self.id_count - 1)
+        data = msgpack.packb(request | {"id": number, "outer_id": outer_id, "descriptors": len(descriptors)})
         while not self.is_dead:
             try:
                 socket.send_fds(self._control, [data], descriptors)
             except BlockingIOError:
-                await anyio.wait_writable(self._control)
+                await self._wait(lambda: wait_writable(self._control))
             except OSError as exc:
+                if exc.errno not in GONE:
+                    raise unavailable(exc) from exc
                 self._mark_dead(f"the zygote is gone: {exc}")
             else:
+                self._children[number] = child
+                self._asked[number] = time.monotonic()
                 return child
-        child.problem = child.problem or "the zygote is gone"
+        child.problem = "the zygote is gone"
         return child
+
+    async def wait_started(self, child: SandboxProcess) -> None:
+        """Wait for a child's pidfd.
+
+        Raises:
+            SandboxUnavailable: it could not be forked; says why.
+
+        Cancellation: it is killed as soon as the zygote reports it.
+        """
+        try:
+            while child.pidfd < 0:
+                if child.problem is not None:
+                    raise SandboxUnavailable(f"the zygote could not start a sandbox: {child.problem}")
+                await self._wait(child.changed.wait)
+        finally:
+            child.is_abandoned = child.pidfd < 0
 
     async def aclose(self, remove_cgroups: Callable[[], bool] = lambda: True) -> None:
         """End it and with it every sandbox it forked. Safe to call twice.

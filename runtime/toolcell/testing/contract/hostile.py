@@ -44,30 +44,17 @@ def message(*fields): return raw(msgpack.packb(list(fields)))
 def stay():
     while True: time.sleep(1)
 
-CALL, CANCEL, LOG, PROGRESS, RESULT, PART, DONE = 17, 18, 19, 20, 21, 22, 24
+CALL, LOG, PROGRESS, RESULT, PART, DONE = 17, 19, 20, 21, 22, 24
 """
 
 ILLEGAL = {
-    "text": "b'HTTP/1.1 200 OK\\r\\n\\r\\n' * 100",
-    "noise": "os.urandom(100_000)",
-    "an empty frame": "raw(b'')",
     "a length past the limit": "struct.pack('>I', 1 << 31) + b'x' * 1000",
-    "an unknown tag": "message(99, None)",
     "a message of the host": "message(3, 1, 'answer')",
-    "a second Hello": "message(16, 1, '9', '3', {'moat': 'live'})",
-    "too few fields": "message(RESULT, None)",
     "fields of other types": "message(CALL, 1, 5, [], None)",
-    "a call id twice": "message(CALL, 7, 'echo', {'q': 1}, None) * 2",
-    "a call id that goes back": "message(CALL, 7, 'echo', {'q': 1}, None) + message(CALL, 6, 'echo', {'q': 1}, None)",
-    "a cancel of no call": "message(CANCEL, 5)",
-    "a log to a third stream": "message(LOG, 3, 'x')",
-    "an extension type": "raw(msgpack.packb([RESULT, msgpack.ExtType(5, b'x'), []]))",
-    "a deep value": "raw(b'\\x93\\x15' + b'\\x91' * 100_000 + b'\\xc0\\x90')",
     "a list of four billion": "raw(b'\\x93\\x15\\xdd\\xff\\xff\\xff\\xff' + b'\\xc0' * 600)",
-    "a file inside a file": "message(PART, 'a', '', b'1', False) + message(PART, 'b', '', b'2', True)",
-    "a Done of other types": "message(DONE, 1, None)",
+    "a second Hello": "message(16, 1, '9', '3', {'moat': 'live'})",
 }
-"""Kind of illegal bytes, and the expression that makes them."""
+"""Kind of illegal bytes, and the expression that makes them: one of each, because a backend only carries the bytes."""
 
 
 async def _attack(harness: BackendHarness, body: str, **fields: float) -> ExecutionResult:
@@ -82,7 +69,7 @@ async def _expect_unaffected(harness: BackendHarness) -> None:
 
 @hostile_cases
 async def illegal_bytes(harness: BackendHarness) -> None:
-    """Every violation of the protocol has the outcome `protocol_error`; the host ignores everything after it."""
+    """A violation of the protocol has the outcome `protocol_error`; the host ignores everything after it."""
     for kind, expression in ILLEGAL.items():
         forged = "message(RESULT, 'forged', []) + message(DONE, True, None)"
         result = await _attack(harness, f"send({expression} + {forged})\nstay()")

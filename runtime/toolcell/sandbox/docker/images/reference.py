@@ -29,7 +29,7 @@ KEY = f"{LABEL}key"
 """Content address of an image that was derived for a list of packages."""
 
 REPOSITORY, DATA_REPOSITORY = "toolcell/python", "toolcell/python-data"
-DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell/packages", "toolcell/debian"
+DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell.sandbox.process.package_sources", "toolcell/debian"
 SANDBOX, DEBIAN, STAGE, PROBE = "sandbox", "debian", "stage", "question"
 """Roles. A stage is an intermediate image that makes the next build quick. A probe is a container that runs once."""
 

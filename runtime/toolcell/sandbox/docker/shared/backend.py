@@ -31,7 +31,7 @@ from toolcell.sandbox.docker.hardening import (
 )
 from toolcell.sandbox.docker.shared.container import SharedContainer
 from toolcell.sandbox.docker.shared.remote_sandbox import RemoteSandbox
-from toolcell_bridge.entry.shared_protocol import FREEZE, KILL
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL
 
 SLOTS = 16
 """Sandboxes that one container holds at once. When all slots are taken, another container is started."""
@@ -173,6 +173,25 @@ class SharedSandbox:
         if direct is None or not direct.send_control(KILL):
             self.container.kill(self._remote)
 
+    def kill_now(self) -> None:
+        """Have the supervisor kill the sandbox, from another thread. Without a direct channel only `kill` can."""
+        if self._remote.direct is not None:
+            self._remote.direct.kill_now()
+
+    def ask_line(self) -> None:
+        """Have the supervisor ask the script which line it is at. Without a direct channel it is not asked."""
+        if self._remote.direct is not None:
+            self._remote.direct.send_control(ASK)
+
+    def interrupt(self) -> None:
+        """Have the supervisor interrupt the script of a session. Without a direct channel it is not interrupted."""
+        if self._remote.direct is not None:
+            self._remote.direct.send_control(INTERRUPT)
+
+    def cpu_now(self) -> float | None:
+        """Return None: the container's reports arrive in the event loop."""
+        return None
+
     def freeze(self) -> bool:
         """Stop every process of the sandbox.
 
@@ -224,8 +243,6 @@ class SharedContainers:
         self._engine, self._blueprint = engine, blueprint
         self._policy, self._preload, self._required = policy, tuple(preload), required
         self._slots = slots
-        self.is_direct = True
-        """Use direct channels where this process may. False carries every byte over the attached stream."""
         self._processors = 0
         self._containers: list[tuple[Limits, SharedContainer]] = []
         self._starting = anyio.Lock()
@@ -276,7 +293,7 @@ class SharedContainers:
         )
         try:
             await self._link_shared_memory(container.container.id)
-            await container.wait_ready(settings, is_direct=self.is_direct)
+            await container.wait_ready(settings)
         except BaseException:
             await container.aclose()
             raise

@@ -67,8 +67,8 @@ class SharedContainer:
         """No sandbox lives in the container."""
         return not self._sandboxes
 
-    async def wait_ready(self, settings: bytes, *, is_direct: bool) -> None:
-        """Send the settings and wait until the container has preloaded. `is_direct`: look for its proxy process.
+    async def wait_ready(self, settings: bytes) -> None:
+        """Send the settings and wait until the container has preloaded.
 
         Raises:
             SandboxUnavailable: the container did not get ready; repeats its own message.
@@ -79,7 +79,7 @@ class SharedContainer:
         if self.problem is not None or not self.slots:
             raise SandboxUnavailable(self.problem or f"a container was not ready within {READY_S:g} s")
         init_pid = int((self.container.inspected.get("State") or {}).get("Pid") or 0)
-        if is_direct and self._engine.client.info.is_local and init_pid and self._proxy_pid:
+        if self._engine.client.info.is_local and init_pid and self._proxy_pid:
             self._proxy = DirectProxy.find(init_pid, self._proxy_pid)
 
     # Reading.

@@ -8,55 +8,16 @@ host the proxy carries the bytes over the attached stream.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from toolcell.sandbox.stream import SocketStream, read_available
+from toolcell.sandbox.direct_channel import DirectChannel
 from toolcell_bridge.isolation.syscalls import syscall
 
 FILE_TYPES = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]
 """Of a bridge, of raw output on descriptors 1 and 2, and of the control pipe of the sandbox's supervisor."""
-
-
-class DirectChannel:
-    """The host's ends of one sandbox's bridge, raw output and control pipe."""
-
-    def __init__(self, bridge: socket.socket, raw_output: Sequence[int], control_pipe: int) -> None:
-        self.stream = SocketStream(bridge)
-        self._raw_output = tuple(raw_output)
-        self._control_pipe = control_pipe
-        self._hangup = select.poll()
-        self._hangup.register(bridge, select.POLLRDHUP)
-        self._is_closed = False
-
-    def has_hung_up(self) -> bool:
-        """Return True when no process holds the other end of the bridge any more."""
-        return self._is_closed or bool(self._hangup.poll(0))
-
-    def read_raw(self) -> tuple[bytes, bytes]:
-        """Take the raw output so far, without waiting."""
-        if self._is_closed:
-            return b"", b""
-        return read_available(self._raw_output[0]), read_available(self._raw_output[1])
-
-    def send_control(self, word: bytes) -> bool:
-        """Write to the supervisor's control pipe. Return False when the supervisor is gone."""
-        self.stream.rest()
-        try:
-            return not self._is_closed and os.write(self._control_pipe, word) > 0
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        """Close all descriptors, which ends the sandbox. Safe to call twice."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.stream.close()
-            for descriptor in (*self._raw_output, self._control_pipe):
-                os.close(descriptor)
 
 
 class DirectProxy:

@@ -13,7 +13,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.docker.shared.direct_channel import DirectChannel
+from toolcell.sandbox.direct_channel import DirectChannel
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.mux import Mux
 

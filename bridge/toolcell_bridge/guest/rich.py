@@ -1,0 +1,133 @@
+"""Show what plain data cannot: a last value's picture or HTML, and matplotlib's open figures, as files.
+
+All of it runs code of the script and of libraries, here in the sandbox. What raises becomes the problem of its file.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from toolcell_bridge.guest.files import CHUNK_BYTES
+from toolcell_bridge.wire.messages import FilePart, FileProblem
+
+MOST_FIGURES = 10
+"""Of one script."""
+
+PROBLEM_CHARS = 300
+
+METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
+"""What objects have that notebooks show."""
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+FIGURES = "matplotlib._pylab_helpers"
+"""The module of matplotlib that knows the open figures."""
+
+Shown = tuple[str, str, Callable[[], Any]]
+"""Name and media type of a file, and what makes its content: bytes, text, or None where there is nothing to show."""
+
+
+def is_possible(value: object) -> bool:
+    """Whether there may be something to show. Costs next to nothing, and runs no code of the script."""
+    try:
+        return FIGURES in sys.modules or any(hasattr(type(value), method) for method, _, _ in METHODS)
+    except Exception:  # of a metaclass
+        return False
+
+
+def show(value: object, prefix: str, files: int, files_bytes: int) -> Iterator[FilePart | FileProblem]:
+    """Make the files, within count and size, and close the open figures. Each file's name begins with `prefix`."""
+    count, left = 0, files_bytes
+    for name, media_type, make in _everything(value, prefix):
+        try:
+            content = _content(make(), media_type)
+        except (Exception, SystemExit) as exc:
+            yield FileProblem(name, 0, _problem(exc))
+            continue
+        if content is None:
+            continue
+        if count >= files:
+            yield FileProblem(name, len(content), f"too many files (limit {files})")
+        elif len(content) > left:
+            yield FileProblem(name, len(content), f"too large ({len(content)} > {left} bytes left)")
+        else:
+            count, left = count + 1, left - len(content)
+            for start in range(0, len(content), CHUNK_BYTES):
+                piece = content[start : start + CHUNK_BYTES]
+                yield FilePart(name, media_type, piece, start + CHUNK_BYTES >= len(content))
+
+
+def _everything(value: object, prefix: str) -> Iterator[Shown]:
+    yield from _of_value(value, prefix)
+    try:
+        yield from list(_of_figures(value, prefix))
+    except Exception as exc:  # the script may have changed matplotlib
+        yield f"{prefix}figure-1.png", "image/png", partial(_refuse, exc)
+
+
+def _of_value(value: object, prefix: str) -> Iterator[Shown]:
+    for method, ending, media_type in METHODS:
+        if (found := getattr(type(value), method, None)) is not None:
+            yield f"{prefix}result.{ending}", media_type, partial(found, value)
+
+
+def _of_figures(value: object, prefix: str) -> Iterator[Shown]:
+    """The open figures, and the last value if it is a figure that pyplot does not know."""
+    known: Any = sys.modules.get(FIGURES)
+    if known is None:
+        return
+    managers = list(known.Gcf.get_all_fig_managers())
+    figures = [manager.canvas.figure for manager in managers]
+    kind = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    if kind is not None and issubclass(type(value), kind) and all(value is not figure for figure in figures):
+        figures.append(value)
+    for manager in managers:
+        known.Gcf.destroy(manager.num)
+    figures = [figure for figure in figures if len(figure.get_children()) > 1]  # the first child is its background
+    for number, figure in enumerate(figures[:MOST_FIGURES], 1):
+        yield f"{prefix}figure-{number}.png", "image/png", partial(_drawn, figure)
+    if len(figures) > MOST_FIGURES:
+        too_many = ValueError(
+            f"{len(figures)} figures are open, and {MOST_FIGURES} are returned; save and close others"
+        )
+        yield f"{prefix}figure-{MOST_FIGURES + 1}.png", "image/png", partial(_refuse, too_many)
+
+
+def _refuse(problem: Exception) -> None:
+    raise problem
+
+
+def _drawn(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return file.getvalue()
+
+
+def _content(made: object, media_type: str) -> bytes | None:
+    """The content of a file as bytes.
+
+    Raises:
+        TypeError: it is of another kind.
+    """
+    if isinstance(made, tuple) and len(made) == 2:  # with metadata, as notebooks allow
+        made = made[0]
+    if made is None or not made:
+        return None
+    if media_type == "text/html" and isinstance(made, str):
+        return made.encode("utf-8", "xmlcharrefreplace")
+    if media_type == "image/png" and isinstance(made, bytes) and made.startswith(PNG):
+        return made
+    raise TypeError(f"{type(made).__name__:.80} is no {media_type}")
+
+
+def _problem(exc: BaseException) -> str:
+    try:
+        said = str(exc)
+    except (Exception, SystemExit):
+        said = ""
+    text = f"{type(exc).__name__}: {said}"[:PROBLEM_CHARS]
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

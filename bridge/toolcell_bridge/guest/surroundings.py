@@ -1,0 +1,124 @@
+"""Make the interpreter look to a script as it does under `python script.py`.
+
+What a library decides when it is imported is changed right after its import: importing it ahead would cost every
+sandbox's cold start.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from toolcell_bridge.guest.errors import refuse
+from toolcell_bridge.guest.scripts import SCRIPT
+
+RECURSION_LIMIT = 1000
+"""What an interpreter begins with."""
+
+COUNTED_CALLS = 4
+"""Frames between here and the script, and calls of C functions, which Python 3.11 counts as well."""
+
+NO_MANAGER = (
+    "multiprocessing managers listen on a socket, and a sandbox has none; share data with multiprocessing.Queue, Pipe, "
+    "Value or Array"
+)
+
+
+def install() -> None:
+    """Prepare what is the same for every script. Runs before the fork."""
+    import _sitebuiltins
+    import builtins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+    sys.argv = sys.orig_argv = [SCRIPT]
+    sys.meta_path.insert(0, AfterImport)
+    for name, change in CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+
+
+def enter(workspace: str) -> None:
+    """Prepare what only a sandbox may have: the workspace to import from, and room for the frames below the script."""
+    if workspace not in sys.path:
+        sys.path.insert(0, workspace)
+    sys.setrecursionlimit(RECURSION_LIMIT + _depth() + COUNTED_CALLS)
+
+
+def _depth() -> int:
+    frame: FrameType | None = sys._getframe()
+    depth = 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def show_source(source: str, workspace: str, name: str = SCRIPT) -> None:
+    """Give `inspect` and `linecache` the text of the script. `name`: of its code."""
+    _script.source, _script.names = source, (name, os.path.join(workspace, SCRIPT))
+    if "linecache" in sys.modules:
+        _fill_linecache(sys.modules["linecache"])
+
+
+class _Script:
+    source = ""
+    names: tuple[str, ...] = ()
+
+
+_script = _Script()
+
+
+def _fill_linecache(linecache: ModuleType) -> None:
+    lines = [f"{line}\n" for line in _script.source.split("\n")]
+    for name in _script.names:
+        # Without a modification time it is never compared with a file.
+        linecache.cache[name] = (len(_script.source), None, lines, name)
+
+
+def _do_without_tracker(resource_tracker: ModuleType) -> None:
+    """The tracker is a program that removes what a process left behind. A sandbox is removed as a whole."""
+    tracker = resource_tracker.ResourceTracker
+    tracker.ensure_running = tracker._send = lambda self, *_: None
+    resource_tracker.__dict__["getfd"] = refuse  # whoever asks for its pipe is about to start a program
+
+
+def _explain_managers(managers: ModuleType) -> None:
+    def start(*_args: Any, **_options: Any) -> NoReturn:
+        raise PermissionError(errno.EPERM, NO_MANAGER)
+
+    managers.BaseManager.start = start
+
+
+CHANGES: dict[str, Callable[[ModuleType], None]] = {
+    "linecache": _fill_linecache,
+    "multiprocessing.resource_tracker": _do_without_tracker,
+    "multiprocessing.managers": _explain_managers,
+}
+"""What is done to a module after its import."""
+
+
+class AfterImport:
+    """Finds the modules of `CHANGES` as the import system would, and changes each when it was executed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """Return the spec of a module that is to be changed; None for all others."""
+        if name not in CHANGES:
+            return None
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute, change = spec.loader.exec_module, CHANGES[name]
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,52 @@
+"""What one run of the tool loop returns, and why it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolcell.agents.providers.provider import Message
+from toolcell.agents.trace import StepTrace
+from toolcell.results import Suspension
+from toolcell.tools.parts import File
+from toolcell.tools.result import NO_USAGE, TokenUsage
+
+StopReason = str
+FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"
+CANCELLED, BUDGET, PROVIDER_ERROR = "cancelled", "budget", "provider_error"
+REFUSAL, SUSPENDED = "refused", "suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLoopResult:
+    """The result of one run of the loop."""
+
+    content: str
+    iterations: int
+    """Requests made to the model."""
+    stop_reason: StopReason
+    messages: list[Message]
+    """The whole conversation. A later run can continue it."""
+    error: str | None = None
+    usage: TokenUsage = NO_USAGE
+    files: tuple[File, ...] = ()
+    """Files of all tool calls, in order."""
+    steps: tuple[StepTrace, ...] = ()
+    suspension: Suspension | None = None
+    """What a suspended run waits for, for `Agent.resume`."""
+    last_output: str = ""
+    """Answer of the last agent that was called as a tool. Of a run that tools ended, what those tools said."""
+
+    @property
+    def is_error(self) -> bool:
+        """True when the run failed, was cancelled or refused by the model, or ran out of budget."""
+        return self.stop_reason in (PROVIDER_ERROR, CANCELLED, BUDGET, REFUSAL)
+
+
+class Stop(Exception):
+    """Ends the run. Raised at any depth of a turn and caught in `_run_turns`."""
+
+    def __init__(self, reason: StopReason, content: str = "", error: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.content = content
+        self.error = error

@@ -1,0 +1,117 @@
+"""Runs as events for other systems: one JSON object per line, plain or in the fields of the Elastic Common Schema.
+
+Each event says how far its run can be trusted. Scripts' text is inside JSON strings in ASCII, so it can forge no line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from toolcell.audit.query import RunSummary
+from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
+
+Shape = Literal["jsonl", "ecs"]
+"""`jsonl`: an event of a run holds all that is recorded. `ecs`: Elastic Common Schema, for a SIEM."""
+
+ECS_VERSION: Final = "8.17.0"
+DATASET: Final = "toolcell.audit"
+GOOD: Final = frozenset({"ok", "pending"})
+UNKNOWN: Final = frozenset({"unfinished"})
+
+
+def time_of(at_ns: int) -> str:
+    """Return a time in UTC as ISO 8601, with microseconds and zone. Times that no calendar has become the nearest."""
+    return datetime.fromtimestamp(min(at_ns // 1000, _LAST_US) / 1e6, UTC).isoformat(timespec="microseconds")
+
+
+_LAST_US: Final = 253_402_300_799 * 1_000_000
+"""The end of the year 9999."""
+
+
+def lines_of(run: RecordedRun, summary: RunSummary, shape: Shape) -> Iterator[str]:
+    """Yield the events of a run as lines of JSON: its start, each call, and its end if there is one."""
+    make = ecs_events if shape == "ecs" else plain_events
+    yield from (json.dumps(event, sort_keys=False) for event in make(run, summary))
+
+
+def unreadable_line(summary: RunSummary, why: str) -> str:
+    """Return the line for a run whose records cannot be read. It has the fields of both shapes."""
+    event = {"kind": "event", "action": "run-unreadable", "outcome": "unknown", "dataset": DATASET}
+    about = {"run": summary.id, "chain": summary.chain, "seq": summary.seq, "trust": "broken"}
+    return json.dumps({"@timestamp": time_of(summary.started_ns), "event": event, **about, "error": {"message": why}})
+
+
+def plain_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run with everything that is recorded of it."""
+    about = {"run": run.id, "chain": run.chain, "seq": run.seq, "trust": summary.trust}
+    start = run.to_dict()
+    end = start.pop("end")
+    calls = start.pop("calls")
+    yield {"event": "run_started", "at": time_of(run.started_ns), **about, **start}
+    for call in calls:
+        yield {"event": "call", "at": time_of(call["started_ns"]), **about, **call}
+    if run.end:
+        yield {"event": "run_ended", "at": time_of(run.ended_ns or 0), **about, **end}
+
+
+def ecs_events(run: RecordedRun, summary: RunSummary) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run in ECS fields; what ECS has no field for is under `toolcell`."""
+    base = {
+        "ecs": {"version": ECS_VERSION},
+        "service": {"type": "toolcell"},
+        "trace": {"id": run.id},
+        **({"user": {"id": str(run.who["user"])}} if run.who.get("user") else {}),
+    }
+    own = {"run": {"id": run.id, "chain": run.chain, "seq": run.seq, "kind": run.kind}, "trust": summary.trust}
+    script = {"hash": {"sha256": run.start.get("sha256")}, "title": summary.title}
+    yield _ecs("run-started", ["start"], run.started_ns, run.seq, None, None, base, own | {"script": script})
+    for call in run.calls:
+        yield _ecs(
+            "tool-call", ["info"], call.started_ns, call.started_seq, call.status, call.duration_s, base,
+            own | {"call": _call(call)}, call.message,
+        )  # fmt: skip
+    if run.end:
+        duration_s = max(0, (run.ended_ns or 0) - run.started_ns) / 1e9
+        error = run.end.get("error") or {}
+        detail = {
+            "outcome": run.outcome,
+            "calls": len(run.calls),
+            "files": [{"name": name, "size": size, "sha256": sha256} for name, _, size, sha256, _ in run.end["files"]],
+        }
+        yield _ecs(
+            "run-ended", ["end"], run.ended_ns or 0, run.seq, run.outcome, duration_s, base, own | detail,
+            str(error.get("message", "")),
+        )  # fmt: skip
+
+
+def _ecs(
+    action: str,
+    types: list[str],
+    at_ns: int,
+    seq: int,
+    outcome: str | None,
+    duration_s: float | None,
+    base: Mapping[str, Any],
+    own: Mapping[str, Any],
+    message: str = "",
+) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "kind": "event", "category": ["process"], "type": types, "action": action, "dataset": DATASET,
+        "provider": "toolcell", "sequence": seq,
+    }  # fmt: skip
+    if outcome is not None:
+        event["outcome"] = "success" if outcome in GOOD else "unknown" if outcome in UNKNOWN else "failure"
+    if duration_s is not None:
+        event["duration"] = round(duration_s * 1e9)
+    failed = {"error": {"message": message, "code": outcome}} if message else {}
+    return {"@timestamp": time_of(at_ns), "event": event, **base, **failed, "toolcell": jsonable(own)}
+
+
+def _call(call: RecordedCall) -> dict[str, Any]:
+    return {
+        "number": call.number, "tool": call.tool, "origin": call.origin, "line": call.line, "verdict": call.verdict,
+        "status": call.status, "code": call.code, "args": json.dumps(jsonable(call.args)),
+    }  # fmt: skip

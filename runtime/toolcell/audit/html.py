@@ -1,0 +1,233 @@
+"""Show one run as one HTML file: self-contained, without scripts and without requests to anywhere.
+
+All of a record is hostile text. It becomes text of the page, or a number: `_environment` escapes every value, what a
+browser or a reader could mistake for something else is spelled out first, and the policy in the page forbids everything
+but its own style sheet.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from toolcell.audit.events import time_of
+from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
+from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.text import for_terminal
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TRUST_TEXTS: Final = {
+    VERIFIED: ("good", "A valid signature covers all records of this run."),
+    UNSIGNED: ("warn", "No signature covers the end of this run yet."),
+    UNVERIFIED: ("warn", "The key that signed this run was not given, so nothing was checked."),
+    BROKEN: ("bad", "The records of this run are not what was signed."),
+}
+_GOOD: Final = frozenset({"ok", "pending"})
+BAR_WIDTH: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A call as the page shows it."""
+
+    label: str
+    css: str
+    start: int
+    width: int
+    parts: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLine:
+    """A line of the script, with the calls that it made."""
+
+    number: int
+    text: str
+    calls: list[ShownCall]
+    failed: bool
+
+
+def to_html(
+    run: RecordedRun, trust: str, *, redactions: Iterable[Mapping[str, Any]] = (), log: str = "", made_ns: int = 0
+) -> str:
+    """Return the page. `redactions` are what `Index.redactions_of` returned, as plain data."""
+    calls = _calls(run)
+    css, trust_text = TRUST_TEXTS[trust]
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+    return (
+        _environment()
+        .get_template("run.html.jinja")
+        .render(
+            style=_as_is(style),
+            style_hash=_as_is(f"sha256-{digest}"),
+            run=run,
+            trust=trust,
+            trust_class=css,
+            trust_text=trust_text,
+            made_at=time_of(made_ns),
+            facts=[*_facts(run), ("log", log)],
+            redactions=[_redaction(each) for each in redactions],
+            lines=_lines(run, calls),
+            calls=[*calls.values()],
+            span=f"{_end_ns(run) / 1e6 - run.started_ns / 1e6:.3f} ms",
+            output=_output(run),
+            results=[*_results(run)],
+            files=_files(run),
+        )
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # `finalize` sees every value before it is escaped, whatever the template forgets.
+    return Environment(
+        loader=PackageLoader("toolcell.audit"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=False,
+    )
+
+
+def _visible(value: object) -> object:
+    """Spell out what a browser hides, reorders or cannot encode."""
+    return value if hasattr(value, "__html__") else for_terminal(str(value))
+
+
+def _as_is(text: str) -> object:
+    """Mark a text of our own, the style sheet or its digest, so that it is not escaped."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+@functools.cache
+def _style() -> str:
+    return (files("toolcell.audit") / "templates" / "run.css").read_text(encoding="utf-8")
+
+
+# What is shown
+
+
+def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
+    yield "outcome", run.outcome
+    yield "started", time_of(run.started_ns)
+    if run.ended_ns is not None:
+        yield "ended", time_of(run.ended_ns)
+    yield "chain", f"{run.chain}, record {run.seq}"
+    for name, value in run.who.items():
+        yield f"for {name}", _text(value)
+    for name in ("limits", "policy", "isolation"):
+        if run.kind == "code" and (value := getattr(run, name)):
+            yield name, _text(value)
+    if run.definitions:
+        yield "tools", ", ".join(str(each[0]) for each in run.definitions)
+    if run.start.get("inputs") is not None:
+        yield "inputs", _text(run.start["inputs"])
+    if digest := run.start.get("sha256"):
+        yield "script", f"sha256 {digest}"
+    if usage := run.end.get("usage"):
+        yield "used", _text(usage)
+    yield from _notes(run.start.get("more"))
+    yield from _notes(run.end.get("more"))
+
+
+def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """Say what was cut, redacted or left out."""
+    yield from ((name.replace("_", " "), _text(value)) for name, value in (more or {}).items())
+
+
+def _redaction(each: Mapping[str, Any]) -> str:
+    reason = f": {each['reason']}" if each["reason"] else ""
+    parts = ", ".join(each["parts"])
+    return f"{time_of(each['at_ns'])} {each['by']} removed {parts} of record {each['seq']}{reason}"
+
+
+def _text(value: Any) -> str:
+    """Return a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False, indent=1)
+
+
+def _end_ns(run: RecordedRun) -> int:
+    times = [run.ended_ns or 0, *(call.ended_ns or call.started_ns for call in run.calls)]
+    return max(run.started_ns + 1, *times)
+
+
+def _calls(run: RecordedRun) -> dict[int, ShownCall]:
+    span = _end_ns(run) - run.started_ns
+    return {call.number: _call(call, run.started_ns, span) for call in run.calls}
+
+
+def _call(call: RecordedCall, started_ns: int, span_ns: int) -> ShownCall:
+    css = "good" if call.status in _GOOD else "warn" if call.status == UNFINISHED else "bad"
+    start = min(BAR_WIDTH - 2, max(0, (call.started_ns - started_ns) * BAR_WIDTH // span_ns))
+    lasts = round(call.duration_s * 1e9) * BAR_WIDTH // span_ns if call.is_finished else BAR_WIDTH
+    took = f" {call.duration_s * 1000:.3f} ms" if call.is_finished else ""
+    label = f"{call.number} {call.tool}: {call.status}{took}"
+    return ShownCall(label, css, start, min(BAR_WIDTH - start, max(2, lasts)), [*_parts(call)])
+
+
+def _parts(call: RecordedCall) -> Iterable[tuple[str, str]]:
+    about = [
+        f"by {call.origin}",
+        f"line {call.line}" if call.line else "",
+        f"in call {call.parent}" if call.parent else "",
+    ]
+    yield "origin", ", ".join(each for each in about if each)
+    yield "arguments", _text(call.args)
+    yield from _notes(call.start_extra)
+    if call.code:
+        yield "failure", call.code
+    elif call.is_finished:
+        yield "answer", _text(call.value)
+    yield from _notes(call.end_extra)
+
+
+def _lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
+    if run.source is None:
+        return []
+    by_line: dict[int | None, list[ShownCall]] = {}
+    for call in run.calls:
+        by_line.setdefault(call.line, []).append(calls[call.number])
+    failed = (run.end.get("error") or {}).get("line")
+    lines = run.source.rstrip("\n").split("\n")
+    return [
+        ShownLine(number, text, by_line.get(number, []), number == failed) for number, text in enumerate(lines, start=1)
+    ]
+
+
+def _output(run: RecordedRun) -> list[tuple[str, str]]:
+    logs = run.end.get("logs") or ()
+    texts = {stream: "".join(text for each, text in logs if each == stream) for stream in ("stdout", "stderr")}
+    others = [("printed elsewhere", text) for stream, text in logs if stream not in texts]
+    return [(f"Printed to {stream}", text) for stream, text in texts.items() if text] + others
+
+
+def _results(run: RecordedRun) -> Iterable[tuple[str, str]]:
+    if run.end.get("has_value"):
+        yield "Result", _text(run.end["value"])
+    if error := run.end.get("error"):
+        yield "Error", _text(error)
+    if not run.end:
+        yield "End", "No end is recorded: the run is under way, or its host was killed."
+
+
+def _files(run: RecordedRun) -> list[tuple[Any, ...]]:
+    given = [(name, "given", size, sha256, "") for name, size, sha256, _ in run.start.get("files") or ()]
+    returned = run.end.get("files") or ()
+    made = [
+        (name, "returned", size, sha256 or "", problem or media or "")
+        for name, media, size, sha256, problem in returned
+    ]
+    return [*given, *made]

@@ -1,0 +1,225 @@
+"""A time stamping authority as a witness (RFC 3161): it signs that it was shown a head, and when, and keeps nothing.
+
+Its tokens are kept in the log's directory, so whoever can write there can remove them. Nobody can make one, or change
+when it was made, without the authority's key.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import stat
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from toolcell.audit.chain_check import Finding
+from toolcell.audit.remote_witnesses import TIMEOUT_S, ask, check_url
+from toolcell.audit.signatures import Head
+from toolcell.audit.witness import MAX_LINE_BYTES, WitnessFailed, to_line
+from toolcell.errors import AuditError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+TOKENS_FILE: Final = "timestamps.jsonl"
+"""In the log's directory. Each line is an answer of an authority, with its name and the head that it was shown."""
+MAX_ANSWER_BYTES: Final = 64 << 10
+"""An answer has a token and a few certificates: 2 to 8 KB."""
+MAX_TOKEN_LINE_BYTES: Final = MAX_ANSWER_BYTES * 4 // 3 + MAX_LINE_BYTES
+MAX_CERTIFICATES_BYTES: Final = 1 << 20
+MAX_REMEMBERED: Final = 100_000
+"""Tokens found good that are not checked a second time. Checking one takes 2 ms."""
+MIN_NONCE: Final = 1 << 61
+"""Nonces from here to its double are 8 bytes without a sign byte, so each encoding of them is the same."""
+MAX_BAD_TOKENS: Final = 100
+"""Reported of one witness: one is enough."""
+BAD_TOKEN: Final = "bad_stamp"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A head, and what its token says of it."""
+
+    line: int
+    head: Head
+    at: datetime | None
+    """When the authority signed. None when the token is not one of this head by an authority that is trusted."""
+    problem: str = ""
+
+
+class TimestampWitness:
+    """An authority at a URL, and the log whose heads it stamps.
+
+    `certificates` is a PEM file with the certificate that the authority's own was issued by, and those in between. The
+    authority's must be marked for time stamping.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        certificates: str | os.PathLike[str],
+        log: str | os.PathLike[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        check_url(url)
+        self.name = f"rfc3161:{url}"
+        self._url = url
+        self._timeout_s = timeout_s
+        self._roots = _load_certificates(Path(certificates))
+        self._path = Path(log).absolute() / TOKENS_FILE
+        self._good: dict[bytes, datetime] = {}
+
+    def push(self, head: Head) -> None:
+        """Let the authority stamp a head, check the token and keep it.
+
+        Raises:
+            WitnessFailed: there was no answer, its token is not one of this head, or it could not be written.
+        """
+        import rfc3161_client as tsp
+
+        data = to_line(head).encode()
+        builder = tsp.TimestampRequestBuilder(data, tsp.HashAlgorithm.SHA512, nonce=True, cert_req=True)
+        query = builder.build()
+        while not MIN_NONCE <= (query.nonce or 0) < 2 * MIN_NONCE:  # others come back encoded in another length
+            query = builder.build()
+        headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+        request = urllib.request.Request(self._url, query.as_bytes(), headers, method="POST")
+        answer = ask(self.name, request, MAX_ANSWER_BYTES, self._timeout_s)
+        try:
+            self.stamped_at(answer, data, query.nonce)
+        except ValueError as exc:
+            raise WitnessFailed(f"{self.name}: {exc}") from exc
+        self._keep(head, answer)
+
+    def heads(self, log: str) -> Iterator[Head]:
+        """Yield the heads that have a good token.
+
+        Raises:
+            WitnessFailed: the tokens cannot be read.
+        """
+        yield from (stamp.head for stamp in self.stamps(log) if stamp.at is not None)
+
+    def stamps(self, log: str) -> Iterator[Stamp]:
+        """Yield the heads of a log that the file has tokens of this authority for. Other lines are passed over.
+
+        Raises:
+            WitnessFailed: the file cannot be read.
+        """
+        for number, line in enumerate(self._lines(), 1):
+            with suppress(ValueError, TypeError, KeyError, RecursionError, AuditError):
+                plain = json.loads(line)
+                head, text = Head.from_dict(plain["head"]), plain["answer"]
+                if plain["witness"] == self.name and head.log == log:
+                    yield self._stamp(number, head, text)
+
+    def _stamp(self, number: int, head: Head, text: Any) -> Stamp:
+        """Check a token, or remember that it was checked."""
+        data = to_line(head).encode()
+        try:
+            answer = base64.b64decode(text, validate=True)
+            digest = hashlib.sha256(len(data).to_bytes(4, "big") + data + answer).digest()
+            at = self._good.get(digest) or self.stamped_at(answer, data)
+        except (ValueError, TypeError) as exc:
+            return Stamp(number, head, None, str(exc))
+        if len(self._good) < MAX_REMEMBERED:
+            self._good[digest] = at
+        return Stamp(number, head, at)
+
+    def stamped_at(self, answer: bytes, data: bytes, nonce: int | None = None) -> datetime:
+        """Return when an answer says that data was stamped.
+
+        Raises:
+            ValueError: it does not say so, or nobody whom we trust does.
+        """
+        import rfc3161_client as tsp
+
+        try:
+            parsed = tsp.decode_timestamp_response(answer)
+        except ValueError as exc:
+            raise ValueError("the answer is no response of RFC 3161") from exc
+        if parsed.status != tsp.PKIStatus.GRANTED:
+            said = " ".join(parsed.status_string)
+            raise ValueError(f"the authority refused with status {parsed.status}: {said!r:.200}")
+        try:
+            tsp.VerifierBuilder(roots=list(self._roots), nonce=nonce).build().verify_message(parsed, data)
+            return parsed.tst_info.gen_time.astimezone(UTC)
+        except (ValueError, tsp.VerificationError) as exc:
+            raise ValueError(f"the token is not one of this head by a trusted authority: {_why(exc)}") from exc
+
+    def _keep(self, head: Head, answer: bytes) -> None:
+        plain = {"witness": self.name, "head": head.to_dict(), "answer": base64.b64encode(answer).decode()}
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            with open(os.open(self._path, flags, 0o600), "r+b", buffering=0) as file:
+                _require_regular(file.fileno())
+                # What a full disk or a power failure left of a line must not spoil this one.
+                data = f"\n{json.dumps(plain, sort_keys=True)}\n".encode()
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+        except OSError as exc:
+            raise WitnessFailed(f"{self.name}: the token cannot be kept in {self._path}: {exc.strerror}") from exc
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the lines of the file. A file that is not there has none: then the log says what is missing."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:
+                _require_regular(descriptor)
+                while line := file.readline(MAX_TOKEN_LINE_BYTES + 1):
+                    yield line
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise WitnessFailed(f"{self.name}: cannot read the tokens in {self._path}: {exc.strerror}") from exc
+
+
+def check_tokens(witness: TimestampWitness, log: str) -> Iterator[Finding]:
+    """Find tokens that were changed, belong to another head, or were made by nobody whom we trust."""
+    bad = (stamp for stamp in witness.stamps(log) if stamp.at is None)
+    for stamp in itertools.islice(bad, MAX_BAD_TOKENS):
+        head, where = stamp.head, f"line {stamp.line} of {TOKENS_FILE} ({witness.name})"
+        yield Finding(BAD_TOKEN, head.chain, None, head.seq, None, f"{where}: {stamp.problem}")
+
+
+def _why(exc: Exception) -> str:
+    """Return what the library says, without the error stack of OpenSSL that it appends."""
+    said, _, stack = str(exc).partition(": ErrorStack")
+    reason = re.search(r'data: "Verify error: *([^"]*)"', stack)
+    return f"{said:.200}" + (f": {reason[1]:.100}" if reason else "")
+
+
+def _require_regular(descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+
+
+def _load_certificates(path: Path) -> list[Certificate]:
+    """Return the certificates in a PEM file.
+
+    Raises:
+        UsageError: there is none, or the extra is not installed.
+    """
+    try:
+        import rfc3161_client  # noqa: F401
+        from cryptography.x509 import load_pem_x509_certificates
+    except ImportError as exc:
+        raise UsageError("time stamps need the rfc3161-client package: pip install 'toolcell[timestamps]'") from exc
+    try:
+        with open(path, "rb") as file:
+            return load_pem_x509_certificates(file.read(MAX_CERTIFICATES_BYTES))
+    except OSError as exc:
+        raise UsageError(f"cannot read the authority's certificates from {path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise UsageError(f"{path} has no certificates in PEM: {exc}") from exc

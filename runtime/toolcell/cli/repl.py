@@ -1,0 +1,196 @@
+"""`toolcell repl`: type Python into a session. Names stay, tools can be called, and Ctrl-C interrupts what runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from toolcell.cli import repl_input
+from toolcell.cli.execution import Watch
+from toolcell.cli.flags import with_flags
+from toolcell.cli.run import RuntimeFlags, save_files, showing_installation, tool_error_listener
+from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
+from toolcell.config import Limits
+from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult, Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toolcell.runtime import Runtime
+    from toolcell.sessions.session import Session
+    from toolcell.tools import ToolDefinition
+
+WELCOME = "?  lists the tools, ?NAME describes one; Ctrl-C interrupts, Ctrl-D or exit ends"
+
+LEAVING = frozenset({"exit", "exit()", "quit", "quit()"})
+"""What ends the session, as in Python. In a script inside it `exit()` ends that script."""
+
+ReadScript = Callable[[], Awaitable[str]]
+"""Returns the next script. Raises EOFError at Ctrl-D and KeyboardInterrupt at Ctrl-C."""
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name)(reporting(with_flags(repl)))
+
+
+def repl(
+    *,
+    history: Annotated[
+        Path | None, typer.Option("--history", metavar="FILE", help="Where to keep what was typed.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files scripts return.")
+    ] = None,
+    settings: RuntimeFlags,
+    limits: Limits,
+) -> None:
+    """Type Python into a sandbox that stays, with the tools as its only way out.
+
+    The limits are those of each script, and of the sandbox as a whole for memory, disk and processes.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError("toolcell repl needs a terminal; for a script from a file or a pipe there is toolcell run")
+    options = settings.options() | {"limits": limits}
+
+    async def converse() -> None:
+        from toolcell.runtime import Runtime
+
+        async with Runtime(**options) as runtime:
+            with showing_installation(Watch()):
+                read = repl_input.reader(tool_names(runtime), history)
+                await run_repl(runtime, read, stdout(), stderr(), output_dir)
+
+    anyio.run(converse)
+
+
+async def run_repl(
+    runtime: Runtime, read: ReadScript, out: Console, err: Console, output_dir: Path | None = None
+) -> None:
+    """Run what `read` returns in one session until it ends. Returned files are saved in `output_dir`."""
+    from toolcell.tools import RunContext
+
+    context = RunContext()
+    context.events.subscribe(tool_error_listener())
+    async with runtime.session(context=context) as session:
+        err.print(safe(WELCOME, "dim"))
+        while True:
+            try:
+                source = await read()
+            except KeyboardInterrupt:
+                err.print("KeyboardInterrupt")
+                continue
+            except EOFError:
+                return
+            if source.strip() in LEAVING:
+                return
+            if source.strip().startswith("?"):
+                show_help(source.strip().strip("?").strip(), runtime, out)
+            elif source.strip():
+                result = await run_interruptibly(session, source, out, err)
+                show(result, out, err)
+                if output_dir is not None:
+                    save(result, output_dir, err)
+
+
+async def run_interruptibly(session: Session, source: str, out: Console, err: Console) -> ExecutionResult:
+    """Run a script, and interrupt it at Ctrl-C. What it prints is shown at once."""
+
+    def print_log(stream: str, text: str) -> None:
+        (out if stream == "stdout" else err).print(safe(text), end="")
+
+    if sys.platform == "win32":
+        return await session.execute_code(source, on_log=print_log)
+    results: list[ExecutionResult] = []
+    async with anyio.create_task_group() as tasks:
+        ready = anyio.Event()
+        tasks.start_soon(_interrupt_at_signal, session, ready)
+        await ready.wait()
+        results.append(await session.execute_code(source, on_log=print_log))
+        tasks.cancel_scope.cancel()
+    return results[0]
+
+
+async def _interrupt_at_signal(session: Session, ready: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        ready.set()
+        async for _ in signals:
+            await session.interrupt()
+
+
+def show(result: ExecutionResult, out: Console, err: Console) -> None:
+    """Show a script's value as Python does, its files, and its error."""
+    if result.has_value and result.value is not None:
+        write_text(out, repr(result.value))
+    for file in result.files:
+        err.print(safe(f"file {file.name} ({file.problem or f'{file.media_type}, {file.size} bytes'})", "dim"))
+    error, session = result.error, result.session
+    if error is not None:
+        text = error.traceback if result.outcome in (Outcome.ERROR, Outcome.DENIED) else ""
+        if result.outcome is Outcome.CANCELLED:
+            where = f" (line {error.line})" if error.line else ""
+            text = f"KeyboardInterrupt{where}"
+        err.print(safe((text or f"{error.type}: {error.message}").rstrip("\n"), "red"))
+    if session is not None and session.ended:
+        err.print(safe(f"ended: {', '.join(session.ended)}", "dim"))
+    if session is not None and session.lost:
+        err.print(safe(f"the sandbox was lost: {session.lost}; the next line begins with the state before", "bold red"))
+
+
+def save(result: ExecutionResult, folder: Path, err: Console) -> None:
+    """Save a script's files and name the paths. What cannot be saved is reported."""
+    try:
+        for path in save_files(result.files, folder):
+            err.print(safe(f"saved {path}", "dim"))
+    except UsageError as exc:
+        err.print(safe(str(exc), "red"))
+
+
+def tool_names(runtime: Runtime) -> list[str]:
+    """Return the names of the tools that scripts may call."""
+    return [tool.name for tool in _definitions(runtime)]
+
+
+def _definitions(runtime: Runtime) -> list[ToolDefinition]:
+    from toolcell.tools import Origin
+
+    found: list[ToolDefinition] = runtime.registry.snapshot().definitions(Origin.CODE)
+    return found
+
+
+def show_help(name: str, runtime: Runtime, out: Console) -> None:
+    """Describe a tool, or list them all."""
+    found = {tool.name: tool for tool in _definitions(runtime)}
+    if not name:
+        lines = [f"{each.name}: {each.description.partition(chr(10))[0]}" for each in found.values()]
+        write_text(out, "\n".join(lines) or "there are no tools; --tools FILE adds some")
+        return
+    name = name.removeprefix("tools.")
+    if name not in found:
+        write_text(out, f"there is no tool {name!r}; the tools are: {', '.join(found) or 'none'}")
+        return
+    write_text(out, describe(found[name]))
+
+
+def describe(tool: ToolDefinition) -> str:
+    """Return a tool's name, parameters and description as text."""
+    schema: dict[str, Any] = tool.parameters
+    required = schema.get("required") or ()
+    lines = [f"tools.{tool.name}(...)", "", tool.description]
+    for name, each in (schema.get("properties") or {}).items():
+        about = [str(each.get("type", "any"))]
+        with suppress(KeyError):
+            about.append(f"default {each['default']!r}")
+        if name in required:
+            about.append("required")
+        described = f": {each['description']}" if each.get("description") else ""
+        lines.append(f"  {name} ({', '.join(about)}){described}")
+    return "\n".join(lines)

@@ -1,0 +1,23 @@
+"""Control over runs: their journal, suspension for approval, repair, dry runs. Knows no one backend."""
+
+from typing import TYPE_CHECKING
+
+from toolcell.lazy import lazy_names
+
+__all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "Effect", "JournalConfig"]
+
+if TYPE_CHECKING:
+    from toolcell.control.decisions import AlreadyMade, Deny, Edit
+    from toolcell.control.draft import Draft
+    from toolcell.control.store import JournalConfig
+    from toolcell.effects import CommitResult, Effect
+    from toolcell.tools.hooks import Approve
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "toolcell.control.decisions",
+        "toolcell.control.draft",
+        "toolcell.control.store",
+        "toolcell.effects",
+        "toolcell.tools.hooks",
+    )

@@ -1,0 +1,197 @@
+"""The tools of a run as its journal sees them: recorded calls get recorded answers, the others are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import anyio
+
+from toolcell.control.identity import call_digest, options_of
+from toolcell.control.journal import CANCELLED, Journal, JournalEntry
+from toolcell.control.suspension import IN_DOUBT, Suspender
+from toolcell.errors import RunEnded
+from toolcell.results import Divergence, Outcome
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.hooks import Reject
+from toolcell.tools.options import Origin
+from toolcell.tools.recorded_answers import answer_from_record
+from toolcell.tools.result import Status, ToolResult
+
+IN_DOUBT_CODE = "in_doubt"
+
+
+class JournaledTools:
+    """What a run needs of a registry (`CallableTools`), with a journal around it."""
+
+    def __init__(
+        self,
+        tools: CallableTools,
+        journal: Journal,
+        suspender: Suspender,
+        refresh_reads: bool,
+        is_rebuilding: bool = False,
+    ) -> None:
+        """`is_rebuilding`: no call is made, whatever the journal says."""
+        self._tools = tools
+        self._journal = journal
+        self._suspender = suspender
+        self._refresh_reads = refresh_reads
+        self._is_rebuilding = is_rebuilding
+        self._is_first_run = journal.turns is None and not journal.past
+        self.divergence: Divergence | None = None
+        self.options = partial(options_of, tools)
+        """What is known about a tool, by its name."""
+        self.reused = [entry for entry in journal.entries if entry.is_taken_over]
+        """Calls that were answered from the journal of a repaired run."""
+
+    def snapshot(self) -> JournaledTools:
+        """Return itself."""
+        return self
+
+    def names(self, origin: Origin = Origin.CODE) -> list[str]:
+        """Return the names a caller from `origin` may use."""
+        return self._tools.names(origin)
+
+    def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
+        """Return the definitions that a caller from `origin` sees."""
+        return self._tools.definitions(origin)
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Answer a call from the journal, or make it.
+
+        Raises:
+            ToolAbort: a tool ended the run, the run is suspended, or it diverged.
+            AuditError: the call could not be recorded.
+        """
+        entry, is_known = self._journal.ask(call_id, name, args)
+        suspender = self._suspender
+        suspender.asked += 1
+        suspender.active += 1
+        try:
+            if not self._is_first_run:
+                answer = await self._recorded_answer(entry, is_known)
+                if answer is not None:
+                    note = "answered from the journal; the tool did not run"
+                    return await answer_from_record(
+                        name, args, _ready(answer), note=note, call_id=call_id, origin=origin, context=context
+                    )
+            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+            if result.error is not None:
+                entry.is_refused = not result.meta.duration_ms
+            return result
+        except RunEnded as exc:
+            if context is not None and context.state.abort is exc:
+                context.state.abort = None  # it ends this script, and not the agent's run around it
+            raise
+        finally:
+            suspender.active -= 1
+
+    # Carrying on
+
+    async def _recorded_answer(self, entry: JournalEntry, is_known: bool) -> ToolResult | None:
+        """Return the answer that a call has already; None when it is to be made."""
+        turns = self._journal.turns
+        has_no_answer = entry.answer is None and self._is_rebuilding  # the script ended before it got one
+        if turns is not None and is_known and (entry.answer is not None or has_no_answer):
+            if entry.answer == CANCELLED or has_no_answer:
+                await anyio.sleep_forever()  # until the script cancels the call, as it did before
+            if (ahead := await turns.wait(entry.number)) is not None:
+                self._diverge(ahead, entry)
+            return entry.result()
+        if turns is not None and (ahead := await turns.wait_for_all()) is not None:
+            self._diverge(ahead, entry)
+        if self._is_rebuilding:
+            self._refuse_new(entry)
+        if entry.is_in_doubt:
+            return await self._settle_doubt(entry)
+        return None if is_known else self._repaired_answer(entry)
+
+    async def _settle_doubt(self, entry: JournalEntry) -> ToolResult | None:
+        options = self.options(entry.tool)
+        if options.read_only or options.idempotent:
+            entry.is_started = False
+            return None
+        decision = entry.decision
+        if decision is None:
+            args = dict(entry.args if entry.edited is None else entry.edited)
+            digest = call_digest(entry.tool, args)
+            refusal: Reject = await self._suspender.hold(entry, args, digest, IN_DOUBT)
+            return _refused(refusal.reason)
+        return ToolResult.of(decision.data) if decision.kind == "made" else _refused(decision.data)
+
+    def _diverge(self, expected: int, entry: JournalEntry) -> NoReturn:
+        missing = self._journal.numbered(expected)
+        index = self._journal.index_of(missing)
+        message = f"call {index} was {missing.tool}, and the script does not make it again: it calls {entry.tool}"
+        if missing.tool == entry.tool:
+            message = f"call {index} of {missing.tool} is not made again: it gets other arguments"
+        if self.divergence is None:
+            kind = "call" if missing.tool == entry.tool else "missing_call"
+            self.divergence = Divergence(kind, message, index, None, "", _shape(missing), _shape(entry))
+        raise RunEnded(message, Outcome.DIVERGED)
+
+    def _refuse_new(self, entry: JournalEntry) -> NoReturn:
+        index = self._journal.index_of(entry)
+        message = f"call {index} of {entry.tool} was not made before, and no call is made to rebuild a state"
+        self.divergence = self.divergence or Divergence("extra_call", message, index, None, "", None, _shape(entry))
+        raise RunEnded(message, Outcome.DIVERGED)
+
+    def unmade(self) -> Divergence | None:
+        """Return the first recorded call that a script which is over has not made again."""
+        turns = self._journal.turns
+        number = turns.first_unmade() if turns is not None else None
+        if number is None:
+            return None
+        entry = self._journal.numbered(number)
+        index = self._journal.index_of(entry)
+        message = f"call {index} was {entry.tool}, and the script ended without making it again"
+        return Divergence("missing_call", message, index, None, "", _shape(entry), None)
+
+    # Repair
+
+    def _repaired_answer(self, entry: JournalEntry) -> ToolResult | None:
+        """Return the answer that an identical call got in the repaired run; None when it is to be made."""
+        options = self.options(entry.tool)
+        if options.read_only and self._refresh_reads:
+            return None
+        found = self._journal.take_past(entry.tool, entry.args)
+        if found is None:
+            return None
+        index, past = found
+        entry.reused = index
+        if past.is_refused or past.pending is not None:
+            return None
+        is_repeatable = options.read_only or options.idempotent
+        if past.answer and not (is_repeatable and past.is_failed):
+            self.reused.append(entry)
+            entry.is_refused, entry.is_taken_over = False, True
+            return past.result()
+        if is_repeatable:
+            return None
+        entry.is_started = True
+        message = f"{entry.tool} was called with these arguments in the run that this one repairs, and it is not known "
+        message += "whether it did its work; it was not called again. Find out, or call it with other arguments"
+        return ToolResult.fail(message, code=IN_DOUBT_CODE)
+
+
+def _shape(entry: JournalEntry) -> dict[str, Any]:
+    return {"tool": entry.tool, "args": entry.args}
+
+
+def _refused(reason: str) -> ToolResult:
+    return ToolResult.fail(reason or "a person refused this call", code="blocked", status=Status.BLOCKED)
+
+
+async def _ready(answer: ToolResult) -> ToolResult:
+    return answer

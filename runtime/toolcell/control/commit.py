@@ -1,0 +1,154 @@
+"""Make what a dry run collected: the approved effects in their order, each on the path of every call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
+from toolcell.control.identity import call_digest
+from toolcell.effects import EffectResult, EffectStatus
+from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.tools.call import Call, RunContext
+from toolcell.tools.checks import shown
+from toolcell.tools.dry_run import arguments_of
+from toolcell.tools.placeholders import effects_in, with_results
+from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.run_state import Lineage
+from toolcell.tools.spec import RegisteredTool
+
+
+def approved_ids(draft: Draft, approve: Approved) -> set[str]:
+    """Return the effects that are to be made.
+
+    Raises:
+        UsageError: there is no such effect, or one depends on another that is not approved.
+    """
+    effects = draft.effects
+    known = [effect.id for effect in effects]
+    if approve == "all":
+        return set(known)
+    if isinstance(approve, str) or not isinstance(approve, Iterable):
+        raise UsageError(f'approve must be "all" or a list of effects\' ids, not {shown(approve)}')
+    given: list[Any] = list(approve)
+    if others := [each for each in given if not isinstance(each, str)]:
+        raise UsageError(f"approve takes ids of effects, such as [effect.id for effect in ...], not {shown(others[0])}")
+    chosen = set(given)
+    if unknown := [each for each in chosen if each not in known]:
+        raise UsageError(f"this draft has no {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'no effects'}")
+    for effect in effects:
+        if effect.id in chosen and (missing := [each for each in effect.depends_on if each not in chosen]):
+            needs = ", ".join(missing)
+            raise UsageError(f"{effect.id} needs the result of {needs}, which is not approved; approve both or neither")
+    return chosen
+
+
+class Commit:
+    """Makes the effects of one draft. For each it is the `DryRun` of its call: it lets the approved call run."""
+
+    key = ""
+
+    def __init__(self, draft: Draft, context: RunContext) -> None:
+        self._draft = draft
+        self._run = context
+        self._making: Call | None = None
+        self._has_run = False
+        self.results: dict[str, Any] = {}
+        """What the effects returned that were made."""
+
+    # What the pipeline asks
+
+    def approves(self, call: Call, /) -> bool:
+        """Return true for the call of the effect itself, which was approved, and false for calls below it."""
+        return call.parent is None and self._making is not None and call.name == self._making.name
+
+    def decide(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
+        """Let the tool run, if its arguments are those that were shown."""
+        planned = self._making
+        if planned is None or not self.approves(call):
+            return tool
+        if not _are_planned(call, planned, tool):
+            message = "its arguments would not be those of the draft: a hook, or the tool's preparation, changed them"
+            return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
+        self._has_run = True
+        return tool
+
+    def concluded(self, call: Call, result: ToolResult, /) -> None:
+        """Do nothing."""
+
+    # Making
+
+    async def make(self, chosen: set[str]) -> list[EffectResult]:
+        """Make the chosen effects in order, until one fails."""
+        rows, is_stopped = list[EffectResult](), False
+        for each in self._draft.collected:
+            ident, call, error = each.id, each.call, ""
+            args = with_results(dict(call.args), self._draft.key, self.results)
+            status: EffectStatus = "not approved" if ident not in chosen else "not made"
+            if status == "not made" and not is_stopped:
+                result = await self._made(each)
+                if is_stopped := result.is_error:
+                    status, error = "failed" if self._has_run else "refused", result.message
+                else:
+                    status, self.results[ident] = "made", result.guest_value()
+            rows.append(EffectResult(ident, call.name, args, status, self.results.get(ident), error))
+        return rows
+
+    async def _made(self, effect: Collected) -> ToolResult:
+        call, self._has_run = effect.call, False
+        self._making = call
+        self._run.state.labels.add(effect.labels)
+        args = call.raw_args
+        if effects_in(arguments_of(call), self._draft.key):
+            args = with_results(arguments_of(call), self._draft.key, self.results)
+        try:
+            return await again(call, args, effect.id, self._run, self)
+        except (ToolAbort, AuditError) as exc:
+            return ToolResult.fail(f"the call ended the commit: {exc}", code=ErrorCode.UNAVAILABLE)
+
+
+def _are_planned(call: Call, planned: Call, tool: RegisteredTool) -> bool:
+    """True when the arguments of a call are those that were shown, and results in the place of placeholders."""
+    expected = known_arguments(planned)
+    if {name: call.args.get(name) for name in expected} != expected or planned.args.keys() - call.args.keys():
+        return False
+    added = call.args.keys() - planned.args.keys()
+    if not (added and planned.depends_on):
+        return not added
+    defaults = tool.definition.parameters.get("properties", {})  # filled in now, where the schema was too odd before
+    return all(name in defaults and call.args[name] == defaults[name].get("default") for name in added)
+
+
+async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: Any) -> ToolResult:
+    """Make a call of a dry run again, for the same user and under the same rules, with `args` and in another run."""
+    context = call.run.child(
+        run_id=run.run_id,
+        observer=run.observer,
+        made=run.made,
+        events=run.events,
+        state=run.state,
+        dry_run=dry_run,
+        deadline=math.inf,
+        work=None,
+        parent_call_id=None,
+        lineage=Lineage(call.run.lineage.origins),
+    )
+    return await call.registry.dispatch(call.name, args, call_id=call_id, origin=call.origin, context=context)
+
+
+async def changed_read(draft: Draft, run: RunContext) -> str:
+    """Make the reads of a draft again, and return which one has another result now; empty when none has.
+
+    What a tool that reads calls below it may write, so these calls are collected again, and dropped.
+    """
+    last = {call_digest(call.name, arguments_of(call)): (call, answer) for call, answer in draft.reads}
+    for number, (call, answer) in enumerate(last.values(), 1):
+        if answer_digest(await again(call, call.raw_args, f"recheck-{number}", run, Draft())) != answer:
+            return call.name
+    return ""
+
+
+def settled(value: Any, draft: Draft, results: Mapping[str, Any]) -> Any:
+    """Return a script's result with the results of the effects that were made."""
+    return with_results(value, draft.key, results)

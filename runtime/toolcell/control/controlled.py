@@ -1,0 +1,352 @@
+"""What journals do for runs: begin one, end one, and carry one on. `ControlledRuntime` is the base of `Runtime`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
+
+from toolcell.config import Limits, Policy
+from toolcell.control.answering import JournaledTools
+from toolcell.control.decisions import ResumeDecision, check_ids, recorded
+from toolcell.control.draft import Draft
+from toolcell.control.identity import tool_digests
+from toolcell.control.journal import Journal
+from toolcell.control.store import JournalStore, pending_entries
+from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender, check_on_approval
+from toolcell.errors import ResumeError, UsageError
+from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome, Suspension
+from toolcell.run.arguments import check_run_arguments
+from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.connection import GuestConnection
+from toolcell.run.sandboxes import SandboxRuntime
+from toolcell.sandbox.backend import GuestFile
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.context import share_labels
+from toolcell.tools.policy import CallPolicy
+from toolcell_bridge.wire.messages import RunScript
+
+if TYPE_CHECKING:
+    from toolcell.audit.recorder import Recorder
+    from toolcell.quotas import Quotas
+
+Refresh = Literal["", "reads"]
+
+DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
+
+RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED})
+"""Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
+
+DECIDED_BY_SCRIPT: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script with everything that it starts with."""
+
+    source: str
+    inputs: Mapping[str, Any] | None
+    files: tuple[GuestFile, ...]
+    limits: Limits
+    lint: str
+    seed: int | None
+    clock: float | None
+    number: int = 0
+    """Of a script in its session; 0 outside of sessions."""
+
+
+RunHandlers = tuple[anyio.Event | None, OnLog | None, OnProgress | None]
+"""How a caller cancels a run, and what it is told while the script runs."""
+
+
+class RunControl:
+    """The journal's part in one run."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        journal: Journal,
+        tools: CallableTools,
+        context: RunContext,
+        on_approval: OnApproval,
+        refresh: Refresh = "",
+        repaired: str = "",
+        is_rebuilding: bool = False,
+    ) -> None:
+        """`is_rebuilding`: the script only rebuilds a state, and makes no call."""
+        self._store = store
+        self._repaired = repaired
+        self.journal = journal
+        suspender = Suspender(journal)
+        self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
+        self.context = context
+        self._first_effect = context.dry_run.count if isinstance(context.dry_run, Draft) else 0
+        if on_approval == "suspend":
+            self.context = self.context.child(approvals=suspender)
+        elif on_approval == "deny" or context.approvals is not None:
+            self.context = self.context.child(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
+        if on_approval == "suspend" or journal.writer is not None:
+            self.context = self.context.child(observer=StartObserver(journal, context.observer))
+
+    def finish(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result with what its journal adds, and keep the journal for what may come after."""
+        outcome, self.journal.labels = result.outcome, self.journal.held.held
+        if result.error is not None and result.error.frames and len(self.context.secrets):
+            result = _redacted(result, self.context.secrets.redact)
+        if isinstance(draft := self.context.dry_run, Draft):  # its journal is not kept: what it has was not made
+            return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
+        if self.journal.turns is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
+            result = self._compared(result)
+        if self._repaired:
+            from toolcell.control.repair import report
+
+            made = report(self._repaired, self.journal, self.tools.reused, self.tools.options)
+            result = dataclasses.replace(result, repair=made)
+        if outcome is Outcome.SUSPENDED:
+            return self._suspended(result)
+        if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
+            self._store.put_down(self.journal)
+        else:
+            calls_bytes = self.context.work.calls if self.context.work is not None else 0
+            self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
+        return result
+
+    def abandon(self) -> None:
+        """The run has no result. One that can be repeated may be carried on."""
+        self._store.put_down(self.journal)
+
+    def _compared(self, result: ExecutionResult) -> ExecutionResult:
+        found = self.tools.divergence
+        if found is None and result.outcome in DECIDED_BY_SCRIPT:
+            found = self.tools.unmade()
+        if found is None and result.outcome is Outcome.DIVERGED and result.error is not None:
+            found = Divergence("call", result.error.message)
+        if found is None:
+            return result
+        current = {ident: entry.number for ident, entry in self.journal.current.items()}
+        lines = {current.get(f"call_{call.id}", 0): call.line for call in result.calls}
+        line = lines.get(max(lines, default=0))
+        found = dataclasses.replace(found, line=line)
+        error = ErrorInfo("Diverged", f"{found.message}; nothing more was made", line)
+        return dataclasses.replace(result, outcome=Outcome.DIVERGED, error=error, divergence=found)
+
+    def _suspended(self, result: ExecutionResult) -> ExecutionResult:
+        journal, store = self.journal, self._store
+        lines = {call.id: call.line for call in result.calls}
+        for call_id, entry in journal.current.items():
+            if entry.pending is not None:
+                line = lines.get(int(call_id.removeprefix("call_")))
+                entry.pending = dataclasses.replace(entry.pending, line=line)
+        suspension = store.suspend(journal)
+        named = ", ".join(f"{each.tool} (line {each.line})" for each in suspension.calls)
+        error = ErrorInfo("Suspended", f"it waits for a decision about {named}", suspension.calls[0].line)
+        return dataclasses.replace(result, error=error, suspension=suspension)
+
+
+def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> ExecutionResult:
+    """Return the result without the secrets of the run in the local variables of its error."""
+    assert result.error is not None
+    frames = tuple(
+        dataclasses.replace(frame, locals={name: redact(text) for name, text in frame.locals.items()})
+        for frame in result.error.frames
+    )
+    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))
+
+
+Begin = Callable[[RunScript, RunContext], RunControl]
+"""Begins the journal's part, once it is certain that the script can be sent."""
+
+
+class ControlledRuntime(SandboxRuntime):
+    """The part of a runtime that carries runs on."""
+
+    policy: Policy
+    quotas: Quotas | None
+    _journals: JournalStore
+    _recorder: Recorder | None
+
+    @abstractmethod
+    async def _execute(
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext | None,
+        handlers: RunHandlers,
+        begin: Begin,
+        held: GuestConnection | None = None,
+    ) -> ExecutionResult:
+        """Run a script once, in a fresh sandbox or in that of a session."""
+
+    @abstractmethod
+    def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
+        """Return the tools of a run, unchanging."""
+
+    def _seed_and_clock(
+        self, seed: int | None, clock: float | None, is_repeatable: bool
+    ) -> tuple[int | None, float | None]:
+        seed, clock = self.policy.seed if seed is None else seed, self.policy.clock if clock is None else clock
+        if is_repeatable:
+            from toolcell.audit.recorder import replay_seed
+
+            return replay_seed(seed, clock)
+        return (seed, clock) if self._recorder is None else self._recorder.replay_seed(seed, clock)
+
+    def _under_rules(self, context: RunContext) -> RunContext:
+        """Return a run under the flows and quotas of this runtime, with the labels of the tool call that it begins in.
+
+        Raises:
+            QuotaExceeded: whoever it is for has used up the quota.
+        """
+        share_labels(context)
+        if self.quotas is not None and self.quotas not in context.quotas:
+            context = context.child(quotas=(*context.quotas, self.quotas))
+        for quotas in context.quotas:
+            quotas.begin_run(context)
+        if not self.policy.flows:
+            return context
+        flows = CallPolicy()
+        flows.add_flow(*self.policy.flows)
+        return context.child(policies=(*context.policies, flows))
+
+    def _count_run(self, context: RunContext, cpu_s: float) -> None:
+        """Count what a run has used."""
+        for quotas in context.quotas:
+            quotas.end_run(context, cpu_s)
+
+    def _first_run(
+        self, script: Script, tools: CallableTools, on_approval: OnApproval, repairs: Any, refresh: Refresh
+    ) -> Begin:
+        """Return how the first run of a script begins."""
+        if on_approval != "ask":
+            check_on_approval(on_approval)
+        repaired = self._journals.repaired(repairs) if repairs is not None else None
+        if refresh not in ("", "reads"):
+            raise UsageError(f'refresh must be "" or "reads", not {refresh!r:.40}')
+        if refresh and repaired is None:
+            raise UsageError("refresh= says what a repair makes again; pass repairs= too")
+
+        def begin(message: RunScript, context: RunContext) -> RunControl:
+            store = self._journals
+            is_durable = store.is_durable and context.dry_run is None
+            is_repeatable = is_durable or on_approval == "suspend"
+            journal = store.make(context.run_id) if is_repeatable else Journal(os.urandom(16).hex())
+            if repaired is not None:
+                journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
+            journal.share_labels(context.state.labels)
+            if is_repeatable:
+                journal.header = _header(message, script, tools, on_approval, refresh, repaired)
+            if is_durable:
+                store.write(journal)
+            name = repaired.id if repaired is not None else ""
+            return RunControl(store, journal, tools, context, on_approval, refresh, name)
+
+        return begin
+
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry a suspended run on: its script runs again in a fresh sandbox, and its calls get their recorded answers.
+
+        `decisions`: by the id of the pending call; a call without one suspends the run again. A run that was
+        interrupted, and has no token, is carried on with its id (`interrupted_runs`).
+
+        Raises:
+            ResumeError: the token is no token, changed, foreign, expired or used; its run is unknown or under way; or
+                the tools are not those that it began with. Nothing was made.
+            UsageError: a decision is about a call that does not wait for one, or an argument is of the wrong kind.
+            SandboxUnavailable, AuditError: as from `execute_code`. The run can be resumed with its id.
+        """
+        registry = self._tools(tools)
+        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        store = self._journals
+        journal = store.take(token, tool_digests(registry))
+        try:
+            waiting, given = pending_entries(journal), decisions or {}
+            check_ids(given, waiting)
+            decided = {
+                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt)
+                for ident, entry in waiting.items()
+                if ident in given and entry.pending is not None
+            }
+            store.use(journal, decided)
+        except OSError as exc:
+            store.put_down(journal)
+            raise ResumeError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
+        except UsageError:
+            store.put_down(journal)
+            raise
+        header, controls = journal.header, list[RunControl]()
+        journal.begin_again()
+
+        def begin(message: RunScript, context: RunContext) -> RunControl:
+            journal.share_labels(context.state.labels)
+            settings = header["on_approval"], header["refresh"], header["repairs"]
+            controls.append(RunControl(store, journal, registry, context, *settings))
+            return controls[0]
+
+        context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
+        try:
+            return await self._execute(_script(header), registry, context, (cancel, on_log, on_progress), begin)
+        finally:
+            if not controls:
+                store.put_down(journal)
+
+    def suspended_runs(self) -> list[Suspension]:
+        """Return what each suspended run waits for, with its token: also those whose token got lost with its host."""
+        return self._journals.suspensions()
+
+    def interrupted_runs(self) -> list[str]:
+        """Return the ids of runs whose host was killed, or which were cancelled, and that `resume` can carry on."""
+        return self._journals.interrupted()
+
+
+def _header(
+    message: RunScript,
+    script: Script,
+    tools: CallableTools,
+    on_approval: OnApproval,
+    refresh: Refresh,
+    repaired: Journal | None,
+) -> dict[str, Any]:
+    from toolcell.packing import text_digest
+
+    return {
+        "source": message.source,
+        "source_sha256": text_digest(message.source),
+        "inputs": message.inputs,
+        "files": [[file.name, file.data] for file in script.files],
+        "limits": script.limits.model_dump(),
+        "lint": script.lint,
+        "seed": script.seed,
+        "clock": script.clock,
+        "tools": tool_digests(tools),
+        "on_approval": on_approval,
+        "refresh": refresh,
+        "repairs": repaired.id if repaired is not None else "",
+    }
+
+
+def _script(header: Mapping[str, Any]) -> Script:
+    files = tuple(GuestFile(name, data) for name, data in header["files"])
+    return Script(
+        header["source"],
+        header["inputs"],
+        files,
+        Limits(**header["limits"]),
+        header["lint"],
+        header["seed"],
+        header["clock"],
+    )

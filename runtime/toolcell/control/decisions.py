@@ -1,0 +1,81 @@
+"""What a person, or a program, may decide about a pending call, and how a decision is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolcell.control.journal import RecordedDecision
+from toolcell.errors import UsageError
+from toolcell.results import PendingCall
+from toolcell.tools.checks import shown
+from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue
+
+Deny = Reject
+"""Refuse the call: the script gets a `ToolError` with the reason. The same class as `Reject` of hooks."""
+
+Edit = Modify
+"""Make the call with other arguments. The same class as `Modify` of hooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyMade:
+    """The call in doubt was made, and this is its result. It is not made again."""
+
+    value: Any = None
+
+
+ResumeDecision = Approve | Reject | Modify | AlreadyMade
+
+
+def recorded(decision: ResumeDecision, pending: PendingCall, is_in_doubt: bool = False) -> RecordedDecision:
+    """Return a decision about a pending call as it is recorded.
+
+    Raises:
+        UsageError: it is none, or none for a call of this kind.
+    """
+    ident, about = pending.id, (pending.digest, pending.reason)
+    match decision:
+        case Approve():
+            return RecordedDecision("approve", None, *about)
+        case Reject(reason):
+            return RecordedDecision("deny", reason, *about)
+        case Modify(args) if not is_in_doubt:
+            return RecordedDecision("edit", _plain(dict(args), ident), *about)
+        case AlreadyMade(value) if is_in_doubt:
+            return RecordedDecision("made", _plain(value, ident), *about)
+        case Modify():
+            raise UsageError(f"{ident} is in doubt: decide with Approve(), Deny(...) or AlreadyMade(result), not Edit")
+        case AlreadyMade():
+            raise UsageError(f"{ident} was not made: decide with Approve(), Deny(...) or Edit(...), not AlreadyMade")
+    raise UsageError(f"the decision about {ident} is Approve(), Deny(...) or Edit(...), not {shown(decision)}")
+
+
+def answer_of(decision: RecordedDecision) -> Approve | Reject | Modify:
+    """Return a recorded decision as the pipeline takes it."""
+    if decision.kind == "edit":
+        return Modify(decision.data)
+    return Approve() if decision.kind == "approve" else Reject(decision.data or "")
+
+
+def _plain(value: Any, ident: str) -> Any:
+    try:
+        return to_plain(value, "value")
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        raise UsageError(f"the decision about {ident} cannot be recorded: {exc}") from exc
+
+
+def check_ids(decisions: Mapping[str, ResumeDecision], known: Mapping[str, object]) -> None:
+    """Check that decisions are about calls that wait for one.
+
+    Raises:
+        UsageError: names those that are not, and the calls that wait; or they are no mapping.
+    """
+    if not isinstance(decisions, Mapping):
+        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {shown(decisions)}")
+    unknown = [str(each) for each in decisions if each not in known]
+    if unknown:
+        raise UsageError(f"no call {', '.join(unknown)} waits for a decision; these do: {', '.join(known) or 'none'}")

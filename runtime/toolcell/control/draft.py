@@ -1,0 +1,227 @@
+"""`Draft`: the writes of a dry run. Tools that only read run as always; calls of the others are collected, not made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal
+
+from toolcell.effects import Effect, shown_effects
+from toolcell.errors import UsageError
+from toolcell.packing import value_digest
+from toolcell.results import ExecutionResult
+from toolcell.tools.adapters import keyword_invoke
+from toolcell.tools.call import Call
+from toolcell.tools.checks import shown
+from toolcell.tools.placeholders import effects_in, placeholder
+from toolcell.tools.result import ErrorCode, ToolResult, to_json
+from toolcell.tools.spec import RegisteredTool
+from toolcell_bridge.guest.placeholder import ENDS_DRAFT
+
+DRAFT_S: Final = 86_400.0
+"""Seconds after which a draft cannot be committed any more."""
+
+DRAFTS: Final = 64
+"""Drafts of scripts that a Runtime keeps, the latest."""
+
+Approved = Literal["all"] | Iterable[str]
+
+COLLECTED: Final = "collected in a dry run; the tool did not run"
+
+COMMITTED: Final = "was committed already"
+COMMITTING: Final = "is being committed"
+
+
+@dataclasses.dataclass(slots=True)
+class Collected:
+    """One call of a tool that writes."""
+
+    id: str
+    call: Call
+    labels: frozenset[str]
+    """Of what its run had read when it was collected."""
+    line: int | None = None
+
+
+class Draft:
+    """The writes of one dry run: of a script, a plan, a batch or an agent. Used in one event loop.
+
+    `Runtime.execute_code(..., dry_run=True)` makes one by itself. For everything else there is
+    `RunContext(dry_run=draft)`; then `Runtime.commit(draft)`.
+    """
+
+    def __init__(self, *, keep_s: float = DRAFT_S, clock: Callable[[], float] = time.time) -> None:
+        self.id = os.urandom(8).hex()
+        self._clock = clock
+        self.expires = clock() + keep_s
+        """In seconds since the epoch."""
+        self.ended = ""
+        """Why the dry run could not go on; it has the writes until there."""
+        self.state = ""
+        """Why it cannot be committed: it was, or it is being committed."""
+        self.collected: list[Collected] = []
+        """In order."""
+        self.count = 0
+        """Effects in all, those included whose preview failed."""
+        self._ids: set[str] = set()
+        self.reads: list[tuple[Call, str]] = []
+        """Calls of tools that read, and digests of what they returned."""
+
+    # What the pipeline asks
+
+    @property
+    def key(self) -> str:
+        """Ends the references to results of this draft."""
+        return self.id
+
+    def approves(self, call: Call, /) -> bool:
+        """Return true for a call that is collected: whoever commits it approves it."""
+        return not (call.options.read_only or call.options.orchestrates)
+
+    def decide(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
+        """Collect a call of a tool that writes, and return a stand-in for its result; let the others run."""
+        if self.state:
+            return ToolResult.fail(f"the draft of this dry run {self.state}", code=ErrorCode.UNAVAILABLE)
+        if self.ended:
+            return ToolResult.fail(self.ended, code=ENDS_DRAFT)
+        if not self.approves(call):
+            return self._end(call) if call.depends_on else tool
+        if unknown := [each for each in call.depends_on if each not in self._ids]:
+            message = f"the arguments refer to the result of {', '.join(unknown)}, and this draft has no such effect"
+            return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
+        self.count += 1
+        self._ids.add(f"effect-{self.count}")
+        self.collected.append(Collected(f"effect-{self.count}", call, call.run.state.labels.held))
+        call.warnings = (*call.warnings, COLLECTED)
+        if tool.options.preview is not None and not call.depends_on:
+            spec = dataclasses.replace(
+                tool.spec, invoke=keyword_invoke(tool.options.preview, None, tool.options.blocking)
+            )
+            return RegisteredTool(spec, tool.checker, tool.aliases, tool.identity)
+        return self._stand_in(self.collected[-1].id)
+
+    def _stand_in(self, effect: str) -> ToolResult:
+        value = placeholder(effect, self.key)
+        text = (
+            f"collected as {effect} of a dry run, and not made. Its result is known after the commit; an argument of a "
+            f"later call can refer to it as {to_json(value)}"
+        )
+        return ToolResult.ok(text, value=value)
+
+    def _end(self, call: Call) -> ToolResult:
+        self.ended = (
+            f"{call.name} has to run in a dry run, and its arguments need the result of {', '.join(call.depends_on)}, "
+            "which is not known before the commit. The draft ends here, and has the writes until here"
+        )
+        return ToolResult.fail(self.ended, code=ENDS_DRAFT)
+
+    def concluded(self, call: Call, result: ToolResult, /) -> None:
+        """Remember what a tool that reads has returned, so that a commit can look whether it is still so.
+
+        A call whose preview failed is none of the effects: the script was told that it fails.
+        """
+        if call.is_executed and result.is_error and self.approves(call):
+            failed = [each for each in self.collected if each.call is call]
+            self.collected = [each for each in self.collected if each.call is not call]
+            self._ids.difference_update(each.id for each in failed)
+        if call.is_executed and call.options.read_only and not call.options.orchestrates:
+            again = Call(call.registry, call.name, call.raw_args, call.call_id, call.origin, call.run)
+            self.reads.append((again, answer_digest(result)))  # not the call itself, which keeps its result
+
+    # What it has
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The collected calls, in order; secrets of the run are taken out of their arguments."""
+        return tuple(map(_effect, self.collected))
+
+    def __str__(self) -> str:
+        return shown_effects(self.effects) + (f"\n{self.ended}" if self.ended else "")
+
+    # Runs of scripts
+
+    def finish(self, result: ExecutionResult, first: int, is_own: Callable[[Call], bool]) -> ExecutionResult:
+        """Return the result of a script's dry run. `first`: the `count` of the draft when the script began."""
+        before = {f"effect-{number}" for number in range(1, first + 1)}
+        new = [each for each in self.collected if each.id not in before]
+        records = {f"call_{each.id}": each for each in result.calls}
+        own = {each.call.call_id: each for each in new if is_own(each.call)}
+        for call_id, each in own.items():
+            each.line = records[call_id].line if call_id in records else None
+        calls = tuple(
+            dataclasses.replace(each, status="collected") if call_id in own else each
+            for call_id, each in records.items()
+        )
+        return dataclasses.replace(result, calls=calls, effects=tuple(map(_effect, new)), draft_id=self.id)
+
+    # Before a commit
+
+    def check(self) -> None:
+        """Check that the draft can be committed.
+
+        Raises:
+            UsageError: it was committed, or it has expired.
+        """
+        if self.state:
+            raise UsageError(f"this draft {self.state}: a draft is committed once; make another dry run")
+        if self._clock() > self.expires:
+            when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.expires))
+            raise UsageError(f"this draft expired at {when}; make another dry run")
+
+
+class Drafts:
+    """The drafts of one runtime's scripts, by id."""
+
+    def __init__(self) -> None:
+        self._drafts: OrderedDict[str, Draft] = OrderedDict()
+
+    def make(self) -> Draft:
+        """Return a new draft."""
+        draft = Draft()
+        self._drafts[draft.id] = draft
+        while len(self._drafts) > DRAFTS:
+            self._drafts.popitem(last=False)
+        return draft
+
+    def find(self, given: ExecutionResult | Draft) -> Draft:
+        """Return the draft of a dry run, for one commit.
+
+        Raises:
+            UsageError: it is none, is not of this runtime, was committed, or has expired.
+        """
+        draft = given if isinstance(given, Draft) else None
+        if isinstance(given, ExecutionResult):
+            if not given.draft_id:
+                raise UsageError(f"run {given.run_id} was no dry run: what it wrote is written; write dry_run=True")
+            draft = self._drafts.get(given.draft_id)
+            if draft is None:
+                raise UsageError(
+                    f"this Runtime has no draft of run {given.run_id}: it was made in another one, or is not among its "
+                    f"last {DRAFTS}; make another dry run here"
+                )
+        if draft is None:
+            raise UsageError(f"commit takes the result of a dry run, or a Draft, not {shown(given)}")
+        draft.check()
+        return draft
+
+
+def _effect(collected: Collected) -> Effect:
+    call = collected.call
+    args = call.run.secrets.shown(dict(call.args)) if call.run.secrets else call.args
+    return Effect(collected.id, call.name, args, collected.line, call.depends_on)
+
+
+def known_arguments(call: Call) -> Mapping[str, Any]:
+    """Return the arguments of a collected call that are known already, as its tool would receive them."""
+    key = call.run.dry_run.key if call.run.dry_run is not None else ""
+    return {name: value for name, value in call.args.items() if not effects_in(value, key)}
+
+
+def answer_digest(result: ToolResult) -> str:
+    """Return the sha256 of what a call returned: two that read the same have the same."""
+    if result.error is not None:
+        return value_digest(["failed", str(result.error.code), result.message])
+    return value_digest(["ok", result.guest_value()])

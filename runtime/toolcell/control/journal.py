@@ -1,0 +1,310 @@
+"""The journal of a run: every call that its script made and every answer it got, by the identity of the call.
+
+A run is carried on by running its script again: calls of the journal get their recorded answers, and the first call
+that is not in it is the first one to be made. This file holds the journal in memory; `journal_file` writes it to disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from toolcell.control.identity import call_digest
+from toolcell.flows import Labels
+from toolcell.results import PendingCall
+from toolcell.tools.call import Call
+from toolcell.tools.recorded_answers import AnswerTurns, RecordedTurn
+from toolcell.tools.result import Status, ToolFailure, ToolResult, of_plain
+from toolcell_bridge.wire.codec import decode
+from toolcell_bridge.wire.messages import ToolFail, ToolReturn
+
+JOURNAL_BYTES: Final = 64 << 20
+"""Bytes of answers that the journal of one run keeps. A run with more cannot be suspended, carried on or repaired."""
+
+CANCELLED: Final = b""
+"""The answer of a call that the script cancelled."""
+
+LENGTH_BYTES: Final = 4
+"""Length of a frame, before its body."""
+
+DecisionKind = Literal["approve", "edit", "deny", "made"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecision:
+    """What somebody decided about a pending call."""
+
+    kind: DecisionKind
+    data: Any
+    """Arguments of an edit, reason of a denial, result of a call that was made already."""
+    digest: str
+    """Of the call that was decided about."""
+    reason: str
+    """Why it waited. A decision holds for no other reason."""
+
+
+class JournalEntry:
+    """One call of a script."""
+
+    __slots__ = (
+        "answer", "args", "began", "began_ns", "decision", "edited", "ended", "ended_ns", "is_refused", "is_started",
+        "is_taken_over", "is_written", "number", "pending", "reused", "tool",
+    )  # fmt: skip
+
+    def __init__(self, number: int, tool: str, args: Any, began: int) -> None:
+        self.number = number
+        """Counts the calls of the script from 1."""
+        self.tool = tool
+        self.args = args
+        """As the script gave them; the very object that the call holds."""
+        self.began = began
+        self.ended: int | None = None
+        """Place of its answer among all starts and answers."""
+        self.began_ns = time.time_ns()
+        self.ended_ns = 0
+        self.answer: bytes | None = None
+        """Frame of the answer, as the script received it."""
+        self.is_started = False
+        """An observer saw that the tool is about to run."""
+        self.is_refused = False
+        """The answer says why the tool did not run."""
+        self.is_taken_over = False
+        """Its answer is that of a repaired run, so its tool does not run."""
+        self.is_written = False
+        self.pending: PendingCall | None = None
+        self.decision: RecordedDecision | None = None
+        self.edited: dict[str, Any] | None = None
+        """Arguments of the decision with which its tool started."""
+        self.reused: int | None = None
+        """Index of the call of a repaired run whose answer this call got."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True when the tool had started, and nobody knows what came of it."""
+        return self.answer is None and self.is_started
+
+    def decide(self, decision: RecordedDecision) -> None:
+        """Take a decision. A call in doubt that is approved is a call that has not started."""
+        self.pending = None
+        if self.is_in_doubt and decision.kind == "approve":
+            self.is_started = False
+        else:
+            self.decision = decision
+
+    def start(self) -> None:
+        """Take note that its tool is about to run. A decision is used up by that."""
+        decision = self.decision
+        self.edited = decision.data if decision is not None and decision.kind == "edit" else None
+        self.is_started, self.decision, self.pending = True, None, None
+
+    def result(self) -> ToolResult:
+        """Return the recorded answer as a tool's result."""
+        assert self.answer
+        message = decode(self.answer[LENGTH_BYTES:])
+        if isinstance(message, ToolReturn):
+            return of_plain(message.value)
+        assert isinstance(message, ToolFail)
+        details = message.details if isinstance(message.details, dict) else {}
+        failure = ToolFailure(message.code, message.message, message.retryable, details)
+        return ToolResult(status=Status.ERROR, error=failure)
+
+    @property
+    def is_failed(self) -> bool:
+        """True when the answer is a failure."""
+        return bool(self.answer) and self.result().is_error
+
+
+class JournalWriter(Protocol):
+    """Keeps a journal beyond the life of this process."""
+
+    def write_call(self, entry: JournalEntry) -> None:
+        """Record a call: before its tool runs if `is_started`, else before its answer or its suspension."""
+
+    def write_start(self, entry: JournalEntry) -> None:
+        """Record that the tool of a call that is recorded already is about to run."""
+
+    def write_labels(self, labels: Iterable[str]) -> None:
+        """Record what the run has read."""
+
+    def write_answer(self, entry: JournalEntry) -> None:
+        """Record an answer."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal of one run, and of every run that carries it on."""
+
+    id: str
+    header: dict[str, Any] = field(default_factory=dict)
+    """Everything that is needed to run the script again; empty for a run that cannot be repeated."""
+    entries: list[JournalEntry] = field(default_factory=list)
+    past: list[JournalEntry | None] = field(default_factory=list)
+    """Calls of the runs that this one repairs; None where this run has taken the answer over."""
+    writer: JournalWriter | None = None
+    lost: str = ""
+    """Why the journal is not complete."""
+    current: dict[str, JournalEntry] = field(default_factory=dict)
+    """Calls of the run under way, by the id of their call."""
+    turns: AnswerTurns | None = None
+    """Of a run that is carried on."""
+    token: str = ""
+    """Id of the token that resumes the run; empty when it waits for no decision."""
+    expires: float = 0.0
+    """Of the token, in seconds since the epoch."""
+    labels: frozenset[str] = frozenset()
+    """Of everything that the run had read, as far as this was written."""
+    held: Labels = field(default_factory=Labels)
+    """Of everything that the run under way has read."""
+    size: int = 0
+    stamp: int = 0
+    """Number of the last start or answer."""
+    _unmatched: dict[str, deque[JournalEntry]] = field(default_factory=dict)
+    _past_of: dict[str, deque[int]] = field(default_factory=dict)
+    """Indices of `past`, by the digests of their calls; of the first `_known_past`."""
+    _known_past: int = 0
+
+    # Carrying on
+
+    def begin_again(self) -> None:
+        """Answer the next run of the script from this journal."""
+        self.current = {}
+        self.turns = AnswerTurns(map(_turn, self.entries))
+        self._unmatched = {}
+        for entry in self.entries:
+            self._unmatched.setdefault(call_digest(entry.tool, entry.args), deque()).append(entry)
+
+    def _recorded(self, tool: str, args: Any) -> JournalEntry | None:
+        """Find the k-th call of this tool with these arguments, when it is made for the k-th time."""
+        same = self._unmatched.get(call_digest(tool, args))
+        if not same:
+            return None
+        entry = same.popleft()
+        entry.args = args
+        assert self.turns is not None
+        self.turns.note(entry.number)
+        return entry
+
+    def take_past(self, tool: str, args: Any) -> tuple[int, JournalEntry] | None:
+        """Take the first call of the repaired run that is identical, and was not taken yet."""
+        digest = call_digest(tool, args)
+        while not (same := self._past_of.get(digest)) and self._known_past < len(self.past):
+            self._note_past()
+        if not same:
+            return None
+        index = same.popleft()
+        entry, self.past[index] = self.past[index], None
+        assert entry is not None
+        return index, entry
+
+    def _note_past(self) -> None:
+        """Compute the digest of one more call of the repaired run. Each is computed once: arguments can be large."""
+        index, self._known_past = self._known_past, self._known_past + 1
+        if (entry := self.past[index]) is not None:
+            self._past_of.setdefault(call_digest(entry.tool, entry.args), deque()).append(index)
+
+    def all_entries(self) -> list[JournalEntry]:
+        """Return the calls of this run and those it inherited and did not take over."""
+        return [*self.entries, *(entry for entry in self.past if entry is not None)]
+
+    def index_of(self, entry: JournalEntry) -> int:
+        """Return which call of the script this is, counting from 1."""
+        return self.entries.index(entry) + 1
+
+    def numbered(self, number: int) -> JournalEntry:
+        """Return the entry of a number."""
+        return next(entry for entry in self.entries if entry.number == number)
+
+    # What happens in a run
+
+    def ask(self, call_id: str, tool: str, args: Any) -> tuple[JournalEntry, bool]:
+        """Take note of a call. Shape: its entry, and whether an earlier run of the script made it."""
+        entry = self._recorded(tool, args) if self._unmatched else None
+        is_known = entry is not None
+        if entry is None:
+            self.stamp += 1
+            number = self.entries[-1].number + 1 if self.entries else 1
+            entry = JournalEntry(number, tool, args, self.stamp)
+            self.entries.append(entry)
+        self.current[call_id] = entry
+        return entry, is_known
+
+    def entry_of(self, call: Call) -> JournalEntry | None:
+        """Return the entry of a call that the script itself made; None for calls below it, whatever their ids."""
+        entry = self.current.get(call.call_id)
+        return entry if entry is not None and call.raw_args is entry.args else None
+
+    def start(self, entry: JournalEntry) -> None:
+        """The tool of a call is about to run.
+
+        Raises:
+            OSError: this could not be written, and the tool must not run.
+        """
+        if self.writer is not None:
+            if self.lost:
+                raise OSError(self.lost)
+            entry.is_started = True
+            try:
+                (self.writer.write_start if entry.is_written else self.writer.write_call)(entry)
+            except OSError:
+                entry.is_started = False
+                raise
+        entry.start()
+
+    def share_labels(self, labels: Labels) -> None:
+        """Begin a run: it has read what the journal says, and the journal notes what it reads."""
+        if self.labels:
+            labels.add(self.labels)
+        self.held, self.labels = labels, labels.held
+
+    def note_labels(self) -> None:
+        """Take note of what the run has read, before anybody gets it.
+
+        Raises:
+            OSError: this could not be written.
+        """
+        held = self.held.held
+        if held <= self.labels:
+            return
+        if self.writer is not None and not self.lost:
+            self.writer.write_labels(held)
+        self.labels |= held
+
+    def answer(self, call_number: int, frame: bytes) -> None:
+        """Keep an answer. Never raises: what cannot be written is in doubt later."""
+        entry = self.current.get(f"call_{call_number}")
+        if entry is None or entry.answer is not None:
+            return
+        self.stamp += 1
+        entry.answer, entry.ended, entry.ended_ns = frame, self.stamp, time.time_ns()
+        if entry.pending is not None:  # it waited until now, so its tool did not run
+            entry.pending, entry.is_refused = None, True
+        self.size += len(frame)
+        if self.size > JOURNAL_BYTES and not self.lost:
+            self.lost = f"the answers of this run take more than {JOURNAL_BYTES} bytes, which is all a journal keeps"
+        if self.lost:
+            entry.answer = CANCELLED
+        if not self.lost:
+            try:
+                self.note_labels()
+            except OSError as exc:
+                self.lost = f"the journal could not be written: {exc}"
+        if self.writer is not None and not self.lost:
+            try:
+                if not entry.is_written:
+                    self.writer.write_call(entry)
+                self.writer.write_answer(entry)
+            except OSError as exc:
+                self.lost = f"the journal could not be written: {exc}"
+
+
+def _turn(entry: JournalEntry) -> RecordedTurn:
+    ended = entry.ended if entry.answer else None
+    return RecordedTurn(entry.number, entry.began, ended, entry.began_ns, entry.ended_ns)
+
+
+def pending_of(entries: Iterable[JournalEntry]) -> list[PendingCall]:
+    """Return the calls that wait for a decision."""
+    return [entry.pending for entry in entries if entry.pending is not None]

@@ -1,0 +1,67 @@
+"""What a repaired script took over: the report of a run with `repairs=`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toolcell.control.journal import CANCELLED, Journal, JournalEntry
+from toolcell.results import ExecutionResult, Repair, RepairedCall
+from toolcell.tools.options import ToolOptions
+
+OptionsOf = Callable[[str], ToolOptions]
+
+
+class RepairingRuntime:
+    """Runs the scripts of one conversation: a script that comes after one that failed repairs it.
+
+    It has the attributes of the runtime, so that its tool is described as the runtime's.
+    """
+
+    shows_variables = True
+    """The model is shown the variables of a script that failed."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._failed: ExecutionResult | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
+        """Run a script; see `Runtime.execute_code`."""
+        failed, self._failed = self._failed, None
+        try:
+            result: ExecutionResult = await self._runtime.execute_code(source, repairs=failed, **options)
+        except BaseException:  # no script ran to an end: the next one repairs the one that failed
+            if self._runtime._journals.keeps(failed):
+                self._failed = failed
+            raise
+        self._failed = None if result.ok or result.draft_id else result
+        return result
+
+
+ANSWERED, FAILED, IN_DOUBT = "answered", "failed", "in doubt"
+
+
+def report(repaired: str, journal: Journal, reused: Iterable[JournalEntry], options: OptionsOf) -> Repair:
+    """Sort the calls of a repaired script and of the run that it repairs."""
+    reused = list(reused)
+    new = [entry for entry in journal.entries if entry not in reused]
+    orphaned = [entry for entry in journal.past if entry is not None and _is_done_write(entry, options)]
+    return Repair(repaired, _rows(reused), _rows(new), _rows(orphaned))
+
+
+def _is_done_write(entry: JournalEntry, options: OptionsOf) -> bool:
+    is_made = not entry.is_refused and entry.pending is None
+    return is_made and not options(entry.tool).read_only
+
+
+def _rows(entries: Iterable[JournalEntry]) -> tuple[RepairedCall, ...]:
+    return tuple(RepairedCall(entry.tool, entry.args, _status(entry)) for entry in entries)
+
+
+def _status(entry: JournalEntry) -> str:
+    if entry.answer in (None, CANCELLED):
+        return IN_DOUBT
+    return FAILED if entry.is_failed else ANSWERED

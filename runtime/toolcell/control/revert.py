@@ -1,0 +1,103 @@
+"""Undo what a run or a commit has made, with the `revert=` of its tools, in reverse order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from toolcell.effects import CommitResult, RevertedCall, RevertResult
+from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.results import ExecutionResult
+from toolcell.tools.adapters import is_async, positional_spec
+from toolcell.tools.call import Call, RunContext
+from toolcell.tools.checks import shown
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.options import ToolOptions
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.reverts import MadeCall, MadeCalls
+
+RUNS: Final = 64
+"""Runs and commits that a Runtime can revert, the latest."""
+
+NAME_CHARS: Final = 64
+SCHEMA: Final = {"type": "object", "properties": {"args": {"type": "object"}}}
+
+
+class Reverts:
+    """What the runs and commits of one runtime have made, by the id of their journal."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[str, MadeCalls] = OrderedDict()
+
+    def keep(self, ident: str, made: MadeCalls) -> None:
+        """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""
+        if not made.calls:
+            return
+        known = self._made.setdefault(ident, made)
+        if known is not made:
+            known.calls += made.calls
+        self._made.move_to_end(ident)
+        while len(self._made) > RUNS:
+            self._made.popitem(last=False)
+
+    def find(self, given: ExecutionResult | CommitResult) -> MadeCalls:
+        """Return what a run or a commit has made.
+
+        Raises:
+            UsageError: `given` is neither, was a dry run, or is not known here.
+        """
+        if not isinstance(given, ExecutionResult | CommitResult):
+            raise UsageError(f"revert takes the result of a run or of a commit, not {shown(given)}")
+        if isinstance(given, ExecutionResult) and given.draft_id:
+            raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
+        found = self._made.get(given.journal_id)
+        if found is None:
+            raise UsageError(
+                f"there is nothing of run {given.run_id} to revert: it made no call of a tool that writes, it ran in "
+                f"another Runtime, or it is not among the last {RUNS} runs of this one"
+            )
+        return found
+
+
+async def revert_calls(made: MadeCalls, run: RunContext) -> RevertResult:
+    """Undo the calls, the last first, until one cannot be undone. Those that were undone are forgotten."""
+    rows, is_stopped = list[RevertedCall](), False
+    for each in reversed(list(made.calls)):
+        if each.call is None:
+            rows.append(RevertedCall(each.tool, {}, "cannot be reverted", each.problem))
+            continue
+        if is_stopped:
+            rows.append(RevertedCall(each.tool, each.call.args, "not reverted"))
+            continue
+        made.calls.remove(each)  # a revert that fails may have done a part of its work: it is not repeated
+        result = await _revert(each, run)
+        is_stopped = result.is_error
+        rows.append(RevertedCall(each.tool, each.call.args, "failed" if is_stopped else "reverted", result.message))
+    return RevertResult(run.run_id, tuple(rows))
+
+
+async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
+    """Run one `revert=` as a tool of its own: it is recorded before it runs, has a timeout, and may fail."""
+    call: Call = made.call
+    assert call.options.revert is not None
+    assert made.result is not None
+    definition = ToolDefinition(f"revert_{call.name}"[:NAME_CHARS], f"Undo a call of {call.name}.", SCHEMA)
+    options = ToolOptions(timeout_s=call.options.timeout_s, expose_errors=True)
+    function = _bound(call.options.revert, dict(call.args), made.result.guest_value())
+    registry = ToolRegistry([positional_spec(definition, function, options)])
+    try:
+        return await registry.dispatch(definition.name, {"args": call.args}, context=run)
+    except (ToolAbort, AuditError) as exc:
+        return ToolResult.fail(f"it was not reverted: {exc}", code=ErrorCode.UNAVAILABLE)
+
+
+def _bound(revert: Callable[..., Any], args: dict[str, Any], value: Any) -> Callable[..., Any]:
+    if not is_async(revert):
+        return lambda _args: revert(args, value)
+
+    async def undo(_args: Any) -> Any:
+        return await revert(args, value)
+
+    return undo

@@ -1,0 +1,389 @@
+"""Where journals are: those of finished runs in memory, for repairs, and those that may be carried on, also on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, PositiveFloat
+
+from toolcell.config import SettingsModel
+from toolcell.control.directory import KEY_BYTES, make_private, remove_old, shared_key
+from toolcell.control.identity import registry_digest
+from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
+from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy
+from toolcell.control.marks import marks_directory
+from toolcell.control.tokens import make_token, read_token
+from toolcell.errors import ResumeError, UsageError
+from toolcell.flows import Labels
+from toolcell.results import ExecutionResult, Suspension
+from toolcell.tools.checks import check_kind, shown
+
+FINISHED_RUNS: Final = 64
+FINISHED_BYTES: Final = 64 << 20
+"""How many journals of finished runs are kept in memory for repairs, and how large they may be together."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class JournalConfig(SettingsModel):
+    """Where the journals of runs are kept, and for how long."""
+
+    directory: Path
+    """Belongs to the host alone: it holds scripts, arguments and answers as they are, and the key of the tokens."""
+
+    token_s: PositiveFloat = Field(default=7 * 86_400.0, le=366 * 86_400)
+    """Seconds until the token of a suspended run expires."""
+
+    keep_s: PositiveFloat = Field(default=14 * 86_400.0, le=3660 * 86_400)
+    """Seconds after which the journal of a run that is not under way is removed, when a Runtime opens."""
+
+
+TOKEN_S: Final = 7 * 86_400.0
+"""Without a directory."""
+
+
+class JournalStore:
+    """The journals of one runtime."""
+
+    def __init__(self, given: JournalConfig | str | os.PathLike[str] | None) -> None:
+        if isinstance(given, str | os.PathLike):
+            given = JournalConfig(directory=Path(given))
+        check_kind("journal=", given, JournalConfig, type(None), cure="or a directory: journal='journals/'")
+        self.config = given
+        self.is_durable = self.config is not None
+        """Journals are on disk."""
+        self.key = os.urandom(KEY_BYTES)
+        self.marks: Path | None = None
+        """Directory outside of the journals' own, for what must not be undone by whoever changes theirs."""
+        self.hash_seed: int | None = None
+        """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
+        self._finished: OrderedDict[str, tuple[str, Journal]] = OrderedDict()
+        self._finished_bytes = 0
+        self._begun: set[str] = set()
+        """Ids of runs that began here and have not ended."""
+        self._waiting: dict[str, Journal] = {}
+        """In memory: journals of runs that may be carried on."""
+        self.used: set[str] = set()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds until a token expires."""
+        return self.config.token_s if self.config is not None else TOKEN_S
+
+    def open(self) -> None:
+        """Make the directory and its key, and remove old journals.
+
+        Raises:
+            UsageError: the directory cannot be used.
+        """
+        if self.config is None:
+            return
+        folder = self.config.directory
+        try:
+            make_private(folder)
+            self.key = shared_key(folder)
+            self.marks = marks_directory(self.key)
+            self.hash_seed = int.from_bytes(hashlib.sha256(b"hash seed" + self.key).digest()[:4], "big")
+            remove_old(folder, self.marks, time.time() - self.config.keep_s)
+        except OSError as exc:
+            raise UsageError(f"the journal directory {folder} cannot be used: {exc}") from exc
+
+    # A run begins
+
+    def make(self, wanted: str) -> Journal:
+        """Return an empty journal; `wanted`: its id, if it is free and can be a file's name."""
+        is_free = _NAME.fullmatch(wanted) is not None and wanted not in self._waiting and wanted not in self._begun
+        ident = wanted if is_free and not (self.is_durable and self._path(wanted).exists()) else os.urandom(16).hex()
+        self._begun.add(ident)
+        return Journal(ident)
+
+    def write(self, journal: Journal) -> None:
+        """Write the header of a journal to disk, and each later record.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        file = None
+        try:
+            try:
+                file = JournalFile(self._path(journal.id), self.marks, self.key)
+                file.check_new()
+            except ResumeError:  # a process that began a run of the same id at the same moment has the file
+                self._begun.discard(journal.id)
+                journal.id = os.urandom(16).hex()
+                file = JournalFile(self._path(journal.id), self.marks, self.key)
+            file.write_header(journal)
+        except OSError as exc:
+            if file is not None:
+                file.close()
+            raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
+        journal.writer = file
+
+    def _path(self, ident: str) -> Path:
+        assert self.config is not None
+        return self.config.directory / f"{ident}{SUFFIX}"
+
+    # A run ends
+
+    def suspend(self, journal: Journal) -> Suspension:
+        """Keep the journal of a suspended run until its token is used; return the token.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        journal.token, journal.expires = os.urandom(12).hex(), time.time() + self.token_s
+        if isinstance(journal.writer, JournalFile):
+            try:
+                _write_suspended(journal, journal.writer)
+            except OSError as exc:
+                message = f"the journal of run {journal.id} cannot be written: {exc}; resume the run with this id"
+                raise UsageError(message) from exc
+        self.put_down(journal)
+        return self._suspension(journal)
+
+    def _suspension(self, journal: Journal) -> Suspension:
+        calls, header = tuple(pending_of(journal.entries)), journal.header
+        token = make_token(
+            self.key,
+            token_id=journal.token,
+            run=journal.id,
+            source=header["source_sha256"],
+            tools=registry_digest(header["tools"]),
+            expires=journal.expires,
+            calls=calls,
+        )
+        return Suspension(journal.id, calls, journal.expires, token)
+
+    def put_down(self, journal: Journal) -> None:
+        """Let a journal be taken up again, here or in another process."""
+        self._begun.discard(journal.id)
+        if isinstance(journal.writer, JournalFile):
+            journal.writer.close()
+            journal.writer = None
+        elif journal.header and not self.is_durable:
+            self._drop_expired()
+            self._waiting[journal.id] = journal
+
+    def _drop_expired(self) -> None:
+        now = time.time()
+        for journal in list(self._waiting.values()):
+            if journal.token and journal.expires < now:
+                del self._waiting[journal.id]
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Keep the journal of a finished run in memory, as long as there is room.
+
+        `calls_bytes`: what the arguments of its calls take in memory, about.
+        """
+        self._begun.discard(journal.id)
+        if isinstance(journal.writer, JournalFile):
+            try:
+                journal.writer.write(ENDED, outcome)
+            except OSError:  # then it is one that can be resumed, and has no call left to make
+                pass
+            journal.writer.close()
+            journal.writer = None
+        journal.current, journal.turns, journal.header, journal.held = {}, None, {}, Labels()
+        if journal.lost:
+            return
+        journal.size += calls_bytes
+        self._finished[journal.id] = run_id, journal
+        self._finished_bytes += journal.size
+        while len(self._finished) > 1 and (
+            len(self._finished) > FINISHED_RUNS or self._finished_bytes > FINISHED_BYTES
+        ):
+            self._finished_bytes -= self._finished.popitem(last=False)[1][1].size
+
+    # Repair and resumption
+
+    def keeps(self, result: ExecutionResult | None) -> bool:
+        """Return whether the journal of this run is there for a repair."""
+        return result is not None and result.journal_id in self._finished
+
+    def repaired(self, given: ExecutionResult | str) -> Journal:
+        """Return the journal of a finished run, by its result or id.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if isinstance(given, ExecutionResult):
+            found = self._finished.get(given.journal_id)
+            name = given.run_id
+        elif not isinstance(given, str):
+            raise UsageError(f"repairs= takes the result of a run, or its id, not {shown(given)}")
+        else:
+            name = given
+            same = [each for ident, each in self._finished.items() if given in (ident, each[0])]
+            found = same[-1] if same else None
+        if found is None:
+            raise UsageError(
+                f"repairs={name!r}: this Runtime has no journal of that run. It keeps those of its last "
+                f"{FINISHED_RUNS} finished runs; a suspended run is resumed, and a dry run has no journal: run it again"
+            )
+        return found[1]
+
+    def interrupted(self) -> list[str]:
+        """Return the ids of runs that were interrupted and have no token: `resume` takes these ids."""
+        return [journal.id for journal in self._idle() if not journal.token]
+
+    def suspensions(self) -> list[Suspension]:
+        """Return what each suspended run waits for.
+
+        Raises:
+            UsageError: the key of the tokens was not read yet.
+        """
+        if self.is_durable and self.hash_seed is None:
+            raise UsageError("open the Runtime first: the tokens of suspended runs are signed with the directory's key")
+        return [self._suspension(journal) for journal in self._idle() if journal.token]
+
+    def _idle(self) -> list[Journal]:
+        """Return the journals of runs that have not ended and are not under way."""
+        if self.config is None:
+            return list(self._waiting.values())
+        found = []
+        for path in sorted(self.config.directory.glob(f"*{SUFFIX}")):
+            try:
+                journal, loader = self._load(path.stem)
+            except ResumeError:  # under way, or damaged
+                continue
+            assert isinstance(journal.writer, JournalFile)
+            journal.writer.close()
+            if not loader.is_ended:
+                found.append(journal)
+        return found
+
+    def take(self, given: str | Suspension, digests: dict[str, str]) -> Journal:
+        """Return the journal of a suspended or interrupted run, for one run of its script.
+
+        Raises:
+            ResumeError: the token is foreign, changed, expired or used, its run unknown, or the tools are others.
+        """
+        token = read_token(given.to_json(), self.key) if isinstance(given, Suspension) else None
+        if isinstance(given, str) and given.lstrip().startswith("{"):
+            token = read_token(given, self.key)
+        ident = str(token["run"]) if token is not None else str(given)
+        if not _NAME.fullmatch(ident):
+            raise ResumeError(
+                f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {shown(given)}"
+            )
+        token_id = str(token["token"]) if token is not None else ""
+        journal = self._taken_from_disk(ident, token_id) if self.is_durable else self._taken(ident, token_id)
+        try:
+            _check_tools(journal, digests)
+        except ResumeError:
+            self.put_down(journal)
+            raise
+        return journal
+
+    def _taken(self, ident: str, token_id: str) -> Journal:
+        if token_id and token_id in self.used:
+            raise ResumeError(_used_text(ident))
+        found = self._waiting.get(ident)
+        if found is None:
+            raise ResumeError(_unknown_text(ident, "this Runtime"))
+        _check_token(ident, found.token, token_id)
+        del self._waiting[ident]
+        return found
+
+    def _taken_from_disk(self, ident: str, token_id: str) -> Journal:
+        journal, loader = self._load(ident)
+        try:
+            if token_id and token_id in loader.used:  # a run that was interrupted has no token
+                raise ResumeError(_used_text(ident))
+            if loader.is_ended:
+                raise ResumeError(f"run {ident} has ended; there is nothing to resume")
+            _check_token(ident, journal.token, token_id)
+        except ResumeError:
+            assert isinstance(journal.writer, JournalFile)
+            journal.writer.close()
+            raise
+        return journal
+
+    def _load(self, ident: str) -> tuple[Journal, JournalLoader]:
+        path = self._path(ident)
+        if not path.exists():
+            raise ResumeError(_unknown_text(ident, str(path.parent)))
+        try:
+            file = JournalFile(path, self.marks, self.key)
+        except OSError as exc:
+            raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
+        try:
+            loader = JournalLoader().load(file.read())
+        except OlderCopy as exc:
+            file.close()
+            raise ResumeError(str(exc)) from exc
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
+            file.close()
+            raise ResumeError(
+                f"the journal of run {ident} is damaged ({type(exc).__name__}); run the script again"
+            ) from exc
+        loader.journal.writer = file
+        if loader.journal.header and loader.journal.id != ident:
+            file.close()
+            raise ResumeError(f"{path.name} is a copy of the journal of run {loader.journal.id}: resume that one")
+        if not loader.journal.header:
+            file.close()
+            raise ResumeError(f"the journal of run {ident} is empty: its host ended before the run began")
+        return loader.journal, loader
+
+    def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:
+        """Mark the token of a journal as used, and record what was decided. From here on it is refused."""
+        if isinstance(journal.writer, JournalFile):
+            journal.writer.write_resumed(journal.token, decided)
+        self.used.add(journal.token)
+        journal.token = ""
+        for number, decision in decided.items():
+            journal.numbered(number).decide(decision)
+
+
+def _write_suspended(journal: Journal, file: JournalFile) -> None:
+    for entry in journal.entries:
+        if entry.pending is not None and not entry.is_written:
+            file.write_call(entry)
+    waiting = [(entry.number, entry.pending) for entry in journal.entries if entry.pending is not None]
+    file.write_suspended(journal.token, journal.expires, waiting)
+
+
+def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
+    """Return the calls that wait for a decision, by the id that decisions use."""
+    return {entry.pending.id: entry for entry in journal.entries if entry.pending is not None}
+
+
+def _check_token(ident: str, unused: str, given: str) -> None:
+    if unused and not given:
+        raise ResumeError(f"run {ident} is suspended: resume it with the token of its suspension, not with its id")
+    if given != unused:
+        raise ResumeError(_used_text(ident))
+
+
+def _check_tools(journal: Journal, digests: dict[str, str]) -> None:
+    """Check that the tools are those of the run.
+
+    Raises:
+        ResumeError: names those that are not.
+    """
+    before: dict[str, Any] = journal.header["tools"]
+    if registry_digest(before) == registry_digest(digests):
+        return
+    changed = sorted(name for name in before.keys() & digests.keys() if before[name] != digests[name])
+    parts = {"missing": sorted(before.keys() - digests.keys()), "new": sorted(digests.keys() - before.keys())}
+    parts["changed"] = changed
+    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    raise ResumeError(f"run {journal.id} began with other tools ({said}); resume it with the tools that it began with")
+
+
+def _used_text(ident: str) -> str:
+    return f"this token of run {ident} was used already; a token resumes a run once"
+
+
+def _unknown_text(ident: str, place: str) -> str:
+    return (
+        f"there is no run {ident} to resume in {place}: it has ended, or it began elsewhere. A run outlives its "
+        "process with Runtime(journal=DIRECTORY)"
+    )

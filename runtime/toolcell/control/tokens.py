@@ -1,0 +1,77 @@
+"""Tokens of suspended runs: signed JSON that says which run waits for which decisions, and until when."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from toolcell.errors import ResumeError
+from toolcell.results import PendingCall
+
+KIND: Final = "toolcell_suspension"
+VERSION: Final = 1
+
+
+def make_token(
+    key: bytes, *, token_id: str, run: str, source: str, tools: str, expires: float, calls: Sequence[PendingCall]
+) -> str:
+    """Return a signed token. `source`, `tools`: sha256 of the script and of the tools that it may call."""
+    shown = ("id", "tool", "args", "line", "digest", "reason")
+    payload = {
+        "version": VERSION,
+        "token": token_id,
+        "run": run,
+        "source": source,
+        "tools": tools,
+        "expires": expires,
+        "calls": [{name: getattr(each, name) for name in shown} for each in calls],
+    }
+    text = _text(payload)
+    return _text({KIND: json.loads(text), "signature": _signature(key, text)})
+
+
+def read_token(token: str, key: bytes) -> dict[str, Any]:
+    """Return what a token says.
+
+    Raises:
+        ResumeError: it is none, its signature is another key's, or it has expired.
+    """
+    try:
+        given = json.loads(token)
+        payload, signature = given[KIND], given["signature"]
+        text = _text(payload)
+        is_ours = hmac.compare_digest(str(signature), _signature(key, text))
+        run, expires = str(payload["run"]), float(payload["expires"])
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        shown = f"{token!r:.60}"
+        raise ResumeError(f"{shown} is no token of a suspended run; pass result.suspension.to_json()") from exc
+    if not is_ours:
+        raise ResumeError(
+            f"the token of run {run[:80]!r} was changed, or was signed elsewhere; resume it with the journal of the "
+            "Runtime that suspended it, Runtime(journal=...) of the same directory"
+        )
+    if time.time() > expires:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expires))
+        raise ResumeError(f"the token of run {run} expired at {when} (JournalConfig.token_s); run the script again")
+    result: dict[str, Any] = payload
+    return result
+
+
+def _signature(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_odd)
+
+
+def _odd(value: object) -> Any:
+    """Bytes have no form in JSON: a reader of the token sees them as base64. The digest is over the bytes."""
+    if isinstance(value, bytes | bytearray):
+        return {"base64": base64.b64encode(bytes(value)).decode("ascii")}
+    return str(value)

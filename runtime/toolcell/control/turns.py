@@ -1,0 +1,217 @@
+"""Suspend an agent: calls of one model response wait for decisions, and the conversation goes on from its transcript.
+
+The calls that wait stay open in the transcript. A script that waits is suspended by its runtime, with its own journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
+from toolcell.control.identity import call_digest, registry_digest, tool_digests
+from toolcell.control.journal import RecordedDecision
+from toolcell.control.store import JournalStore
+from toolcell.control.suspension import IN_DOUBT
+from toolcell.control.tokens import make_token, read_token
+from toolcell.errors import ResumeError
+from toolcell.results import ExecutionResult, PendingCall, Suspension
+from toolcell.tools.call import Call, CallableTools, RunContext
+from toolcell.tools.context import current
+from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell.tools.options import Origin
+
+logger = logging.getLogger("toolcell.control")
+
+USED_SUFFIX: Final = ".used"
+
+WAITS: Final = "it waits for a decision"
+
+BELOW_TURN: Final = (
+    "it needs approval, and a call below one of the model's own cannot wait for it: let the tool that the model calls "
+    "require approval, or answer with an approval hook"
+)
+
+
+IN_PLAN: Final = "it needs approval, and a step of a plan cannot wait for it: call the tool by itself, not in a plan"
+
+
+class TurnApprovals:
+    """The `Approvals` of an agent with `on_approval="suspend"`, for one run of its loop."""
+
+    def __init__(
+        self,
+        decided: Mapping[str, RecordedDecision] | None = None,
+        scripts: Mapping[str, tuple[str, dict[str, ResumeDecision]]] | None = None,
+    ) -> None:
+        """`decided`: by the id of the model's call. `scripts`: tokens of scripts, and what was decided about them."""
+        self.is_resumed = decided is not None
+        self._decided = dict(decided or {})
+        self._scripts = dict(scripts or {})
+        self.pending: dict[str, tuple[PendingCall, ...]] = {}
+        """What waits, by the id of the model's call."""
+        self.tokens: dict[str, str] = {}
+        """Of the scripts that wait, by the id of the call of `execute_code`."""
+
+    def waits(self, call: Call) -> bool:
+        """Return whether a call of the model got no answer, because it waits."""
+        return call.parent is None and call.call_id in self.pending
+
+    async def decide(self, call: Call, /) -> Approve | Modify | Reject:
+        """Return what was decided about a call of the model; without a decision, let it wait."""
+        if call.parent is not None:
+            why = IN_PLAN if call.origin is Origin.PLAN else BELOW_TURN
+            return Reject(f'tool "{call.name}" was refused: {why}')
+        if call.call_id in self._scripts:
+            return Approve()  # its script has begun, and only goes on
+        digest = call_digest(call.name, call.args)
+        decision = self._decided.pop(call.call_id, None)
+        if decision is None or decision.reason != call.approval_reason:
+            pending = PendingCall(call.call_id, call.name, dict(call.args), None, digest, call.approval_reason)
+            self.pending[call.call_id] = (pending,)
+            return Reject(WAITS)
+        if decision.digest != digest:
+            return Reject("its arguments are not those that were decided about; it was not made")
+        return answer_of(decision)
+
+    async def run_script(self, runtime: Any, source: str, call: Call, options: dict[str, Any]) -> ExecutionResult:
+        """Run a script that may wait, or carry it on."""
+        token, decisions = self._scripts.pop(call.call_id, ("", {}))
+        result: ExecutionResult
+        if token:
+            known = {name: options[name] for name in ("tools", "context", "on_log", "on_progress") if name in options}
+            result = await runtime.resume(token, decisions, **known)
+        else:
+            result = await runtime.execute_code(source, on_approval="suspend", **options)
+        if (waiting := result.suspension) is not None:
+            self.tokens[call.call_id] = waiting.to_json()
+            self.pending[call.call_id] = tuple(replace(each, id=f"{call.call_id}/{each.id}") for each in waiting.calls)
+        return result
+
+
+class SuspendingRuntime:
+    """Runs the scripts of one agent: what its model calls itself may wait for approval.
+
+    It has the attributes of the runtime, so that its tool is described as the runtime's.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    async def execute_code(
+        self, source: str, /, *, context: RunContext | None = None, **options: Any
+    ) -> ExecutionResult:
+        """Run a script; see `Runtime.execute_code`."""
+        above, approvals = current.get(), context.approvals if context is not None else None
+        options["context"] = context
+        if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
+            return await approvals.run_script(self._runtime, source, above.call, options)
+        result: ExecutionResult = await self._runtime.execute_code(source, **options)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a token of a suspended conversation is about."""
+
+    store: JournalStore
+    messages: Sequence[Mapping[str, Any]]
+    tools: CallableTools | None
+
+    def suspend(self, run_id: str, approvals: TurnApprovals) -> Suspension:
+        """Return the suspension of the calls that wait, with its token."""
+        order = [call["id"] for message in self.messages for call in message.get("tool_calls") or ()]
+        waiting = sorted(approvals.pending.items(), key=lambda item: order.index(item[0]))
+        calls = tuple(each for _, pending in waiting for each in pending)
+        expires = time.time() + self.store.token_s
+        token = make_token(
+            self.store.key,
+            token_id=os.urandom(12).hex(),
+            run=run_id,
+            source=_digest([self.messages, approvals.tokens]),
+            tools=self._tools_digest(),
+            expires=expires,
+            calls=calls,
+        )
+        text = json.dumps({"toolcell_turn": json.loads(token), "scripts": approvals.tokens})
+        return Suspension(run_id, calls, expires, text)
+
+    def _tools_digest(self) -> str:
+        return registry_digest(tool_digests(self.tools, Origin.MODEL) if self.tools is not None else {})
+
+    def approvals(self, given: str | Suspension, decisions: Mapping[str, ResumeDecision]) -> TurnApprovals:
+        """Return the approvals with which the conversation goes on. The token is used up by that.
+
+        Raises:
+            ResumeError: the token is none, was changed, is from elsewhere, has expired or was used; or conversation or
+                tools are others. Nothing was made.
+            UsageError: a decision is about a call that does not wait for one, or is none for such a call.
+        """
+        text = given.to_json() if isinstance(given, Suspension) else given
+        try:
+            outer = json.loads(text)
+            inner, scripts = json.dumps(outer["toolcell_turn"]), dict(outer["scripts"])
+        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+            raise ResumeError(f"{text!r:.60} is no token of a suspended agent; pass suspension.to_json()") from exc
+        token = read_token(inner, self.store.key)
+        if token["source"] != _digest([self.messages, scripts]):
+            raise ResumeError("the agent's conversation is not the one that was suspended; set agent.messages to it")
+        if token["tools"] != self._tools_digest():
+            raise ResumeError("the agent has other tools than when it was suspended; resume it with those")
+        known = {row["id"]: PendingCall(**row) for row in token["calls"]}
+        check_ids(decisions, known)
+        of_scripts: dict[str, tuple[str, dict[str, ResumeDecision]]] = {}
+        for ident, script in scripts.items():
+            start = f"{ident}/"
+            mine = {name.removeprefix(start): each for name, each in decisions.items() if name.startswith(start)}
+            of_scripts[ident] = script, mine
+        waiting = {name: known[name] for name in decisions}
+        decided = {name: recorded(decisions[name], each, each.reason == IN_DOUBT) for name, each in waiting.items()}
+        _use_once(self.store, str(token["token"]), str(token["run"]))
+        return TurnApprovals(decided, of_scripts)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _use_once(store: JournalStore, token: str, run: str) -> None:
+    """Note that a token is used: in the journal directory, so that every process knows, or in memory.
+
+    Raises:
+        ResumeError: it was used before, or this cannot be noted.
+    """
+    used = ResumeError(f"this token of the suspended agent (run {run}) was used already; a token resumes it once")
+    if token in store.used:
+        raise used
+    store.used.add(token)
+    if store.config is None:
+        return
+    folders = [store.config.directory]
+    if store.marks is not None:  # whoever can remove files of the directory cannot remove those
+        folders.append(store.marks)
+    for folder in folders:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in folder.glob(f"*{USED_SUFFIX}"):
+                if path.lstat().st_mtime < time.time() - store.token_s:  # its token has expired since
+                    path.unlink(missing_ok=True)
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            os.close(os.open(folder / f"{token}{USED_SUFFIX}", flags, 0o600))
+        except FileExistsError:
+            raise used from None
+        except OSError as exc:
+            if folder is store.marks:
+                logger.warning("a second use of token %s would not be noticed without %s: %s", token, folders[0], exc)
+                continue
+            raise ResumeError(f"the token cannot be noted as used in {folder}: {exc}; nothing was made") from exc

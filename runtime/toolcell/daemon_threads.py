@@ -1,0 +1,75 @@
+"""Threads that the end of the process does not wait for: `run_sync`, a function on a worker thread, and `start`.
+
+A synchronous tool may never return. Threads of anyio under trio are daemons, and so are all below a daemon, such as
+those of a `SyncRuntime`. Under asyncio they are not: one function would keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+Returned = TypeVar("Returned")
+
+ROOM_BYTES = 1 << 20
+"""What a new thread takes before it runs anything is far below this."""
+
+
+def start(function: Callable[..., object], *args: Any, name: str) -> threading.Thread:
+    """Start a daemon thread. Errors: MemoryError, RuntimeError when there can be no more threads."""
+    check_room()
+    thread = threading.Thread(target=function, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def check_room() -> None:
+    """Raise MemoryError where a new thread would have no memory.
+
+    `Thread.start` waits until the thread runs. One that fails before that leaves it waiting for ever, and the event
+    loop with it.
+    """
+    try:
+        mmap.mmap(-1, ROOM_BYTES).close()
+    except OSError as exc:
+        raise MemoryError("no memory for another thread") from exc
+
+
+async def run_sync(
+    function: Callable[..., Returned],
+    *args: Any,
+    abandon_on_cancel: bool = False,
+    limiter: anyio.CapacityLimiter | None = None,
+) -> Returned:
+    """Do the same as `anyio.to_thread.run_sync`. Errors: MemoryError where a thread would have none."""
+    check_room()
+    work = anyio.to_thread.run_sync(function, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+    returned: Returned = await _starting_daemons(work)
+    return returned
+
+
+@types.coroutine
+def _starting_daemons(work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Await something. A thread that it starts is a daemon, because this thread passes for one while it goes on."""
+    own: Any = threading.current_thread()  # a thread inherits what it is; anyio has no argument for it
+    was = own._daemonic
+    resume, answer = work.send, None
+    try:
+        while True:
+            own._daemonic = True
+            try:
+                waits_for = resume(answer)
+            finally:
+                own._daemonic = was
+            try:
+                resume, answer = work.send, (yield waits_for)
+            except BaseException as exc:
+                resume, answer = work.throw, exc
+    except StopIteration as done:
+        return done.value

@@ -1,0 +1,120 @@
+"""A sandbox for each run: one of the pool, or one that is started with limits that those of the pool do not have."""
+
+from __future__ import annotations
+
+import errno
+import time
+from abc import ABC
+from collections.abc import Collection
+from functools import partial
+
+import anyio
+
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable
+from toolcell.lifetime import Lifetime
+from toolcell.results import ExecutionResult
+from toolcell.run.connection import GuestConnection
+from toolcell.run.monitor import RunMonitor
+from toolcell.run.observer import RunObserver
+from toolcell.run.request import RunRequest, fits
+from toolcell.run.run import Run
+from toolcell.run.tool_bridge import ToolBridge
+from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.pool import Pool
+from toolcell.sandbox.shortages import unavailable
+from toolcell.sandbox.start_clock import StartClock
+from toolcell.tools.threads import AbandonedThreads
+
+
+class SandboxRuntime(ABC):
+    """The part of a runtime that finds a sandbox for a run, and destroys it after the run."""
+
+    limits: Limits
+    pool: Pool[GuestConnection] | None
+    """The sandboxes; None before the runtime is opened."""
+    _backend: Backend | None
+    _fixed: Collection[str]
+    _lifetime: Lifetime
+    _clock: StartClock
+    _monitor: RunMonitor
+
+    async def _run(
+        self,
+        request: RunRequest,
+        bridge: ToolBridge,
+        observer: RunObserver,
+        abandoned: AbandonedThreads,
+        held: GuestConnection | None,
+    ) -> ExecutionResult:
+        """Run a script in `held`, or in a sandbox of its own."""
+        waiting = time.perf_counter()
+        assert self.pool is not None
+        limits = request.limits
+        if held is not None:
+            observer.on_sandbox(held.sandbox)
+            return await self._monitored(Run(held, request, bridge.dispatch, observer, 0.0, abandoned))
+        # A sandbox of the pool will do if its limits can be lowered to those of the run.
+        is_pooled = fits(limits, self.limits, self._fixed)
+        connection = await self._acquire(None if is_pooled else limits)
+        try:
+            observer.on_sandbox(connection.sandbox)
+            try:
+                await connection.sandbox.prepare(limits)
+            except OSError as exc:
+                raise unavailable(exc) from exc
+            start_s = time.perf_counter() - waiting
+            return await self._monitored(Run(connection, request, bridge.dispatch, observer, start_s, abandoned))
+        finally:
+            if not is_pooled or not self.pool.release(connection):
+                with anyio.CancelScope(shield=True):
+                    await connection.sandbox.destroy()
+
+    async def _monitored(self, run: Run) -> ExecutionResult:
+        self._monitor.add(run)
+        try:
+            return await run.execute()
+        finally:
+            self._monitor.discard(run)
+
+    async def _connect(self, limits: Limits | None = None) -> GuestConnection:
+        """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
+        assert self._backend is not None
+        try:
+            connection = GuestConnection(await self._backend.start(limits or self.limits))
+            await connection.hello()
+        except OSError as exc:
+            raise unavailable(exc) from exc
+        except MemoryError as exc:
+            raise unavailable(OSError(errno.ENOMEM, str(exc))) from exc
+        return connection
+
+    async def _acquire(self, limits: Limits | None) -> GuestConnection:
+        """Take a sandbox of the pool, or start one with limits that those of the pool do not have."""
+        assert self.pool is not None
+        try:
+            if limits is None:
+                return await self.pool.acquire()
+            return await self._clock.run(partial(self._connect, limits))
+        except SandboxUnavailable as exc:
+            if self._lifetime.is_open:
+                raise
+            raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc
+
+    async def _hold(self, limits: Limits) -> tuple[GuestConnection, bool]:
+        """Start a sandbox for a session; return it, and whether the pool counts it."""
+        is_pooled = fits(limits, self.limits, self._fixed)
+        connection = await self._acquire(None if is_pooled else limits)
+        try:
+            await connection.sandbox.prepare(limits)
+        except BaseException as exc:
+            await self._let_go(connection, is_pooled)
+            if isinstance(exc, OSError):
+                raise unavailable(exc) from exc
+            raise
+        return connection, is_pooled
+
+    async def _let_go(self, connection: GuestConnection, is_pooled: bool) -> None:
+        """Destroy the sandbox of a session."""
+        if not (is_pooled and self.pool is not None and self.pool.release(connection)):
+            await connection.sandbox.destroy()

@@ -1,0 +1,148 @@
+"""One sandbox of the profile `container`: its limits, its measurements and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import anyio
+
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
+from toolcell.sandbox.contained.usage import ContainedUsage
+from toolcell.sandbox.contained.zygote import ContainedProcess, ContainedZygote
+from toolcell.sandbox.direct_channel import DirectChannel
+from toolcell.sandbox.interpreter import plan_rlimits
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL
+from toolcell_bridge.isolation.rlimits import RlimitPlan
+
+END_S = 5.0
+"""How long a killed sandbox may take to be reaped and its files to be removed."""
+
+REPORT_S = 0.2
+"""An end is reported within milliseconds, unless the zygote is stopped. Then the supervisor is looked at this often."""
+
+SHARED_ID_PROCESSES = 16_384
+"""RLIMIT_NPROC. The kernel counts a user id over the whole machine, and other containers have the same one, so this
+limit must not be the one that refuses. The watch ends a sandbox with too many; this one bounds what comes before."""
+
+
+def rlimits_for(limits: Limits) -> RlimitPlan:
+    """Choose the per-process limits of a sandbox."""
+    return plan_rlimits(limits, SHARED_ID_PROCESSES)
+
+
+class ContainedSandbox:
+    """One guest and its supervisor."""
+
+    def __init__(
+        self,
+        child: ContainedProcess,
+        zygote: ContainedZygote,
+        channel: DirectChannel,
+        usage: ContainedUsage,
+        limits: Limits,
+        required: frozenset[str],
+    ) -> None:
+        self._child, self._zygote, self._channel, self._usage = child, zygote, channel, usage
+        self._required = required
+        self._sample = Sample()
+        self._is_killed = False
+        self.id = f"c{child.number}"
+        self.stream = channel.stream
+        self.limits = limits
+        self.layers: Mapping[str, str] = {}
+        self.backend = "process"
+
+    def accept(self, layers: Mapping[str, str]) -> None:
+        """Record the layers named in Hello.
+
+        Raises:
+            SandboxUnavailable: a required layer is not live.
+        """
+        missing = sorted(self._required - layers.keys())
+        if missing:
+            raise SandboxUnavailable(
+                f"required isolation is not live: {', '.join(missing)}; `toolcell doctor --profile container` says why "
+                "and how to get it"
+            )
+        self.layers = dict(layers)
+
+    def is_alive(self) -> bool:
+        """Return False once its end is known."""
+        return not (self._child.is_over or self._is_killed or self._channel.has_hung_up())
+
+    async def prepare(self, limits: Limits) -> None:
+        """Lower its rlimits to those of its run. The run's monitor enforces the other limits."""
+        if limits is not self.limits:
+            await self._zygote.lower(self._child, asdict(rlimits_for(limits)))
+
+    def read_output(self) -> tuple[bytes, bytes]:
+        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
+        return self._channel.read_raw()
+
+    def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
+        """Measure its process tree now."""
+        row = self._usage.measure(self._child.number, self._child.supervisor)
+        if row is not None:
+            cpu_s, memory_bytes, processes = row
+            before = self._sample
+            self._sample = Sample(
+                max(before.cpu_s, cpu_s),
+                max(before.peak_memory_bytes, memory_bytes),
+                max(1, processes),
+                max(before.peak_processes, processes),
+            )
+        return self._sample
+
+    def kill(self) -> None:
+        """Have the supervisor kill every process inside. Without a supervisor there is nothing left to kill."""
+        self._is_killed = True
+        self._channel.send_control(KILL)
+
+    def kill_now(self) -> None:
+        """Have the supervisor kill it, from another thread."""
+        self._channel.kill_now()
+
+    def ask_line(self) -> None:
+        """Have the supervisor ask the script which line it is at."""
+        self._channel.send_control(ASK)
+
+    def interrupt(self) -> None:
+        """Have the supervisor interrupt the script of a session."""
+        self._channel.send_control(INTERRUPT)
+
+    def cpu_now(self) -> float | None:
+        """Return the CPU seconds that its process tree has used. Any thread may call it."""
+        row = self._usage.measure(self._child.number, self._child.supervisor)
+        return row[0] if row is not None else None
+
+    def freeze(self) -> bool:
+        """Stop every process inside; False when it holds much memory or has ended."""
+        if self._sample.peak_memory_bytes > FROZEN_BYTES or not self.is_alive():
+            return False
+        return self._channel.send_control(FREEZE)
+
+    async def ended(self) -> Exit:
+        """Wait until it has ended, at most a few seconds; returns how."""
+        child = self._child
+        with anyio.move_on_after(END_S, shield=True):
+            while not child.is_over:
+                with anyio.move_on_after(REPORT_S) as scope:
+                    await child.changed.wait()
+                if scope.cancelled_caught:
+                    self._zygote.note_exit(child)
+        return child.end or Exit(problem=child.problem or "its supervisor did not report how it ended")
+
+    async def destroy(self) -> None:
+        """Kill every process inside, remove its files and free every resource. Safe to call twice.
+
+        Cancellation: shielded, and bounded: a zygote that does not report the end is killed with all its sandboxes.
+        """
+        self.kill()
+        await self.ended()
+        self._channel.close()
+        self._usage.forget(self._child.number)
+        if not self._child.is_over:
+            self._zygote.kill()

@@ -1,0 +1,119 @@
+"""The open sessions of a runtime: each has a name of its own, and those that idle too long give up their sandboxes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+
+from toolcell.config import Limits, settings_of
+from toolcell.control.controlled import ControlledRuntime
+from toolcell.errors import SandboxUnavailable, SessionError, UsageError
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.registry import registry_of
+
+if TYPE_CHECKING:
+    from toolcell.sessions.session import Session
+
+
+class SessionKeeper:
+    """Knows the open sessions, and puts idle ones down."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._open: dict[str, Session] = {}
+        self._changed = anyio.Event()
+
+    def enter(self, session: Session) -> None:
+        """Take note of a session that opens.
+
+        Raises:
+            UsageError: its name is taken.
+        """
+        if session.id in self._open:
+            raise UsageError(f"a session named {session.id!r} is open already; use that one, or another name")
+        self._open[session.id] = session
+
+    def leave(self, session: Session) -> None:
+        """Forget a session that closes."""
+        self._open.pop(session.id, None)
+
+    def note_idle(self) -> None:
+        """A session has begun to idle, or ended."""
+        self._changed.set()
+
+    async def make_room(self) -> None:
+        """See to it that one more session can have a sandbox: the one that idles longest gives up its own.
+
+        Raises:
+            SandboxUnavailable: too many have one, and none of them can be put down.
+        """
+        live = [session for session in self._open.values() if session.is_live]
+        if len(live) < self._cap:
+            return
+        idle = [session for session in live if session.can_be_put_down()]
+        if not idle:
+            raise SandboxUnavailable(
+                f"{len(live)} sessions have sandboxes, PoolConfig(cap={self._cap}) allows no more, and none of them "
+                "can be put down now"
+            )
+        await min(idle, key=lambda session: session.idle_since or 0.0).put_down()
+
+    async def tick(self) -> None:
+        """Put idle sessions down, for ever."""
+        while True:
+            self._changed = anyio.Event()
+            waits = [session.idle_left_s() for session in self._open.values()]
+            with anyio.move_on_after(min(waits, default=math.inf)):
+                await self._changed.wait()
+            for session in list(self._open.values()):
+                if session.idle_left_s() <= 0:
+                    with suppress(SessionError):  # it was closed meanwhile
+                        await session.end_idling()
+
+    async def close(self) -> None:
+        """Close every session."""
+        for session in list(self._open.values()):
+            await session.close()
+
+
+class SessionRuntime(ControlledRuntime):
+    """The part of a runtime that opens sessions."""
+
+    _sessions: SessionKeeper
+
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        limits: Limits | None = None,
+        idle_s: float | None = None,
+        cpu_s: float | None = None,
+        tool_calls: int | None = None,
+        restore: Literal["journal", "empty"] | None = None,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+    ) -> Session:
+        """Return a session, to be opened with `async with`: its scripts share a sandbox, its names and its files.
+
+        `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
+        `cpu_s` and `tool_calls`: of all scripts together, by default ten times what one may use. `idle_s`: after so
+        long without a script the sandbox is destroyed. `restore`: what the next script finds then, and after the
+        sandbox was lost: the state, rebuilt from the journal without making any call again, or nothing.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        from toolcell.sessions.session import Session
+        from toolcell.sessions.settings import check_name, session_settings
+
+        limits = settings_of(Limits, limits or self.limits, "limits")
+        given = {"idle_s": idle_s, "cpu_s": cpu_s, "tool_calls": tool_calls, "restore": restore}
+        settings = session_settings(limits, given)
+        ident = os.urandom(16).hex() if name is None else check_name(name)
+        own = registry_of(tools, "tools=") if tools is not None else None
+        return Session(self, self._sessions, ident, limits, settings, own, context)

@@ -1,0 +1,79 @@
+"""What a session may use, and what its scripts may change of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+from pydantic import Field, PositiveFloat, ValidationError
+
+from toolcell.config import Limits, SettingsModel
+from toolcell.errors import UsageError
+
+TIMES: Final = 10
+"""A session may use so many times what one script may, unless it is told otherwise."""
+
+OF_SANDBOX: Final = (
+    "cpu_cores", "memory_bytes", "processes", "open_files", "disk_bytes", "inodes", "frame_bytes",
+)  # fmt: skip
+"""Limits of the sandbox, so of the whole session."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class SessionSettings(SettingsModel):
+    """How long a session lives, what all its scripts may use together, and how it goes on without its sandbox."""
+
+    idle_s: PositiveFloat = Field(default=600.0, le=7 * 86_400)
+    """Seconds without a script after which the sandbox is destroyed. The next script gets a new one."""
+
+    cpu_s: PositiveFloat = Field(default=300.0, le=7 * 86_400)
+    """CPU seconds of all scripts."""
+
+    tool_calls: int = Field(default=10_000, ge=0)
+    """Tool calls of all scripts."""
+
+    restore: Literal["journal", "empty"] = "journal"
+    """What the next script finds when the sandbox is gone: the state, rebuilt by running the scripts again on their
+    recorded answers, or nothing."""
+
+
+def session_settings(limits: Limits, given: dict[str, Any]) -> SessionSettings:
+    """Return the settings of a session.
+
+    Raises:
+        UsageError: one of them is wrong; names it.
+    """
+    defaults = {"cpu_s": TIMES * limits.cpu_s, "tool_calls": TIMES * limits.tool_calls}
+    try:
+        return SessionSettings(**(defaults | {name: value for name, value in given.items() if value is not None}))
+    except ValidationError as exc:
+        raise UsageError(f"session(): {exc}") from exc
+
+
+def check_name(name: object) -> str:
+    """Return a session's name.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"a session's name has 1 to 64 letters, digits, _ and -, and {name!r:.80} has not")
+    return name
+
+
+def check_script_limits(wanted: Limits, session: Limits) -> None:
+    """Check that a script asks for nothing that belongs to its sandbox.
+
+    Raises:
+        UsageError: names the limit.
+    """
+    if wanted is session:
+        return
+    for name in OF_SANDBOX:
+        asked, has = getattr(wanted, name), getattr(session, name)
+        if asked != has:
+            raise UsageError(
+                f"limits= asks for {name}={asked}, and the session's sandbox has {has}; give it to "
+                f"runtime.session(limits=...): a script can change times, calls and sizes of what it returns"
+            )

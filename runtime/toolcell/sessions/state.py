@@ -1,0 +1,336 @@
+"""`SessionState`: the sandbox of a session, the journal of its scripts, and how the one is rebuilt from the other."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Literal, cast
+
+import anyio
+
+from toolcell.config import Limits
+from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers, Script
+from toolcell.control.journal import Journal
+from toolcell.errors import SessionError
+from toolcell.flows import Labels
+from toolcell.results import ErrorInfo, ExecutionResult, SessionReport
+from toolcell.run.connection import GuestConnection
+from toolcell.run.outcome import Aborted
+from toolcell.sandbox.backend import Sandbox
+from toolcell.sessions.sandbox import SessionSandbox
+from toolcell.sessions.settings import SessionSettings
+from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, difference, kept_inputs
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell_bridge.wire.messages import RunScript, Stay
+
+END_MS = 100
+"""How long threads that a script left running have to end."""
+
+LEFTOVERS, LEFTOVER_CHARS = 20, 120
+"""Most that is reported of what a script left running."""
+
+WATCH_S = 0.1
+"""An idle sandbox that has nearly used up its CPU time is measured so often."""
+
+NO_HANDLERS: RunHandlers = (None, None, None)
+
+Began = Literal["new", "live", "journal", "empty"]
+
+
+class SessionState:
+    """What scripts of a session leave to each other. One script at a time; the session sees to that."""
+
+    def __init__(
+        self,
+        ident: str,
+        host: ControlledRuntime,
+        limits: Limits,
+        settings: SessionSettings,
+        make_room: Callable[[], Awaitable[None]],
+        steps: Iterable[KeptScript] = (),
+        labels: Iterable[str] = (),
+    ) -> None:
+        self._id, self._host, self._limits, self.settings = ident, host, limits, settings
+        self._make_room = make_room
+        self.is_closing = False
+        self.connection: GuestConnection | None = None
+        self._is_pooled = False
+        self.steps = list(steps)
+        self._steps_bytes = sum(step.size() for step in self.steps)
+        self.position = len(self.steps)
+        """Number of scripts whose state there is, or was."""
+        self.labels = Labels(labels)
+        """Of everything that the scripts have read. No script can shed them, and what they read is in the sandbox."""
+        self.lost = ""
+        """Why the sandbox was lost; empty again when there is another one."""
+        self.not_repeatable = ""
+        """Why the state cannot be rebuilt from the journal."""
+        self._ended_cpu_s = 0.0
+        """Of sandboxes that are gone."""
+        self.used_calls = 0
+        self.idle_since: float | None = None
+        """On the event loop's clock; None while there is no sandbox or a script runs."""
+
+    @property
+    def used_cpu_s(self) -> float:
+        """CPU seconds of all its sandboxes: of scripts, of running them again, and of what goes on between them."""
+        return self._ended_cpu_s + (self._sandbox.used_cpu_s if self.connection is not None else 0.0)
+
+    @property
+    def _sandbox(self) -> SessionSandbox:
+        assert self.connection is not None
+        return cast("SessionSandbox", self.connection.sandbox)
+
+    @property
+    def can_be_lost(self) -> bool:
+        """True when without the sandbox no more is lost than `restore` says."""
+        return not (self.settings.restore == "journal" and self.not_repeatable)
+
+    # Running.
+
+    async def run(
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext | None,
+        handlers: RunHandlers,
+        on_approval: Literal["ask", "deny"],
+    ) -> ExecutionResult:
+        """Run a script, and keep what is needed to repeat it."""
+        if self.connection is None or not self.connection.is_usable:
+            self._left(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
+        began = await self.bring_up()
+        self._sandbox.begin_script()
+        used_cpu_s = self._ended_cpu_s + self._sandbox.used_before_s  # measured once, for the limits and for the run
+        limits = self._left(script.limits, used_cpu_s)
+        is_repeatable = self.settings.restore == "journal"
+        seed, clock = self._host._seed_and_clock(None, None, is_repeatable)
+        number = self.position + 1
+        seed = seed if number == 1 else None
+        script = replace(script, limits=limits, seed=seed, clock=clock, number=number)
+        context = self._context(context, str(number))
+        begun: list[tuple[Journal, RunScript]] = []
+
+        def begin(message: RunScript, given: RunContext) -> RunControl:
+            journal = Journal(os.urandom(16).hex())
+            begun.append((journal, message))
+            return RunControl(self._host._journals, journal, tools, given, on_approval)
+
+        connection = self.connection
+        assert connection is not None
+        try:
+            result = await self._execute(script, tools, context, handlers, begin)
+        except BaseException:  # it made these calls all the same
+            self.used_calls += sum(len(journal.entries) for journal, _ in begun)
+            raise
+        self.used_calls += len(result.calls)
+        lost = await self._drop_if_lost(result)
+        if not lost:
+            self.position = number
+            if is_repeatable:
+                journal, message = begun[0]
+                self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
+        ended = _named(connection.leftover.ended) if connection.leftover is not None else ()
+        report = SessionReport(self._id, number, began, lost, ended)
+        return replace(result, session=report, error=self._told(result.error, connection, lost))
+
+    async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
+        """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
+        await self.bring_up()
+        self._sandbox.begin_script()
+
+        def begin(_message: RunScript, given: RunContext) -> RunControl:
+            return RunControl(self._host._journals, Journal(os.urandom(16).hex()), tools, given, "ask")
+
+        script = replace(script, number=self.position + 1)
+        result = await self._execute(script, tools, self._context(context, "read"), NO_HANDLERS, begin)
+        await self._drop_if_lost(result)
+        return result
+
+    def _context(self, given: RunContext | None, part: str) -> RunContext:
+        run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
+        context = (given or RunContext()).child(run_id=run_id, session_id=self._id)
+        context.state.labels.join(self.labels)
+        return context
+
+    async def _execute(
+        self, script: Script, tools: CallableTools, context: RunContext, handlers: RunHandlers, begin: Begin
+    ) -> ExecutionResult:
+        connection = self.connection
+        assert connection is not None
+        sandbox = self._sandbox
+        self.idle_since = None
+        try:
+            result = await self._host._execute(script, tools, context, handlers, begin, connection)
+            sandbox.end_script(result.usage.cpu_s)
+            return result
+        except BaseException:
+            if not connection.is_usable:
+                await self.drop()
+            raise
+
+    def stop(self, why: str) -> bool:
+        """Interrupt the script under way; False when none runs."""
+        connection = self.connection
+        if connection is None or self.idle_since is not None or connection.stopped is not None:
+            return False
+        connection.stop(Aborted(why))
+        return True
+
+    def _left(self, limits: Limits, used_cpu_s: float) -> Limits:
+        """Return the limits of a script, lowered to what is left of the session's.
+
+        Raises:
+            SessionError: nothing is left.
+        """
+        settings = self.settings
+        cpu_s, calls = settings.cpu_s - used_cpu_s, settings.tool_calls - self.used_calls
+        if cpu_s <= 0:
+            raise SessionError(
+                f"session {self._id!r} has used {used_cpu_s:.3g} of its {settings.cpu_s:g} CPU seconds; open "
+                "another one, or give it more with runtime.session(cpu_s=...)"
+            )
+        if cpu_s >= limits.cpu_s and calls >= limits.tool_calls:
+            return limits
+        lower = {"cpu_s": min(cpu_s, limits.cpu_s), "tool_calls": max(0, min(calls, limits.tool_calls))}
+        return limits.model_copy(update=lower)
+
+    # After a script.
+
+    async def _drop_if_lost(self, result: ExecutionResult) -> str:
+        """Return why the sandbox is lost, and destroy it; "" when the session goes on."""
+        self.lost = self._why_lost(result)
+        if self.lost:
+            await self.drop()
+        return self.lost
+
+    def _why_lost(self, result: ExecutionResult) -> str:
+        connection = self.connection
+        assert connection is not None
+        if connection.leftover is not None and connection.leftover.stuck:
+            return f"it left running what does not end: {', '.join(_named(connection.leftover.stuck))}"
+        if self.is_closing:
+            return "the session was closed"
+        if connection.is_usable:
+            if connection.was_interrupted:
+                self.not_repeatable = f"script {self.position + 1} was interrupted ({result.outcome})"
+            return ""
+        if connection.was_interrupted:
+            return "the script did not end when it was interrupted"
+        return f"the sandbox ended with outcome {result.outcome}"
+
+    def _told(self, error: ErrorInfo | None, connection: GuestConnection, lost: str) -> ErrorInfo | None:
+        if error is None or not (lost or connection.was_interrupted):
+            return error
+        told = "the session keeps its state"
+        if lost:
+            rest = "the state before it" if self.settings.restore == "journal" else "nothing"
+            told = f"the session lost its sandbox, and the next script begins with {rest}"
+        return replace(error, message=f"{error.message}; {told}")
+
+    def _keep(self, step: KeptScript) -> None:
+        self.steps.append(step)
+        self._steps_bytes += step.size()
+        if step.journal.lost:
+            self.not_repeatable = self.not_repeatable or step.journal.lost
+        if self._steps_bytes > STEPS_BYTES:
+            self.not_repeatable = f"its scripts, files and answers take more than {STEPS_BYTES} bytes"
+        if self.not_repeatable:
+            self.steps, self._steps_bytes = [], 0
+
+    # The sandbox.
+
+    async def bring_up(self) -> Began:
+        """See to it that there is a sandbox with the state; return where the state comes from.
+
+        Raises:
+            SessionError: the state cannot be rebuilt.
+            SandboxUnavailable: no sandbox could be started.
+        """
+        connection = self.connection
+        if connection is not None and connection.is_usable:
+            return "live" if self.position else "new"
+        await self.drop()
+        if not self.position:
+            await self._start()
+            return "new"
+        if self.settings.restore == "empty":
+            self.position = 0
+            await self._start()
+            return "empty"
+        self.check_repeatable()
+        await self._start()
+        try:
+            for number, step in enumerate(self.steps, 1):
+                await self._repeat(number, step)
+        except BaseException:
+            await self.drop()
+            raise
+        return "journal"
+
+    async def _start(self) -> None:
+        await self._make_room()
+        started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
+        connection, self._is_pooled = await self._host._hold(started)
+        connection.sandbox = cast("Sandbox", SessionSandbox(connection.sandbox))
+        connection.stays = True
+        connection.post(Stay(END_MS))
+        self.connection, self.lost = connection, ""
+
+    async def _repeat(self, number: int, step: KeptScript) -> None:
+        context = self._context(step.context_again(), f"{number}.again")
+        self._sandbox.begin_script()
+        again = await self._execute(step.script, step.tools, context, NO_HANDLERS, Repetition(step).begin)
+        problem = difference(step, again)
+        if problem:
+            self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
+            self.check_repeatable()
+
+    def check_repeatable(self) -> None:
+        """Check that the state can be rebuilt.
+
+        Raises:
+            SessionError: it cannot; says why.
+        """
+        if self.settings.restore != "journal":
+            raise SessionError(f'session {self._id!r} keeps no journal (restore="empty")')
+        if self.not_repeatable:
+            raise SessionError(
+                f"the state of session {self._id!r} cannot be rebuilt: {self.not_repeatable}; reset() begins again"
+            )
+
+    def idle_left_s(self, now: float) -> float:
+        """Return in how many seconds an idle sandbox may have used up `idle_s` or the CPU time of the session.
+
+        A script can leave something running that the guest does not report.
+        """
+        assert self.idle_since is not None
+        idle_s = self.idle_since + self.settings.idle_s - now if self.can_be_lost else math.inf
+        cpu_s = self.settings.cpu_s - self.used_cpu_s
+        return min(idle_s, max(WATCH_S, cpu_s / (os.cpu_count() or 1)) if cpu_s > 0 else 0.0)
+
+    def rest(self) -> None:
+        """No script runs from here on."""
+        self.idle_since = anyio.current_time() if self.connection is not None else None
+
+    async def drop(self) -> None:
+        """Destroy the sandbox."""
+        self._ended_cpu_s = self.used_cpu_s
+        connection, self.connection = self.connection, None
+        self.idle_since = None
+        if connection is not None:
+            with anyio.CancelScope(shield=True):
+                await self._host._let_go(connection, self._is_pooled)
+
+    async def reset(self) -> None:
+        """Forget everything but what was used."""
+        await self.drop()
+        self.labels = Labels()
+        self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""
+
+
+def _named(claimed: list[str]) -> tuple[str, ...]:
+    """Return names that the guest claims, cut as an honest guest cuts them."""
+    return tuple(name[:LEFTOVER_CHARS] for name in claimed[:LEFTOVERS])

@@ -1,0 +1,93 @@
+"""The journal of a session: its scripts with their answers, and how to run them again in a new sandbox."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+from toolcell.control.controlled import RunControl, Script
+from toolcell.control.journal import Journal
+from toolcell.control.store import JournalStore
+from toolcell.packing import pack
+from toolcell.results import ExecutionResult, Outcome
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell_bridge.wire.messages import RunScript
+
+STEPS_BYTES = 64 << 20
+"""Sources, inputs, files and answers that a session keeps. With more it cannot be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptScript:
+    """One script that has left its state in the session."""
+
+    script: Script
+    tools: CallableTools
+    journal: Journal
+    outcome: Outcome
+    context: RunContext
+
+    def size(self) -> int:
+        """Return about how many bytes it keeps."""
+        script = self.script
+        files = sum(len(file.data) for file in script.files)
+        return len(script.source) + len(pack(dict(script.inputs or {}))) + files + self.journal.size
+
+    def journal_again(self) -> Journal:
+        """Return the journal for another run of the script. Sessions that were forked share the entries."""
+        journal = Journal(self.journal.id, entries=list(self.journal.entries))
+        journal.begin_again()
+        return journal
+
+    def context_again(self) -> RunContext:
+        """Return the context for another run of the script: for the same user, and a run of its own."""
+        before = self.context
+        return RunContext(
+            secrets=before.secrets,
+            user_id=before.user_id,
+            thread_id=before.thread_id,
+            channel=before.channel,
+            chat_id=before.chat_id,
+            custom=before.custom,
+            quotas=before.quotas,
+        )
+
+
+class KeptNowhere(JournalStore):
+    """The store of a run that only repeats another one: its journal is kept by the session."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Keep nothing."""
+
+    def put_down(self, journal: Journal) -> None:
+        """Keep nothing."""
+
+
+class Repetition:
+    """Begins the second run of a step."""
+
+    def __init__(self, step: KeptScript) -> None:
+        self._step = step
+
+    def begin(self, _message: RunScript, context: RunContext) -> RunControl:
+        """Answer the calls from the journal of the step; make none."""
+        step = self._step
+        return RunControl(KeptNowhere(), step.journal_again(), step.tools, context, "deny", is_rebuilding=True)
+
+
+def kept_inputs(script: Script, message: RunScript) -> Script:
+    """Return the script with the inputs that were sent, which the caller may change from now on."""
+    return replace(script, inputs=copy.deepcopy(message.inputs))
+
+
+def difference(step: KeptScript, again: ExecutionResult) -> str:
+    """Return how the second run of a step differs from the first one, as text; empty when it does not."""
+    if again.divergence is not None:
+        return again.divergence.message
+    if again.outcome is not step.outcome:
+        said = again.error.message if again.error is not None else ""
+        return f"its outcome was {step.outcome}, and is now {again.outcome} {said}".rstrip()
+    return ""

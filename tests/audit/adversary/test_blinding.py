@@ -1,0 +1,177 @@
+"""An attacker puts things into the log's directory that are no segments. Every reader goes on and says what it found."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from audit.adversary.test_poisoned_records import Forger, packed
+from audit.ledger import Ledger
+from toolcell.audit import chain_check, indexing, records
+from toolcell.audit import verify as verifying
+from toolcell.audit.chain_check import MAX_FINDINGS
+from toolcell.audit.format import HEADER, INVERT, MAGIC, OVERHEAD_BYTES, read_segment_file, segment_path, split_segment
+from toolcell.audit.query import Index
+from toolcell.audit.verify import verify
+from toolcell.errors import AuditError
+
+SMALL: dict[str, Any] = {"segment_bytes": 4096}
+
+
+def put(kind: str, path: Path) -> None:
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "link":
+            (path.parent.parent.parent / "elsewhere").write_bytes(MAGIC)
+            path.symlink_to(path.parent.parent.parent / "elsewhere")
+        case "directory":
+            path.mkdir()
+        case "huge":
+            with open(path, "wb") as file:
+                file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "link", "directory", "huge"])
+def test_what_is_no_file_is_neither_opened_nor_waited_for(ledger: Ledger, kind: str) -> None:
+    ledger.fill(2)
+    chain = ledger.chain()
+    put(kind, segment_path(chain, 2))
+    report = ledger.verify()
+    ledger.fill(1)  # a writer begins another chain beside it
+
+    assert chain_check.UNREADABLE in {finding.kind for finding in report.findings}
+    assert report.chains[0].runs == 2  # what is before it is still checked
+    with pytest.raises(AuditError, match=r"00000002\.log"):
+        ledger.found()
+
+
+@pytest.mark.parametrize(
+    "name", ["0000000\N{ARABIC-INDIC DIGIT TWO}.log", "00000002.log.bak", "2.log", "000000002.log"]
+)
+def test_a_file_that_is_not_named_like_a_segment_is_none(ledger: Ledger, name: str) -> None:
+    ledger.fill(1)
+    before = ledger.found()
+    (ledger.chain() / name).write_bytes(segment_path(ledger.chain(), 1).read_bytes())
+
+    assert ledger.found() == before
+    assert ledger.verify().ok
+
+
+def test_a_segment_far_behind_the_others_is_one_finding(ledger: Ledger) -> None:
+    ledger.fill(1)
+    segment_path(ledger.chain(), 99_999_999).write_bytes(b"")
+    (finding,) = ledger.verify().findings
+
+    assert finding.message == "segments 2 to 99999998 are not there"
+
+
+def test_to_search_behind_garbage_costs_what_the_garbage_has_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers that each claim the rest of the segment would be hashed to its end, one after another."""
+    hashed = 0
+
+    def counting(previous_hash: bytes, body: bytes) -> bytes:
+        nonlocal hashed
+        hashed += len(body)
+        return b""
+
+    monkeypatch.setattr("toolcell.audit.format.hash_record", counting)
+    costs = []
+    for count in (1000, 2000, 4000):
+        total = HEADER.size * count + OVERHEAD_BYTES
+        sizes = [total - HEADER.size * index - OVERHEAD_BYTES for index in range(count)]
+        data = b"\xff" + b"".join(HEADER.pack(size, size ^ INVERT) for size in sizes) + bytes(OVERHEAD_BYTES)
+        hashed = 0
+        list(split_segment(data, 0))
+        costs.append(hashed / len(data))
+
+    assert max(costs) < 10
+
+
+def test_records_added_by_the_thousand_are_counted_and_not_all_kept(ledger: Ledger) -> None:
+    """Anybody can chain records to a log: what a reader keeps of them must not grow with them."""
+    ledger.fill(1)
+    forger = Forger(ledger.segments()[0])
+    for number in range(2 * MAX_FINDINGS):
+        forger.add(records.RUN_ENDED, b"\x90")
+        forger.add(records.CHECKPOINT, packed(("time", f"{number:016x}", b"")))
+    forger.write()
+    report = ledger.verify()
+    counts = Counter(each.kind for each in report.findings)
+
+    assert counts[chain_check.NOT_A_RECORD] == counts[chain_check.UNKNOWN_KEY] == MAX_FINDINGS
+    assert f"{MAX_FINDINGS} more findings of kind not_a_record are not listed" in " ".join(report.notes)
+    assert not report.is_unchecked
+
+
+def test_a_link_in_place_of_a_chain_is_neither_read_nor_written_through(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.fill(1)
+    chain, elsewhere = ledger.chain(), tmp_path / "elsewhere"
+    chain.rename(elsewhere)
+    (elsewhere / "lock").unlink()
+    chain.symlink_to(elsewhere)
+    ledger.fill(1)
+
+    assert not (elsewhere / "lock").exists()
+    assert {each.kind for each in ledger.verify().findings} == {"chain_missing"}
+
+
+def test_a_log_that_is_written_rotated_and_pruned_meanwhile_raises_no_alarm(ledger: Ledger) -> None:
+    checks = int(os.environ.get("AUDIT_CHECKS", "30"))
+    settings = {**SMALL, "keep_bytes": 30_000, "checkpoint_s": 0.01}
+    ledger.fill(1)
+    stop = threading.Event()
+
+    def write() -> None:
+        with ledger.opened(settings=settings) as recorder:
+            while not stop.is_set():
+                ledger.run(recorder)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        alarms = [finding for _ in range(checks) for finding in verify(ledger.directory, [ledger.key]).findings]
+    finally:
+        stop.set()
+        writer.join()
+
+    assert alarms == []
+    assert max(int(path.stem) for path in ledger.segments()) > 3
+
+
+@pytest.mark.parametrize("reader", [verifying, indexing], ids=["verify", "list"])
+def test_a_rotation_between_listing_and_reading_raises_no_alarm(
+    reader: ModuleType, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.fill(9, settings=SMALL)
+    first, second, *rest = ledger.segments()
+    written = {path: path.read_bytes() for path in (first, second)}
+    for path in rest:
+        path.unlink()
+    *_, rotated = split_segment(written[first])
+    first.write_bytes(written[first][: rotated.offset])  # as the writer leaves them: the next file is there
+    second.write_bytes(b"")
+
+    def read_slowly(path: Path) -> bytes:
+        data = read_segment_file(path)
+        for each, whole in written.items():
+            each.write_bytes(whole)
+        return data
+
+    monkeypatch.setattr(reader, "read_segment_file", read_slowly)
+    with Index(ledger.directory, [ledger.key]) as index:
+        for _ in range(2):
+            index.refresh()
+        runs = index.runs()
+    report = ledger.verify()
+
+    assert {finding.kind for finding in report.findings} <= {chain_check.CUT_OFF}  # the rest of it was removed
+    assert "broken" not in {run.trust for run in runs}

@@ -1,0 +1,190 @@
+"""Bytes of any kind, in any place: every reader of a log ends, says something, and raises nothing of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from audit.adversary.test_poisoned_records import HOSTILE, packed
+from audit.ledger import Ledger
+from audit.record_examples import EXAMPLES
+from toolcell.audit import receipt, records
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.diff import Comparison
+from toolcell.audit.format import MAGIC, encode_frame, segment_path, split_segment
+from toolcell.audit.otel import SpanSink
+from toolcell.audit.query import Filter, Index
+from toolcell.audit.reader import RecordedRun
+from toolcell.audit.replay import AnsweringTools, recorded_result, runtime_options, script_calls
+from toolcell.audit.retention import expired_segments
+from toolcell.audit.run_diff import compare_runs
+from toolcell.audit.sinks import AuditEvent
+from toolcell.errors import ToolcellError
+from toolcell.results import ExecutionResult, Outcome
+
+MOST_S = 20.0
+"""Far more than any reader needs for a log of some hundred records, on a busy machine too."""
+
+
+def each_reader(ledger: Ledger) -> None:
+    """Verify, list, show, compare, export, check, replay's preparations, and what retention would remove."""
+    ledger.verify()
+    list(expired_segments(ledger.directory, AuditConfig(keep_s=1), [ledger.key]))
+    with Index(ledger.directory, [ledger.key]) as index:
+        index.refresh()
+        index.stats()
+        runs = []
+        for summary in index.runs(Filter(limit=None)):
+            attempt(lambda summary=summary: runs.append(index.load(summary)))
+            attempt(lambda summary=summary: receipt.check(receipt.export(index, summary), [ledger.key]))
+    for run in runs:
+        json.dumps(run.to_dict())
+        list(compare_runs(run, runs[0]))
+        attempt(lambda run=run: replay_parts(run))
+
+
+def attempt(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except ToolcellError:
+        pass
+
+
+def replay_parts(run: RecordedRun) -> None:
+    """What a replay does with a record before and after the script runs."""
+    AnsweringTools(run, {}, None, None).definitions()
+    for call in script_calls(run).values():
+        recorded_result(call)
+        Comparison(run).call(call, "search", {"query": "x"})
+    if run.end:
+        Comparison(run).end(ExecutionResult("id", Outcome.OK, 1, True))
+    runtime_options(run)
+
+
+def mutations(data: bytes, dice: random.Random) -> bytes:
+    """Flip, cut, repeat, exchange and insert."""
+    for _ in range(dice.randint(1, 4)):
+        at, to = sorted(dice.randrange(len(data) + 1) for _ in range(2))
+        match dice.randrange(5):
+            case 0:
+                data = (
+                    data[:at]
+                    + bytes(dice.randrange(256) for _ in range(min(9, to - at)))
+                    + data[at + min(9, to - at) :]
+                )
+            case 1:
+                data = data[:at] + data[to:]
+            case 2:
+                data = data[:to] + data[at:to] + data[to:]
+            case 3:
+                data = data[:at] + dice.randbytes(dice.randrange(300)) + data[at:]
+            case _:
+                data = data[:at]
+    return data
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_segment_of_any_bytes_stops_no_reader(ledger: Ledger, seed: int) -> None:
+    ledger.fill(3)
+    path = segment_path(ledger.chain(), 1)
+    path.write_bytes(mutations(path.read_bytes(), random.Random(seed)))
+    started = time.monotonic()
+    each_reader(ledger)
+
+    assert time.monotonic() - started < MOST_S
+
+
+def rechained(bodies: list[bytes]) -> bytes:
+    """A segment of these bodies, each linked to the one before it as it should be."""
+    data, last = MAGIC, bytes(32)
+    for body in bodies:
+        frame, last = encode_frame(last, body)
+        data += frame
+    return data
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chained_records_of_any_content_stop_no_reader(ledger: Ledger, seed: int) -> None:
+    """Whole runs in which fields are exchanged for hostile values, in records that are linked."""
+    dice = random.Random(seed)
+    ledger.fill(2)
+    path = segment_path(ledger.chain(), 1)
+    bodies = [piece.body for piece in split_segment(path.read_bytes()) if hasattr(piece, "body")]
+    for index, body in enumerate(bodies):
+        record = records.parse(body)
+        fields = [*record.fields.values()]
+        for _ in range(dice.randrange(3)):
+            fields[dice.randrange(len(fields))] = dice.choice(HOSTILE)
+        bodies[index] = records.encode_body(record.seq, record.at_ns, record.run, record.kind, packed(tuple(fields)))
+    path.write_bytes(rechained(bodies))
+    each_reader(ledger)
+
+    assert not ledger.verify().ok
+
+
+def test_a_record_put_before_a_run_begins_is_not_shown_as_verified(ledger: Ledger) -> None:
+    """It would be linked to nothing, and come before the part of the chain that is signed."""
+    ledger.fill(1)
+    path = segment_path(ledger.chain(), 1)
+    data = path.read_bytes()
+    ended = next(found.record for found in ledger.found() if found.record.kind == records.CALL_ENDED)
+    fields = ended.fields | {"value": "forged"}
+    body = records.encode_body(ended.seq + 1, ended.at_ns, ended.run, records.CALL_ENDED, packed((*fields.values(),)))
+    path.write_bytes(rechained([body]) + data[len(MAGIC) :])
+    with Index(ledger.directory, [ledger.key]) as index:
+        index.refresh()
+        (run,) = index.runs()
+
+        assert run.trust == "broken"
+        with pytest.raises(ToolcellError):
+            receipt.export(index, run)
+    assert not ledger.verify().ok
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=VALUES, name=ANY_TEXT, printed=ANY_TEXT, who=ANY_TEXT, tool=ANY_TEXT, source=ANY_TEXT)
+def test_whatever_was_recorded_is_well_formed(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, name: str, printed: str, who: str, tool: str, source: str
+) -> None:
+    """Any names, ids, values and texts: each record has the shapes that readers rely on, and the log verifies."""
+    from toolcell.tools import RunContext
+
+    ledger = Ledger(tmp_path_factory.mktemp("any") / "log")
+    context = RunContext(run_id=name or "x", user_id=who, thread_id=name, channel=who)
+    with ledger.opened(settings={"value_bytes": 64, "logs_bytes": 64}, heads=ledger.directory / "../heads") as recorder:
+        calls = [("search", {"query": printed}), (tool, {name: 1}), ("fail", {"text": printed})]
+        ledger.run(
+            recorder, source, calls, context=context, value=value, printed=printed, inputs={"v": value},
+            files=[(name or "f", printed.encode("utf-8", "surrogatepass"))],
+        )  # fmt: skip
+    report = ledger.verify(heads=[])
+
+    assert report.ok, report.findings
+    assert ledger.kinds().count(records.CALL_ENDED) == 3
+    assert ledger.the_run().end["outcome"] == "ok"
+
+
+def test_spans_of_any_records_are_made_or_left_out() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    sink = SpanSink(capture_content=True)
+    dice = random.Random(5)
+    for _ in range(300):
+        kind = dice.choice([*EXAMPLES])
+        fields = dict(zip(records.FIELDS[kind], EXAMPLES[kind], strict=False))
+        body = records.encode_body(5, 5, 5, kind, packed((*fields.values(),)))
+        sink(AuditEvent(kind, "chain", 5, 5, 5, records.parse(body).fields))

@@ -1,0 +1,35 @@
+"""One well-formed content of each kind of record."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from toolcell.audit import records
+
+EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
+    records.SEGMENT: (2, "log", "chain", 1, {}),
+    records.OPENED: ("host", 1, "0.1", "3.11", "key", "hmac-sha256", [["chain", 1, b"", "why"]], {}),
+    records.CHECKPOINT: ("time", "key", b"signature"),
+    records.PRUNED: (1, 2, 3, b"hash", "age", {}),
+    records.TOOLS: ("digest", [["name", "description", {}]], {}),
+    records.SETTINGS: (
+        "digest", {"wall_s": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "tool_calls": 1}, {"hash_seed": None},
+        {"backend": "process", "layers": {"user": "on"}, "environment": {"packages": []}}, {},
+    ),
+    records.RUN_STARTED: (
+        "id", "code", "x = 1", "00ff", {"name": 1}, None, [["name", 1, "00ff", None]], "digest", "digest", "off",
+        7, 1.5, None,
+        {"user": "ada"}, {},
+    ),
+    records.CALL_STARTED: (1, "call_1", None, "search", "code", 1, {"query": "x"}, {}),
+    records.CALL_ENDED: (1, "ok", 5, [1], None, {}),
+    records.RUN_ENDED: (
+        "ok", 1, True, "00ff", [["stdout", "text"]], [4, 0, False], [["name", "text/plain", 1, "00ff", None]],
+        {"type": "ValueError", "message": "no", "line": 1},
+        {"wall_s": 1.0, "cpu_s": 1.0, "start_s": 0.1, "peak_memory_bytes": 1}, [1, 0], {},
+    ),
+    records.WITNESSED: ("file:heads", "chain", 5, b"digest", "", {}),
+    records.KEY_CHANGED: ("old", "new", "ed25519", "", {}),
+    records.REDACTED: ("chain", 5, "id", b"digest", b"digest", ["source"], "ada", "asked", {}),
+    records.HELD: ("chain", 5, "id", True, "ada", "a claim", {}),
+}  # fmt: skip

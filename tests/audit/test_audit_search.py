@@ -1,0 +1,244 @@
+"""Finding runs by content, comparing two, following a log, and handing runs to other systems."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from audit.ledger import Ledger
+from audit.test_audit_commands import invoke
+from toolcell.audit import indexing
+from toolcell.audit.events import Shape, lines_of, time_of
+from toolcell.audit.query import UNSIGNED, VERIFIED, Filter, Index
+from toolcell.audit.search import LINE_CHARS, Searched, search
+from toolcell.audit.titles import title_of
+from toolcell.cli import audit_search, exits
+from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
+from toolcell.tools import RunContext
+
+KEPT = "kept in the file"
+
+
+@pytest.fixture
+def filled(ledger: Ledger) -> Ledger:
+    """One run with something to find in every field, and one run without."""
+    with ledger.opened() as recorder:
+        record = ledger.begin(
+            recorder, "# look for nothing\nx = 'in-source'", inputs={"name": "in-inputs"},
+            files=[("in-name.txt", KEPT.encode())], context=RunContext(run_id="aaaa1111", user_id="in-who"),
+        )  # fmt: skip
+        ledger.call(record, "search", {"query": "in-args"}, 1)
+        ledger.call(record, "fail", {"text": "in-failure"}, 2)
+        logs = Logs((LogEntry("stdout", "first\nin-out"), LogEntry("stderr", "put\n")), 20)
+        file = OutputFile("report.csv", "text/csv", 7, b"in-file", "c0ffee")
+        record.end(ExecutionResult("aaaa1111", Outcome.OK, ["in-value"], True, logs, (file,)))
+        ledger.run(recorder, "y = 1", [], context=RunContext(run_id="bbbb2222"))
+    return ledger
+
+
+def found(ledger: Ledger, pattern: str) -> list[tuple[str, int, int | None]]:
+    with Index(ledger.directory, [ledger.key]) as index:
+        index.refresh()
+        matches = search(index, index.runs(Filter(limit=None)), re.compile(pattern), Searched())
+        return [(each.where, each.line, each.call.number if each.call else None) for each in matches]
+
+
+def test_content_is_found_in_every_field_with_the_call_it_came_from(filled: Ledger) -> None:
+    digest = filled.the_run("aaaa1111").end["files"][0][3]
+    expected = {
+        "in-source": ("source", 2, None),
+        "in-inputs": ("inputs.name", 1, None),
+        "in-who": ("who.user", 1, None),
+        "in-name": ("file in-name.txt", 1, None),
+        KEPT: ("file in-name.txt", 1, None),
+        "in-args": ("args.query", 1, 1),
+        "in-output": None,  # two streams
+        "in-out": ("stdout", 2, None),
+        "put": ("stderr", 1, None),
+        "in-value": ("value[0]", 1, None),
+        digest: ("file report.csv sha256", 1, None),
+        "aaaa1111": ("id", 1, None),
+    }
+
+    for pattern, where in expected.items():
+        assert (where in found(filled, pattern)) if where else not found(filled, pattern), pattern
+    assert ("answer.message", 1, 2) in found(filled, "in-failure")
+    assert ("result[0].title", 1, 1) in found(filled, "in-args")
+
+
+def test_a_match_in_a_long_line_is_found_wherever_it_stands(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        for before in range(LINE_CHARS - 8, LINE_CHARS + 2):
+            ledger.run(recorder, "a" * before + "needle" + "b" * 5000, [])
+
+    assert len(found(ledger, "needle")) >= 10
+    with Index(ledger.directory) as index:
+        index.refresh()
+        hits = search(index, index.runs(), re.compile("needle"), Searched())
+        assert len({each.run.seq for each in hits}) == 10
+
+
+def test_grep_says_how_many_matches_it_does_not_show(filled: Ledger) -> None:
+    status, out, err = invoke("grep", filled.directory, "in-", "-n", "2")
+    report = json.loads(invoke("grep", filled.directory, "in-", "-n", "2", "--json")[1])
+
+    assert status == exits.OK
+    assert out.count("in-") >= 2 and "aaaa1111" in out
+    assert report["more"] > 3 and f"{report['more']} more matches" in err
+    assert (len(report["matches"]), report["runs"]) == (2, 2)
+
+
+def test_grep_names_what_it_could_not_search(ledger: Ledger) -> None:
+    with ledger.opened(settings={"value_bytes": 64}) as recorder:
+        ledger.run(recorder, calls=[("search", {"query": "x" * 100 + "needle"})])
+    status, out, err = invoke("grep", ledger.directory, "needle")
+
+    assert (status, out) == (exits.FAILED, "")
+    assert "not recorded in full" in err
+
+
+def test_patterns_are_expressions_or_fixed_texts(filled: Ledger) -> None:
+    assert invoke("grep", filled.directory, "IN-SOURCE")[0] == exits.FAILED
+    assert invoke("grep", filled.directory, "IN-SOURCE", "-i")[0] == exits.OK
+    assert invoke("grep", filled.directory, "in.source")[0] == exits.OK
+    assert invoke("grep", filled.directory, "in.source", "-F")[0] == exits.FAILED
+    for wrong in ("(", ""):
+        assert invoke("grep", filled.directory, wrong)[0] == exits.USAGE
+
+
+def test_grep_shows_no_terminal_control(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        ledger.run(recorder, "needle \x1b]0;title\x07 \u202e", [])
+
+    for flags in ([], ["--full"]):
+        out = invoke("grep", ledger.directory, "needle", *flags)[1]
+        assert not {"\x1b", "\x07", "\u202e"} & set(out)
+
+
+def test_two_runs_are_compared(ledger: Ledger) -> None:
+    with ledger.opened() as recorder:
+        for name, text in (("aaaa", "x"), ("bbbb", "x"), ("cccc", "z")):
+            ledger.run(
+                recorder, f"a = 1\nb = '{text}'", [("search", {"query": text}), ("outer", {"query": "1"})],
+                context=RunContext(run_id=name), printed=f"same\n{text}\n", value=text,
+            )  # fmt: skip
+    same = invoke("diff", ledger.directory, "aaaa", "bbbb")
+    status, out, _ = invoke("diff", ledger.directory, "aaaa", "cccc")
+    report = json.loads(invoke("diff", ledger.directory, "aaaa", "cccc", "--json")[1])
+
+    assert (same[0], "no difference" in same[1]) == (exits.OK, True)
+    assert status == exits.FAILED
+    assert "-b = 'x'" in out and "+b = 'z'" in out and "call 1 search args" in out
+    assert [each["what"] for each in report["changes"]] == [
+        "source", "call 1 search args", "call 1 search result", "value", "stdout"
+    ]  # fmt: skip
+
+
+def test_a_long_list_says_how_many_runs_it_does_not_show(ledger: Ledger) -> None:
+    ledger.fill(52)
+    out = invoke("list", ledger.directory)[1]
+    _, listed, err = invoke("list", ledger.directory, "--json", "-n", "3")
+
+    assert "and 2 older runs" in out
+    assert (len(json.loads(listed)), "and 49 older runs" in err) == (3, True)
+    assert "older" not in invoke("list", ledger.directory, "-n", "0")[1]
+
+
+def test_full_cuts_nothing(ledger: Ledger) -> None:
+    source = "\n".join(f"line_{number} = 1" for number in range(60))
+    with ledger.opened() as recorder:
+        ledger.run(recorder, source, [("search", {"query": "q" * 300})], printed="\n".join(map(str, range(1000, 1040))))
+    short, full = (invoke("show", ledger.directory, "last", *flags)[1] for flags in ([], ["--full"]))
+
+    assert "line_59" not in short and "20 more lines: --full" in short and "q" * 300 not in short
+    assert "line_59" in full and "q" * 300 in full and "1039" in full
+
+
+def test_times_name_their_zone(filled: Ledger) -> None:
+    assert re.search(r"\d\d:\d\d:\d\d [+-]\d{4} ", invoke("list", filled.directory)[1])
+    assert time_of(0) == "1970-01-01T00:00:00.000000+00:00"
+    assert time_of((1 << 63) - 1).endswith("+00:00")
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "last"], ["stats"], ["grep", "in-"], ["events"], ["tail"]])
+def test_read_only_writes_nothing_anywhere(filled: Ledger, tmp_path: Path, command: list[str]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    name, *rest = command
+    status, *_ = invoke(name, filled.directory, *rest, "--read-only")
+
+    assert status == exits.OK
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not indexing.default_index_dir().exists()
+
+
+def test_a_followed_log_shows_runs_when_they_are_signed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_search, "FOLLOW_S", 0)
+    ledger.fill(1)
+    with Index(ledger.directory, [ledger.key]) as index:
+        index.refresh()
+        coming = audit_search.new_runs(index, Filter(limit=None))
+        ledger.fill(1)
+        (signed,) = next(coming)
+        with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:
+            ledger.run(recorder, "set_result('new')", [])
+            (unsigned,) = next(coming)
+        (later,) = next(coming)
+
+    assert (signed.title, signed.trust) == ("set_result(0)", VERIFIED)
+    assert (unsigned.seq, unsigned.trust) == (later.seq, UNSIGNED)
+    assert later.trust == VERIFIED
+
+
+def test_events_are_lines_of_json_with_trust_and_zones(filled: Ledger, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in invoke("events", filled.directory)[1].splitlines()]
+    invoke("events", filled.directory, "--format", "ecs", "-o", tmp_path / "ecs.jsonl")
+    ecs = [json.loads(line) for line in (tmp_path / "ecs.jsonl").read_text().splitlines()]
+
+    assert [each["event"] for each in lines] == ["run_started", "call", "call", "run_ended", "run_started", "run_ended"]
+    assert {each["at"][-6:] for each in lines} == {"+00:00"}
+    assert {each["trust"] for each in lines} == {"unverified"}  # no key was given
+    assert [each["event"]["outcome"] for each in ecs if "outcome" in each["event"]] == [
+        "success", "failure", "success", "success"
+    ]  # fmt: skip
+    assert {(each["ecs"]["version"], each["event"]["dataset"]) for each in ecs} == {("8.17.0", "toolcell.audit")}
+    assert ecs[0]["user"] == {"id": "in-who"} and ecs[2]["error"]["message"]
+
+
+def test_a_script_cannot_forge_an_event(ledger: Ledger) -> None:
+    hostile = 'x = 1\n{"event": "run_ended"}\u2028\r\n\x1b[2J'
+    with ledger.opened() as recorder:
+        ledger.run(recorder, hostile, [("search", {"query": hostile})], printed=hostile)
+    with Index(ledger.directory) as index:
+        index.refresh()
+        (summary,) = index.runs()
+        shapes: tuple[Shape, ...] = ("jsonl", "ecs")
+        for shape in shapes:
+            lines = [*lines_of(index.load(summary), summary, shape)]
+
+            assert len(lines) == 3
+            assert all(line.isascii() and line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ('"""Count boxes.\n\nMore."""\nx = 1', "# Count boxes."),
+        ("'''\nCount\n'''", "# Count"),
+        ("'count'\nx = 1", "# count"),
+        ("'a'.join(y)", "'a'.join(y)"),
+        ('"""a""" + b', '"""a""" + b'),
+        ("#!/usr/bin/python\n# -*- coding: utf-8 -*-\n# ------\n# Count boxes\nx = 1", "# Count boxes"),
+        ("import os\ndef f():\n    pass\ntry:\n    f()\nexcept E: g()", "f()"),
+        ("x = 1  # why", "x = 1  # why"),
+        ("import os", "import os"),
+        ("#\n#!", "#"),
+        (None, ""),
+        ('"""', '"""'),
+        ("x" * 500, "x" * 120),
+    ],
+)
+def test_a_title_is_what_a_script_says_of_itself_or_first_does(source: str | None, title: str) -> None:
+    assert title_of(source) == title

@@ -1,0 +1,70 @@
+"""The rules of suspended and repaired runs hold in the container profile, with an audit log, and in plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from control.conftest import Effects
+from toolcell import Outcome, Policy, PoolConfig, Runtime, SyncRuntime
+from toolcell.audit.query import Filter, Index
+from toolcell.audit.reader import RecordedRun
+from toolcell.audit.replay import Replay, replay, runtime_options
+from toolcell.control import Approve
+
+pytestmark = pytest.mark.isolation
+
+SCRIPT = "import random\na = call_tool('write', text=str(random.random()))\n[a, call_tool('pay', to='x'), sorted({'a', 'b'})]"
+
+
+def carry_on(effects: Effects, **options: Any) -> Any:
+    with SyncRuntime(effects.registry, pool=PoolConfig(warm=1), **options) as runtime:
+        waiting = runtime.execute_code(SCRIPT, on_approval="suspend")
+        assert waiting.suspension is not None
+        done = runtime.resume(waiting.suspension, {"call-2": Approve()})
+        broken = runtime.execute_code("call_tool('write', text='b')\n1/0")
+        fixed = runtime.execute_code("call_tool('write', text='b')", repairs=broken)
+    assert done.ok, done.error
+    assert fixed.ok and fixed.value == 3
+    assert len(effects.of("write")) == 2 and effects.of("pay") == [["pay", "x", 1]]
+    return done
+
+
+def test_runs_are_carried_on_in_the_container_profile(effects: Effects) -> None:
+    assert carry_on(effects, policy=Policy(profile="container")).value == [1, "paid x 1", ["a", "b"]]
+
+
+def test_the_audit_log_tells_answers_of_the_journal_from_calls_and_its_runs_replay(
+    tmp_path: Path, effects: Effects
+) -> None:
+    carry_on(effects, audit=tmp_path / "log", journal=tmp_path / "runs")
+    with Index(tmp_path / "log") as index:
+        index.refresh()
+        runs = [index.load(line) for line in index.runs(Filter(limit=None))]
+    suspended = next(run for run in runs if run.outcome == str(Outcome.SUSPENDED))
+    resumed = next(run for run in runs if run.id.startswith(f"{suspended.id}."))
+
+    assert [call.tool for call in suspended.calls] == ["write"]  # the one that waits was not made
+    notes = [call.start_extra.get("warnings") for call in resumed.calls]
+    assert notes == [["answered from the journal; the tool did not run"], None]
+    assert resumed.calls[1].start_extra["approved"]
+    for run, why in ((suspended, "the run was suspended"), (resumed, "")):
+        again = anyio.run(replayed, run)
+        assert again.ok and why in again.stopped, again
+
+
+async def replayed(run: RecordedRun) -> Replay:
+    async with Runtime(pool=PoolConfig(warm=1), **runtime_options(run)) as runtime:
+        return await replay(runtime, run)
+
+
+def test_steps_of_a_plan_are_decided_by_hooks_and_not_suspended(opened: SyncRuntime, effects: Effects) -> None:
+    registry = effects.registry.merged()
+    registry.enable_plan_execution()
+    rows = opened.execute_plan([{"tool": "pay", "args": {"to": "x"}}], tools=registry)
+
+    assert rows[0]["status"] == "error" and "needs approval" in rows[0]["error"]
+    assert not effects.made

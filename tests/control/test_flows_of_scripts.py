@@ -1,0 +1,161 @@
+"""A script that has read something private does not send it on: also not from a plan, after a resume, or in a repair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell import Agent, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
+from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.control import Approve, Deny
+from toolcell.flows import Flow
+
+pytestmark = pytest.mark.isolation
+
+FAILED = "Tool 'post' failed: "
+REFUSED = 'tool "post" is not permitted: it sends to "public", and this run has read "private"'
+ASKED = 'needs approval: it sends to "public", and this run has read "private"'
+POLICY = Policy(flows=(Flow("private", "public", "deny"),))
+LEAK = "letter = call_tool('mail')\ncall_tool('pay')\ncall_tool('post', text=letter)"
+
+
+class Office:
+    """Private mail, a payment that needs approval, and a public web."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.registry = registry = ToolRegistry()
+
+        @registry.tool(reads="private")
+        async def mail() -> str:
+            """Read all the mail there is."""
+            self.done.append("mail")
+            return "the code is 1234"
+
+        @registry.tool(requires_approval=True)
+        async def pay() -> str:
+            """Pay what there is to pay."""
+            self.done.append("pay")
+            return "paid"
+
+        @registry.tool(sends="public")
+        async def post(text: str) -> str:
+            """Post a text where everybody can read it."""
+            self.done.append("post")
+            return "posted"
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+@pytest.fixture(scope="module")
+def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("journals") / "runs"
+
+
+@pytest.fixture(scope="module")
+def deny(journals: Path) -> Any:
+    """A runtime with a journal directory, under a flow that denies."""
+    with SyncRuntime(pool=PoolConfig(warm=1), journal=journals, policy=POLICY) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def ask() -> Any:
+    """A runtime whose journals are in memory, under a flow that asks."""
+    policy = Policy(flows=(Flow("private", "public", "ask"),))
+    with SyncRuntime(pool=PoolConfig(warm=1), policy=policy) as runtime:
+        yield runtime
+
+
+def test_a_script_and_a_plan_are_refused(deny: SyncRuntime, office: Office) -> None:
+    result = deny.execute_code("call_tool('post', text='hello')\n" + LEAK.replace("pay", "mail"), tools=office.registry)
+    steps = [{"tool": "mail", "args": {}, "id": "m"}, {"tool": "post", "args": {"text": {"$ref": "m"}}}]
+    rows = deny.execute_plan(steps, tools=office.registry)
+
+    assert result.outcome is Outcome.ERROR and result.error is not None and result.error.message == FAILED + REFUSED
+    assert rows[1]["error"] == REFUSED
+    assert office.done == ["post", "mail", "mail", "mail"]
+
+
+def test_a_run_that_goes_on_in_another_process_has_read_what_it_had_read(
+    deny: SyncRuntime, journals: Path, office: Office
+) -> None:
+    waiting = deny.execute_code(LEAK, tools=office.registry, on_approval="suspend")
+    assert waiting.suspension is not None
+    with SyncRuntime(pool=PoolConfig(warm=0), journal=journals, policy=POLICY) as other:
+        result = other.resume(waiting.suspension.to_json(), {"call-2": Approve()}, tools=office.registry)
+
+    assert result.error is not None and result.error.message == FAILED + REFUSED
+    assert office.done == ["mail", "pay"]
+
+
+def test_a_mended_script_has_read_what_the_broken_one_had_read(deny: SyncRuntime, office: Office) -> None:
+    broken = deny.execute_code("letter = call_tool('mail')\n1/0", tools=office.registry)
+    mended = "call_tool('post', text='the code is 1234')"
+    result = deny.execute_code(mended, tools=office.registry, repairs=broken)
+
+    assert result.error is not None and result.error.message == FAILED + REFUSED
+    assert office.done == ["mail"]
+
+
+def test_a_flow_that_asks_suspends_the_run_and_an_approval_holds_for_one_call(ask: SyncRuntime, office: Office) -> None:
+    source = "letter = call_tool('mail')\n[call_tool('post', text=letter), call_tool('post', text=letter)]"
+    result = ask.execute_code(source, tools=office.registry, on_approval="suspend")
+    assert result.suspension is not None
+    assert [(call.tool, call.reason) for call in result.suspension.calls] == [("post", ASKED)]
+
+    result = ask.resume(result.suspension, {"call-2": Approve()}, tools=office.registry)
+    assert result.suspension is not None and [call.id for call in result.suspension.calls] == ["call-3"]
+    result = ask.resume(result.suspension, {"call-3": Deny("once is enough")}, tools=office.registry)
+    assert result.error is not None and result.error.message == FAILED + "once is enough"
+    assert office.done == ["mail", "post"]
+
+
+def test_an_approval_does_not_hold_for_a_reason_that_came_later(ask: SyncRuntime, office: Office) -> None:
+    registry = office.registry.merged()
+
+    @registry.tool(requires_approval=True, sends="public")
+    async def announce() -> str:
+        """Announce what is to be announced."""
+        office.done.append("announce")
+        return "announced"
+
+    source = "call_tools_parallel(['announce', 'mail'])"
+    result = ask.execute_code(source, tools=registry, on_approval="suspend")
+    assert result.suspension is not None and result.suspension.calls[0].reason == "needs approval"
+    result = ask.resume(result.suspension, {"call-1": Approve()}, tools=registry)
+    assert result.suspension is not None and result.suspension.calls[0].reason == ASKED
+    result = ask.resume(result.suspension, {"call-1": Approve()}, tools=registry)
+
+    assert result.value == ["announced", "the code is 1234"] and office.done == ["mail", "announce"]
+
+
+def test_what_is_read_is_written_down_before_it_is_read(deny: SyncRuntime, journals: Path, office: Office) -> None:
+    found: list[bool] = []
+
+    @office.registry.tool(reads="private")
+    async def look() -> None:
+        """Look whether a host that is killed now leaves the label behind."""
+        found.append(any(b"private" in path.read_bytes() for path in journals.glob("*.journal")))
+
+    for path in journals.glob("*.journal"):
+        path.unlink()
+    deny.execute_code("call_tool('look')", tools=office.registry)
+    assert found == [True]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_flows_of_a_runtime_hold_for_the_agent_that_is_offered_its_sandbox(office: Office) -> None:
+    script = calls(("execute_code", {"code": "call_tool('mail')"}))
+    model = ScriptedModel([script, calls(("post", {"text": "1234"})), "end"])
+    async with Runtime(pool=PoolConfig(warm=1), policy=POLICY) as runtime:
+        result = await Agent(model, tools=office.registry, code_execution=runtime).run("go")
+
+    assert result.messages[-2]["content"] == REFUSED
+    assert office.done == ["mail"]

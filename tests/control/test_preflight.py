@@ -1,0 +1,100 @@
+"""A preflight reads, in a sandbox, which calls a script can make; one that cannot succeed keeps the script from running."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.conftest import Effects
+from toolcell import Outcome, SyncRuntime, UsageError
+from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
+
+ROWS: list[tuple[str, list[list[object]]]] = [
+    ("call_tool('a')", [[1, "a", []]]),
+    ("call_tool('a', None, x=1, raw=True)", [[1, "a", ["x"]]]),
+    ("\ncall_tool('a', {'x': 1}, y=2)", [[2, "a", ["y", "x"]]]),
+    ("await call_tool_async('a', x=1)", [[1, "a", ["x"]]]),
+    ("call_tool('a', {'x': 1, **more})", [[1, "a", None]]),
+    ("call_tool('a', {key: 1})", [[1, "a", None]]),
+    ("call_tool('a', args)", [[1, "a", None]]),
+    ("call_tool('a', **args)", [[1, "a", None]]),
+    ("call_tool('a', 1, 2)", [[1, "a", None]]),
+    ("call_tool(name)", [[1, None, []]]),
+    ("call_tool()", [[1, None, []]]),
+    ("tools.a(x=1)", [[1, "a", ["x"]]]),
+    ("tools['a-b'](x=1)", [[1, "a-b", ["x"]]]),
+    ("tools[name]()", [[1, None, []]]),
+    ("tools.__dir__()", []),
+    ("call_tools_parallel([('a', {'x': 1}), 'b', {'tool': 'c', 'args': {'y': 1}}, d])",
+     [[1, "a", ["x"]], [1, "b", []], [1, "c", ["y"]], [1, None, None]]),
+    ("call_tools_parallel([('a', {'x': n}) for n in rows])", [[1, "a", ["x"]]]),
+    ("call_tools_parallel(calls)", [[1, None, None]]),
+    ("def f():\n    if x:\n        return call_tool('a', y=call_tool('b'))", [[3, "a", ["y"]], [3, "b", []]]),
+    ("print('call_tool(1)')", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "calls"), ROWS)
+def test_calls_are_found_as_far_as_they_are_written_out(source: str, calls: list[list[object]]) -> None:
+    assert planned_calls(source) == {"calls": calls, "more": 0, "error": ""}
+
+
+@given(source=st.text(max_size=200))
+def test_any_text_is_read_or_refused_in_words(source: str) -> None:
+    found = planned_calls(source)
+    assert found["calls"] == [] or not found["error"]
+
+
+def test_a_script_of_too_many_calls_is_cut_and_says_so() -> None:
+    found = planned_calls("call_tool('a')\n" * (MAX_CALLS + 7))
+    assert len(found["calls"]) == MAX_CALLS and found["more"] == 7
+
+
+SCRIPT = "rows = call_tool('read', name='x')\nif rows:\n    call_tool('pay', to='a')\ncall_tool('wriet', text='a')\ncall_tool('write')\ntools[rows[0]]()"
+
+
+@pytest.mark.isolation
+def test_a_script_with_a_call_that_cannot_succeed_is_not_run(opened: SyncRuntime, effects: Effects) -> None:
+    result = opened.execute_code(SCRIPT, tools=effects.registry, preflight=True)
+
+    assert result.outcome is Outcome.DENIED and not effects.made and result.preflight is not None
+    assert result.error is not None and result.error.line == 4
+    assert result.error.message.startswith("wriet: there is no tool of this name")
+    assert [each["line"] for each in result.error.findings] == [4, 5]
+    assert str(result.preflight).splitlines() == [
+        "line 1: read",
+        "line 3: pay, writes, needs approval",
+        str(result.preflight.calls[2]),
+        "line 5: write, writes, missing: text",
+        "line 6: a tool that is not written out",
+    ]
+    assert result.to_dict()["preflight"]["calls"][3]["problem"] == "missing: text"
+
+
+@pytest.mark.isolation
+def test_a_script_without_problems_runs_and_suspended_runs_and_drafts_have_their_preflight(
+    opened: SyncRuntime, effects: Effects
+) -> None:
+    source = "call_tool('pay', to='a')"
+    waiting = opened.execute_code(source, tools=effects.registry, preflight=True, on_approval="suspend")
+    draft = opened.execute_code(source, tools=effects.registry, preflight=True, dry_run=True)
+
+    for result in (waiting, draft):
+        assert result.preflight is not None and result.preflight.calls[0].needs_approval
+    assert waiting.outcome is Outcome.SUSPENDED and draft.effects and not effects.made
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("hostile", ["(" * 50_000, "-" * 1_000_000 + "1", "x = '\x00'", "\ud800", "1 +"])
+def test_text_that_cannot_be_read_is_read_in_the_sandbox_and_nowhere_else(opened: SyncRuntime, hostile: str) -> None:
+    found = opened.preflight(hostile)
+
+    assert found.calls == () and ("could not be read" in found.note or hostile == "\ud800")
+    assert opened.execute_code("1 + 1").value == 2
+
+
+@pytest.mark.isolation
+def test_what_is_no_source_is_refused(opened: SyncRuntime) -> None:
+    with pytest.raises(UsageError, match="source must be"):
+        opened.preflight(7)  # type: ignore[arg-type, unused-ignore]

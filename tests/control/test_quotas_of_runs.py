@@ -1,0 +1,60 @@
+"""Quotas of runs: shared by the Runtimes of a process, for scripts, plans, resumed runs and scripts of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from control.conftest import Effects
+from toolcell import PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime, UsageError
+
+pytestmark = pytest.mark.isolation
+
+
+def test_runtimes_share_a_quota_on_every_route(effects: Effects) -> None:
+    now = [0.0]
+    quotas = Quotas(Quota(runs=3, calls=3, per_s=60), clock=lambda: now[0])
+    registry = effects.registry
+
+    async def main() -> Any:
+        pool, ada = PoolConfig(warm=1), RunContext(user_id="ada")
+        async with (
+            Runtime(registry, pool=pool, quotas=quotas) as one,
+            Runtime(registry, pool=pool, quotas=quotas) as two,
+        ):
+            registry.enable_code_execution(two)
+            await one.execute_code("call_tool('write', text='a')", context=ada)
+            await two.execute_plan([{"tool": "write", "args": {"text": "b"}}], context=ada)
+            waiting = await one.execute_code("call_tool('pay', to='x')", context=ada, on_approval="suspend")
+            run = RunContext(user_id="ada", quotas=(quotas,))
+            inner = await registry.dispatch("execute_code", {"code": "call_tool('write', text='c')"}, context=run)
+            assert "calls=3 in 60 s" in inner.text  # of four: write, write, pay, execute_code
+            for refused in (
+                one.execute_code("1", context=ada),
+                two.execute_plan([{"tool": "read", "args": {"name": "b"}}], context=ada),
+                one.resume(waiting.suspension, context=ada),
+            ):
+                with pytest.raises(QuotaExceeded, match="runs=3") as caught:
+                    await refused
+            assert (await two.execute_code("2", context=RunContext(user_id="bob"))).value == 2
+            now[0] += caught.value.retry_after_s
+            assert (await one.execute_code("3", context=ada)).value == 3
+
+    with pytest.raises(UsageError, match="quotas="):
+        Runtime(quotas=3)  # type: ignore[arg-type, unused-ignore]
+    anyio.run(main)
+    assert effects.made == [["write", "a"], ["write", "b"]]
+
+
+def test_cpu_time_of_runs_is_counted(effects: Effects) -> None:
+    quotas = Quotas(Quota(cpu_s=0.05))
+
+    async def main() -> None:
+        async with Runtime(pool=PoolConfig(warm=1), quotas=quotas) as runtime:
+            await runtime.execute_code("import time\nwhile time.process_time() < 0.1: pass")
+            with pytest.raises(QuotaExceeded, match=r"cpu_s=0.05 in 3600 s; free again in"):
+                await runtime.execute_code("1")
+
+    anyio.run(main)

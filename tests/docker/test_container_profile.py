@@ -1,0 +1,249 @@
+"""`Policy(profile="container")` in a container with Docker's defaults: what SECURITY.md promises, attacked from inside."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell.sandbox.docker.client import Client
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+BASE = "toolcell/debian:bookworm"
+
+# As an ordinary image: /tmp is everybody's, and the interpreter can be reached.
+OPEN_UP = (
+    "import os; [os.makedirs(p, exist_ok=True) or os.chmod(p, m) for p, m in (('/tmp', 0o1777), ('/root', 0o755))]"
+)
+DOCKERFILE = f'FROM {BASE}\nRUN ["python3", "-c", "{OPEN_UP}"]\n'
+
+PLACES = {
+    "root": [],
+    "uid 1000": ["--user", "1000:1000"],
+    "root, unconfined": ["--security-opt", "seccomp=unconfined"],
+    "uid 1000, unconfined": ["--user", "1000:1000", "--security-opt", "seccomp=unconfined"],
+    "root without capabilities": ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"],
+}
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def plain_image(docker_client: Client) -> str:
+    """An image with nothing of ours in it."""
+    if not docker_client.info.is_local:
+        pytest.skip("the engine is on another machine, and this tree cannot be mounted there")
+    if not docker_client.api.images(name=BASE):
+        pytest.skip(f"the engine has no image {BASE}: run .ci/docker")
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as tar:
+        row = tarfile.TarInfo("Dockerfile")
+        row.size = len(DOCKERFILE)
+        tar.addfile(row, io.BytesIO(DOCKERFILE.encode()))
+    lines = docker_client.api.build(
+        fileobj=io.BytesIO(context.getvalue()), custom_context=True, rm=True, decode=True, tag="toolcell/test-container"
+    )
+    said = "".join(str(line.get("stream", line.get("error", ""))) for line in lines)
+    assert "Successfully built" in said, said
+    return "toolcell/test-container"
+
+
+@pytest.fixture(scope="module")
+def in_container(plain_image: str) -> Command:
+    """Run this interpreter in a container that has this tree, read-only; `flags` are docker run's."""
+    mounted = {str(ROOT), sys.base_prefix, sysconfig.get_path("purelib")} - {"/usr"}
+    mounts = [part for path in sorted(mounted) for part in ("-v", f"{path}:{path}:ro")]
+
+    def run(flags: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            # Some machines of tests have no bridge. A network of its own, or none, changes nothing that the profile uses.
+            ["docker", "run", "--rm", "--network=none", *flags, *mounts, plain_image, sys.executable, "-B", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    tried = run([], "-c", "import toolcell.runtime")
+    if tried.returncode:
+        pytest.skip(f"this interpreter does not run in {BASE}: {tried.stderr[-300:]}")
+    return run
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def seen(request: pytest.FixtureRequest, in_container: Command) -> dict[str, Any]:
+    """What came of every attack in one kind of container."""
+    done = in_container(PLACES[request.param], str(HERE / "contained_host.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def value(seen: dict[str, Any], attack: str) -> Any:
+    assert seen[attack]["outcome"] == "ok", (attack, seen[attack])
+    return seen[attack]["value"]
+
+
+@pytest.mark.docker
+def test_the_attacks_are_real(seen: dict[str, Any]) -> None:
+    found = seen["without isolation"]
+
+    assert found.pop("read") == "the secret of the host"
+    assert found.pop("listed") is True
+    assert found == {"signal": ["None", "None"], "socket": "None", "abstract": "None", "named": "None"}
+
+
+@pytest.mark.docker
+def test_every_result_names_the_layers(seen: dict[str, Any]) -> None:
+    layers = seen["reading"]["layers"]
+
+    assert set(layers) == {"landlock", "seccomp", "capabilities", "no_new_privs", "rlimits"}
+    assert "signals and abstract sockets kept inside" in layers["landlock"]
+
+
+@pytest.mark.docker
+def test_no_file_of_the_container_can_be_read_or_listed(seen: dict[str, Any]) -> None:
+    found = value(seen, "reading")
+
+    assert set(found["read"]) <= {"EACCES", "ENOENT"}
+    assert found["listed"] == ["EACCES"]
+    assert value(seen, "links") == ["EACCES"]
+
+
+@pytest.mark.docker
+def test_nothing_outside_the_workspace_can_be_changed(seen: dict[str, Any]) -> None:
+    assert set(value(seen, "changing")) <= {"EACCES", "EBUSY", "EPERM", "EXDEV"}
+    before, after = seen["the host's file"]
+    assert after == before
+
+
+@pytest.mark.docker
+def test_no_other_process_can_be_signalled_or_changed(seen: dict[str, Any]) -> None:
+    assert value(seen, "signals") == ["EPERM", "ESRCH"]
+    assert {each.strip("'") for each in value(seen, "other processes")} == {"EPERM"}
+    assert seen["the host's program"] is None
+
+
+@pytest.mark.docker
+def test_a_concurrent_sandbox_cannot_be_reached(seen: dict[str, Any]) -> None:
+    found = value(seen, "a neighbour attacked")
+
+    assert seen["places of the neighbour"] == 1
+    assert set(found.pop("signalled")) <= {"EPERM", "ESRCH"}
+    assert {answer for answers in found.values() for answer in answers} == {"EACCES"}
+    assert value(seen, "the neighbour") == "kept"
+
+
+@pytest.mark.docker
+def test_no_connection_can_be_made(seen: dict[str, Any]) -> None:
+    assert value(seen, "sockets") == ["EPERM"]
+
+
+@pytest.mark.docker
+def test_there_is_no_privilege_and_no_way_to_one(seen: dict[str, Any]) -> None:
+    found = value(seen, "privileges")
+
+    assert found["capabilities"] == [0] * 6
+    assert found["no_new_privs"] == 1
+    assert {each.strip("'") for each in found["refused"]} == {"EPERM"}
+
+
+@pytest.mark.docker
+def test_the_only_descriptors_are_the_bridge_and_its_own_folder(seen: dict[str, Any]) -> None:
+    assert value(seen, "descriptors") == [3, 4]
+
+
+@pytest.mark.docker
+def test_nothing_outlives_its_run_or_its_host(seen: dict[str, Any]) -> None:
+    assert value(seen, "a daemon") == 1
+    assert sorted(value(seen, "files that are left")) == ["folder", "left"]
+    assert value(seen, "files of the run before") == []
+    assert seen["left running"] == []
+    assert [name for name in seen["left in /tmp"] if not name.startswith("toolcell-cache")] == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("attack", "outcome"),
+    [
+        ("wall clock", "timeout"),
+        ("processor", "cpu_limit"),
+        ("memory", "memory_limit"),
+        ("shared memory", "memory_limit"),
+        ("fork bomb", "process_limit, memory_limit"),  # whichever the watch finds first
+        ("threads", "process_limit"),
+        ("many large files", "killed"),
+        ("many files", "killed"),
+    ],
+)
+def test_a_limit_ends_the_run(seen: dict[str, Any], attack: str, outcome: str) -> None:
+    assert seen[attack]["outcome"] in outcome.split(", "), seen[attack]
+
+
+@pytest.mark.docker
+def test_a_file_larger_than_the_limit_is_refused(seen: dict[str, Any]) -> None:
+    assert value(seen, "one large file") == "EFBIG"
+    assert "disk_bytes" in seen["many large files"]["error"]
+    assert "inodes" in seen["many files"]["error"]
+
+
+@pytest.mark.docker
+def test_everyday_file_work_goes_on(seen: dict[str, Any]) -> None:
+    assert value(seen, "everyday file work") == ["a", [[1]], "sandbox"]
+
+
+COMMAND = ("-c", "import sys; from toolcell.cli import main; sys.exit(main())")
+
+AS_ROOT = ["--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined"]
+AS_USER = ["--user", "1000:1000", "--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined"]
+READ_ONLY = ["--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL", "--user", "1000:1000"]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("flags", "profiles"),
+    [
+        ([], {"container"}),
+        (["--user", "1000:1000"], {"container"}),
+        (READ_ONLY, {"container"}),
+        (AS_ROOT, {"full", "container"}),
+        (AS_USER, {"full", "container"}),
+    ],
+    ids=["defaults", "uid 1000", "read-only", "full as root", "full as uid 1000"],
+)
+def test_doctor_says_which_profile_runs_and_what_the_other_lacks(
+    in_container: Command, flags: list[str], profiles: set[str]
+) -> None:
+    done = in_container(flags, *COMMAND, "doctor", "--profile", "container", "--json")
+    told = json.loads(done.stdout)
+
+    assert {each["name"] for each in told["profiles"] if each["runs"]} == profiles, told["profiles"]
+    assert done.returncode == 0
+    for each in told["profiles"]:
+        assert each["runs"] or any("docker run" in fix for fix in each["fixes"])
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("flags", [[], ["--user", "1000:1000"]], ids=["root", "uid 1000"])
+def test_the_command_line_runs_scripts_when_asked_and_never_downgrades(in_container: Command, flags: list[str]) -> None:
+    script = str(ROOT / "tests" / "docker" / "contained_one.py")
+
+    assert in_container(flags, *COMMAND, "run", "--profile", "container", script).stdout == "1\n"
+    refused = in_container(flags, *COMMAND, "run", script)
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "toolcell doctor" in refused.stderr
+
+
+@pytest.mark.docker
+def test_a_cache_from_which_nothing_can_be_executed_is_named(in_container: Command) -> None:
+    script = str(ROOT / "tests" / "docker" / "contained_one.py")
+    flags = ["--read-only", "--tmpfs", "/tmp:noexec", "--user", "1000:1000"]
+
+    assert "noexec" in in_container(flags, *COMMAND, "run", "--profile", "container", script).stderr

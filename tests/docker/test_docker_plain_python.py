@@ -1,0 +1,44 @@
+"""Programs that behave as under plain Python, in containers of both modes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from runtime.plain_python import PROGRAMS
+from toolcell import Limits, SyncRuntime, ToolRegistry
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.images.reference import ImageRef
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(scope="module", params=["single", "forked"])
+def runtime(docker_image: ImageRef, request: pytest.FixtureRequest) -> Iterator[SyncRuntime]:
+    mode: Literal["single", "forked"] = request.param
+    with SyncRuntime(
+        ToolRegistry(), backend=DockerBackend(docker_image.id, mode=mode), limits=Limits(wall_s=60)
+    ) as each:
+        yield each
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_behaves_as_under_plain_python(runtime: SyncRuntime, program: str) -> None:
+    result = runtime.execute_code(textwrap.dedent(PROGRAMS[program]))
+    assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
+
+
+@pytest.mark.parametrize("wait", ["while True:\n    pass", "import re\nre.match('(a+)+$', 'a' * 40 + 'b')"])
+def test_a_timeout_names_the_line_it_was_at(runtime: SyncRuntime, wait: str) -> None:
+    for _ in range(6):  # the daemon passes the question on, and may be busy: one answer is enough
+        result = runtime.execute_code(f"print('said')\n{wait}", limits=Limits(wall_s=0.5))
+        assert (result.outcome, result.error is not None) == ("timeout", True)
+        if result.error is not None and result.error.line is not None:
+            break
+
+    assert result.error is not None
+    assert result.error.line in (2, 3)
+    assert result.logs.text.startswith("said\n")

@@ -1,0 +1,30 @@
+"""Sessions in containers: the state stays, an interrupted script keeps it, and a killed container is rebuilt."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolcell import Limits, Outcome, PoolConfig, SyncRuntime
+from toolcell.sandbox.docker import DockerBackend
+from toolcell.sandbox.docker.images.reference import ImageRef
+
+pytestmark = pytest.mark.docker
+
+
+def test_a_session_in_a_container_keeps_its_state_and_is_rebuilt(docker_image: ImageRef) -> None:
+    backend = DockerBackend(docker_image.id)
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=1)) as runtime, runtime.session() as session:
+        assert session.execute_code("x = [41]; open('f', 'w').write('f')").ok
+        late = session.execute_code("import time\ntime.sleep(60)", limits=Limits(wall_s=0.3))
+        left = session.execute_code("import os\nif os.fork() == 0: time.sleep(60)")
+        after = session.execute_code("[x, open('f').read()]")
+        session.reset()
+        session.execute_code("y = 1")
+        killed = session.execute_code("import os; os._exit(3)")
+        rebuilt = session.execute_code("y")
+
+    assert late.outcome is Outcome.TIMEOUT and late.session is not None and not late.session.lost, late
+    assert left.session is not None and left.session.ended == ("1 process",)
+    assert after.value == [[41], "f"]
+    assert killed.session is not None and killed.session.lost
+    assert rebuilt.value == 1 and rebuilt.session is not None and rebuilt.session.began == "journal"

@@ -1,0 +1,39 @@
+"""Prints what each attack did to its host, below the summary of the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from hostile.harness import COLUMNS, PROPERTY
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """A Docker engine with an image of this tree's guest. An older one is built anew on its own base, in seconds."""
+    from toolcell.errors import SandboxUnavailable
+    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.images import build, reference
+
+    try:
+        client = Client.connect_now()
+    except SandboxUnavailable as exc:
+        pytest.skip(str(exc))
+    try:
+        found = reference.find_image(client, reference.DEFAULT_IMAGE)
+        if found is None:
+            pytest.skip(reference.HOW_TO_BUILD)
+        if not found.is_current:
+            build.renew(client, found)
+    finally:
+        client.api.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    stats = terminalreporter.stats
+    reports = [report for outcome in ("passed", "failed") for report in stats.get(outcome, ())]
+    rows = [value for report in reports for key, value in report.user_properties if key == PROPERTY]
+    if rows:
+        terminalreporter.section("what attacks did to their hosts")
+        terminalreporter.write_line(COLUMNS)
+        for row in rows:
+            terminalreporter.write_line(str(row))

@@ -1,0 +1,112 @@
+"""Showing what a guest sent, as progress or as a dict, does not cost the host a look at each value in it.
+
+Work is counted in function calls and bytes, which do not depend on the machine's speed.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from hostile.counting import calls
+from toolcell import ToolRegistry
+from toolcell.results import ExecutionResult, Outcome, ToolCallRecord
+from toolcell.tools import RunContext, ToolError
+from toolcell.tools.progress import MAX_UPDATE_CHARS, ProgressReporter
+
+pytestmark = pytest.mark.anyio
+
+
+def result(size: int) -> ExecutionResult:
+    record = ToolCallRecord(1, "echo", {"q": [[]] * size}, "ok")
+    return ExecutionResult("r", Outcome.OK, value=[{"a": []}] * size, has_value=True, calls=(record,))
+
+
+def test_a_result_as_a_dict_costs_the_same_whatever_is_in_it() -> None:
+    assert calls(result(10_000).to_dict) == calls(result(1).to_dict)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[]] * 100_000,
+        {str(number): number for number in range(100_000)},
+        [["x" * 1000] * 1000] * 100,
+        {"a": [{"b": [0] * 100_000}]},
+        ["x" * 10_000_000],
+        (bytes(10_000_000),),
+    ],
+    ids=["lists", "names", "texts", "inside", "one text", "bytes"],
+)
+async def test_progress_too_large_to_show_is_not_looked_through(value: Any) -> None:
+    shown: list[Any] = []
+    report = ProgressReporter(shown.append)
+
+    tracemalloc.start()
+    try:
+        made = calls(lambda: report(details=value))
+        held_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made <= 10 * MAX_UPDATE_CHARS
+    assert held_bytes <= 100 * MAX_UPDATE_CHARS  # the text of the whole value takes megabytes
+    assert shown == [{"details": f"({type(value).__name__} too large to show)"}]
+
+
+@pytest.mark.parametrize("value", [[1, {"a": (2, None)}], {"a": {"b": []}}, 1.5, True, {1, 2}, "x" * 7000])
+async def test_progress_that_is_short_is_shown_as_it_is(value: Any) -> None:
+    shown: list[Any] = []
+
+    ProgressReporter(shown.append)(details=value)
+
+    assert shown == [{"details": value}]
+
+
+async def test_progress_that_contains_itself_is_too_large() -> None:
+    shown: list[Any] = []
+    endless: list[Any] = []
+    endless.append(endless)
+
+    ProgressReporter(shown.append)(details=endless)
+
+    assert shown == [{"details": "(list too large to show)"}]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("args", [{"q": [0] * 150_000}, {"q": bytes(8_000_000)}], ids=["list", "bytes"])
+async def test_large_arguments_are_not_written_out_for_the_log(args: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse(q: Any) -> str:
+        """Refuse whatever is passed to it."""
+        raise ToolError("no")
+
+    registry = ToolRegistry([refuse])
+
+    async def peak_bytes(level: str) -> int:
+        caplog.set_level(level, "toolcell.tools")
+        tracemalloc.start()
+        try:
+            await registry.dispatch("refuse", args)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    await peak_bytes("CRITICAL")  # validators are compiled at their first use
+    assert await peak_bytes("INFO") <= await peak_bytes("CRITICAL") + 500_000
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_failure_with_large_arguments_is_remembered_by_their_beginning() -> None:
+    async def refuse(q: Any) -> str:
+        """Refuse whatever is passed to it."""
+        raise ToolError("no")
+
+    run = RunContext(run_id="r")
+    registry = ToolRegistry([refuse])
+    for _ in range(3):
+        result = await registry.dispatch("refuse", {"q": [0] * 100_000}, context=run)
+
+    assert "this exact call has now failed 3 times" in result.text
+    assert sum(map(len, run.state.failures)) < 1000

@@ -1,0 +1,89 @@
+"""Errors that a script meets because of its sandbox: each names the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, Outcome
+from toolcell.tools.code import code_result
+
+from .conftest import Run
+
+pytestmark = pytest.mark.isolation
+
+CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "a package": ("import pandas", {}, ("No module named 'pandas'", "packages=['pandas']", "--packages pandas")),
+    "a package of another name": ("import sklearn.svm", {}, ("packages=['scikit-learn']",)),
+    "a part of the standard library": ("import os.nothing", {}, ("'os' is not a package",)),
+    "a full disk": ("open('x', 'w').write('x' * 10**7)", {"disk_bytes": 1 << 20}, ("Errno 28", "limit disk_bytes")),
+    "no inode left": ("for n in range(999): open(str(n), 'w')", {"inodes": 100}, ("Errno 28", "limit inodes")),
+    "an object": ("class A: pass\nset_result([A()])", {}, ("result[0]: A is not data", "vars(x)")),
+    "a function": ("set_result(len)", {}, ("is not data", "call it")),
+    "a large result": ("set_result('x' * 10**7)", {}, ("result too large", "result_bytes", "files=['result.json']")),
+    "too many elements": ("set_result([1] * 10**6)", {}, ("elements", "json.dumps(x)")),
+    "more elements": (
+        "set_result([1] * 9000)",
+        {"message_elements": 8192},
+        ("result too large", "> 8192 elements", "message_elements"),
+    ),
+    "an argument of more elements": (
+        "call_tool('echo', q=[1] * 9000)",
+        {"message_elements": 8192},
+        ("arguments too large", "message_elements"),
+    ),
+    "an answer of more elements": (
+        "call_tool('echo', q=[1] * 9000)",
+        {"answer_elements": 8192},
+        ("result too large", "answer_elements"),
+    ),
+    "a large argument": ("call_tool('echo', q='x' * 10**7)", {}, ("frame_bytes", "send less")),
+}
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_an_error_of_the_sandbox_names_the_cure(run: Run, name: str) -> None:
+    source, limits, cures = CURES[name]
+
+    result = run(source, limits=Limits(**limits))
+
+    assert (result.outcome, result.error is not None) == (Outcome.ERROR, True)
+    assert result.error is not None
+    for cure in cures:
+        assert cure in result.error.message
+        assert cure in code_result(result).text
+
+
+def test_a_full_disk_is_named_with_its_limit(run: Run) -> None:
+    result = run("open('x', 'w').write('x' * 10**7)", limits=Limits(disk_bytes=1 << 20))
+
+    assert result.error is not None
+    assert (result.error.limit, result.error.limit_value) == ("disk_bytes", 1 << 20)
+    assert "limit disk_bytes is 1048576" in code_result(result).text
+
+
+def test_asking_which_tools_there_are_is_no_tool_call(run: Run) -> None:
+    result = run("list_tools()\n[tools.add(2), tools.add(3)]", limits=Limits(tool_calls=2))
+
+    assert result.value == [3, 4]
+    assert [call.name for call in result.calls] == ["add", "add"]
+    assert result.usage.calls == 2
+
+
+def test_asking_for_ever_is_bounded(run: Run) -> None:
+    result = run("while True: list_tools()", limits=Limits(tool_calls=5))
+
+    assert result.outcome is Outcome.CALL_LIMIT
+
+
+def test_the_folders_of_libraries_are_returned_only_if_asked_for(run: Run) -> None:
+    source = (
+        "import os\nfor name in ('.cache/m', 'sub/.cache'):\n    os.makedirs(name)\n    open(f'{name}/f', 'w').close()\n"
+        "open('a.txt', 'w').close()\nset_result(1, files="
+    )
+
+    every, asked = run(f"{source}[OUTPUT_DIR])"), run(f"{source}['.cache'])")
+
+    assert sorted(file.name for file in every.files) == ["a.txt", "sub/.cache/f"]
+    assert [file.name for file in asked.files] == [".cache/m/f"]

@@ -1,0 +1,50 @@
+"""What a script finds is what plain Python has, as far as a sandbox can: docs/plain-python.md lists the rest."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+from .plain_python import PROGRAMS
+
+pytestmark = pytest.mark.isolation
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_behaves_as_under_plain_python(run: Run, program: str) -> None:
+    result = run(textwrap.dedent(PROGRAMS[program]))
+    assert (result.outcome, result.value) == ("ok", True), (result.error, result.logs.text)
+
+
+def test_a_module_given_as_a_file_is_imported(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("answer = 42")
+    result = run("import helper\nset_result(helper.answer)", files=[tmp_path / "helper.py"])
+    assert result.value == 42
+
+
+def test_folders_that_nest_a_thousand_deep_are_returned_or_named(run: Run) -> None:
+    source = """
+import os
+start = os.getcwd()
+os.mkdir("top")
+os.chdir("top")
+for _ in range(1100):
+    os.mkdir("d")
+    os.chdir("d")
+    if _ == 500:
+        open("found.txt", "w").close()
+os.chdir(start)
+open("top/first.txt", "w").close()
+set_result("made", files=["top"])
+"""
+    result = run(source, limits=None)
+    assert (result.outcome, result.value) == ("ok", "made"), result.error
+    assert [Path(file.name).name for file in result.files] == ["first.txt", "found.txt"]
+
+
+def test_a_link_that_is_returned_is_named_as_one(run: Run) -> None:
+    result = run("import os\nopen('a', 'w').close()\nos.symlink('a', 'b')\nset_result(1, files=['b'])")
+    assert result.files[0].problem == "a symbolic link; return the file it points to"

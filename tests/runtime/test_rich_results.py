@@ -1,0 +1,220 @@
+"""What a script's last value shows in a notebook, and the figures it leaves open, come back as files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, PoolConfig, SyncRuntime
+from toolcell_bridge.guest import files, rich
+from toolcell_bridge.wire.messages import FilePart, FileProblem
+
+PNG = rich.PNG + b"pixels"
+
+
+class Picture:
+    """Shows what it was given."""
+
+    def __init__(self, png: object = None, html: object = None) -> None:
+        self.png, self.html = png, html
+
+    def _repr_png_(self) -> object:
+        return _made(self.png)
+
+    def _repr_html_(self) -> object:
+        return _made(self.html)
+
+
+def _made(content: object) -> object:
+    if isinstance(content, BaseException):
+        raise content
+    return content
+
+
+def shown(value: object, most: int = 9, files_bytes: int = 1000) -> dict[str, Any]:
+    """Each file's content, or its problem."""
+    found: dict[str, Any] = {}
+    for message in rich.show(value, "", most, files_bytes):
+        if isinstance(message, FileProblem):
+            found[message.name] = message.problem
+        else:
+            assert isinstance(message, FilePart)
+            found[message.name] = found.get(message.name, b"") + message.data
+    return found
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for matplotlib's module that knows the open figures."""
+    open_figures: dict[int, Any] = {}
+
+    class Figure:
+        def __init__(self, parts: int = 2, problem: BaseException | None = None) -> None:
+            self.parts, self.problem = parts, problem
+            number = len(open_figures) + 1
+            open_figures[number] = SimpleNamespace(num=number, canvas=SimpleNamespace(figure=self))
+
+        def get_children(self) -> list[int]:
+            return list(range(self.parts))
+
+        def savefig(self, file: Any, **_: Any) -> None:
+            _made(self.problem)
+            file.write(PNG)
+
+    module: Any = ModuleType(rich.FIGURES)
+    module.Gcf = SimpleNamespace(get_all_fig_managers=open_figures.values, destroy=open_figures.pop)
+    classes: Any = ModuleType("matplotlib.figure")
+    classes.Figure = Figure
+    monkeypatch.setitem(sys.modules, rich.FIGURES, module)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", classes)
+    return SimpleNamespace(Figure=Figure, open=open_figures, module=module)
+
+
+def test_the_picture_and_the_html_of_a_value_are_files() -> None:
+    assert shown(Picture(PNG, "<b>ü</b>")) == {"result.png": PNG, "result.html": "<b>ü</b>".encode()}
+    assert shown(Picture((PNG, {"width": 3}), "\ud800")) == {"result.png": PNG, "result.html": b"&#55296;"}
+    assert shown(Picture(None, "")) == {}
+
+
+@pytest.mark.parametrize(
+    "value", [1, "text", None, [1], {"_repr_png_": 1}, object(), Picture], ids=lambda value: type(value).__name__
+)
+def test_a_value_that_shows_nothing_makes_no_file(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, rich.FIGURES, raising=False)
+    assert not rich.is_possible(value)
+    assert shown(value) == {}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [ValueError("no\ud800"), SystemExit(3), MemoryError(), RecursionError("deep" * 999), 7, b"GIF8", [PNG]],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_a_picture_that_cannot_be_made_is_a_problem_of_its_file_only(problem: object) -> None:
+    found = shown(Picture(problem, "<p>"))
+    assert isinstance(found["result.png"], str) and 0 < len(found["result.png"].encode()) <= 1024
+    assert found["result.html"] == b"<p>"
+
+
+def test_a_metaclass_that_raises_is_asked_for_nothing() -> None:
+    class Meta(type):
+        def __getattr__(cls, name: str) -> object:
+            raise ValueError(name)
+
+    assert not rich.is_possible(Meta("Odd", (), {})())
+
+
+def test_an_interrupt_ends_the_making_of_a_picture() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shown(Picture(KeyboardInterrupt()))
+
+
+def test_files_that_are_shown_stay_within_count_and_bytes() -> None:
+    assert shown(Picture(PNG, "x" * 50), files_bytes=60) == {
+        "result.png": PNG,
+        "result.html": "too large (50 > 46 bytes left)",
+    }
+    assert shown(Picture(PNG, "x"), most=1) == {"result.png": PNG, "result.html": "too many files (limit 1)"}
+    large = "x" * (2 * rich.CHUNK_BYTES + 1)
+    assert shown(Picture(None, large), files_bytes=len(large)) == {"result.html": large.encode()}
+
+
+def test_open_figures_are_returned_and_closed(figures: Any) -> None:
+    for parts in (2, 1, 2):  # the second one is empty
+        figures.Figure(parts)
+    assert rich.is_possible(None)
+    assert shown(None) == {"figure-1.png": PNG, "figure-2.png": PNG}
+    assert not figures.open
+
+
+def test_a_figure_that_is_the_last_value_is_returned_once_open_or_closed(figures: Any) -> None:
+    figure = figures.Figure()
+    assert list(shown(figure)) == ["figure-1.png"]
+    assert list(shown(figure)) == ["figure-1.png"]
+
+
+def test_a_figure_that_cannot_be_drawn_is_a_problem_of_its_file_only(figures: Any) -> None:
+    figures.Figure(2, ValueError("image size is too large"))
+    figures.Figure()
+    assert shown(None) == {"figure-1.png": "ValueError: image size is too large", "figure-2.png": PNG}
+    assert not figures.open
+
+
+def test_of_many_open_figures_the_first_are_returned_and_the_others_reported(figures: Any) -> None:
+    for _ in range(500):
+        figures.Figure()
+    found = shown(None, most=64)
+    assert [name for name, content in found.items() if content == PNG] == [f"figure-{n}.png" for n in range(1, 11)]
+    assert len(found) == 11 and "500 figures are open" in found["figure-11.png"]
+
+
+def test_a_matplotlib_that_the_script_has_broken_is_a_problem_of_a_file(figures: Any) -> None:
+    figures.module.Gcf = None
+    assert "AttributeError" in shown(None)["figure-1.png"]
+
+
+# In real sandboxes.
+
+CLASS = """
+class Shown:
+    def _repr_png_(self): return b"\\x89PNG\\r\\n\\x1a\\n" + b"p" * 600
+    def _repr_html_(self): return "<i>" + 1 // zero
+zero = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[SyncRuntime]:
+    with SyncRuntime(packages=["matplotlib"], pool=PoolConfig(warm=1)) as opened:
+        yield opened
+
+
+@pytest.mark.isolation
+def test_a_run_returns_what_its_last_value_shows_unless_it_sets_its_result(runtime: SyncRuntime) -> None:
+    result = runtime.execute_code(CLASS + "Shown()")
+    assert result.ok and not result.has_value and not result.logs.text
+    picture, html = result.files
+    assert (picture.name, picture.media_type, picture.size) == ("result.png", "image/png", 608)
+    assert (html.name, html.data) == ("result.html", None) and "ZeroDivisionError" in (html.problem or "")
+    assert not runtime.execute_code(CLASS + "set_result(1)\nShown()").files
+    without = runtime.execute_code(CLASS + "Shown()", limits=Limits(files=0))
+    assert without.ok and not without.files and "was not kept as the result" in without.logs.text
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 8, 9, 1000])
+def test_a_part_of_a_file_is_divided_to_fit_into_a_message(size: int) -> None:
+    problem, part = FileProblem("a", 0, "missing"), FilePart("b", "text/plain", b"x" * size, True)
+    first, *pieces = files.in_pieces([problem, part], 8)
+
+    assert first == problem
+    assert all(isinstance(piece, FilePart) and len(piece.data) <= 4 for piece in pieces)
+    assert [piece.last for piece in pieces if isinstance(piece, FilePart)] == [False] * (len(pieces) - 1) + [True]
+    assert b"".join(piece.data for piece in pieces if isinstance(piece, FilePart)) == b"x" * size
+
+
+@pytest.mark.isolation
+def test_a_file_that_is_larger_than_a_message_arrives_whole(runtime: SyncRuntime) -> None:
+    html = "class Html:\n  def _repr_html_(self): return 'x' * 100_000\n"
+    for source in (f"{html}Html()", "open('f', 'w').write('x' * 100_000)\nset_result(1, files=['f'])"):
+        result = runtime.execute_code(source, limits=Limits(frame_bytes=8192))
+        assert result.ok and [(file.size, file.data) for file in result.files] == [(100_000, b"x" * 100_000)]
+
+
+@pytest.mark.isolation
+def test_figures_of_a_sessions_scripts_are_files_and_files_and_put_files_leave_them_open(runtime: SyncRuntime) -> None:
+    with runtime.session() as session:
+        first = session.execute_code("import matplotlib.pyplot as plt\nset_result(len(plt.plot([1, 3, 2])))")
+        session.put_files({"a.txt": "a"})
+        assert [file.name for file in session.files()] == ["a.txt"]
+        second = session.execute_code("len(plt.get_fignums())")
+        third = session.execute_code("len(plt.get_fignums())")
+
+    assert (first.value, first.files) == (1, ())
+    [chart] = second.files
+    assert (chart.name, chart.media_type) == ("script-3-figure-1.png", "image/png")
+    assert chart.data is not None and chart.data.startswith(rich.PNG)
+    assert (second.value, third.value, third.files) == (1, 0, ())

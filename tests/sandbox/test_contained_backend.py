@@ -1,0 +1,225 @@
+"""`Policy(profile="container")` on this machine: lifetimes, limits and what it refuses. Needs no container."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
+from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
+from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.sandbox import asked_zygote
+from toolcell_bridge.entry.file_watch import FileRoom, excess
+from toolcell_bridge.isolation import landlock
+from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
+from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompAction, SeccompPolicy
+from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
+
+CONTAINER = Policy(profile="container")
+
+HOST = """
+import json, os, sys, tempfile
+from toolcell import Policy, PoolConfig, SyncRuntime
+runtime = SyncRuntime(policy=Policy(profile="container"), pool=PoolConfig(warm=1)).__enter__()
+say = lambda stream, text: print(text, flush=True)
+runtime.execute_code("import os, time\\nif os.fork() == 0: os.setsid()\\nprint(os.getcwd(), flush=True)\\ntime.sleep(300)", on_log=say)
+"""
+
+
+def has_scopes() -> bool:
+    try:
+        return landlock.supported_abi() >= 6
+    except OSError:
+        return False
+
+
+scoped = pytest.mark.skipif(not has_scopes(), reason="Landlock ABI 6 (Linux 6.12) is needed for the profile container")
+
+
+def test_each_profile_requires_its_layers_unless_told_otherwise() -> None:
+    assert Policy().require == DEFAULT_LAYERS
+    assert CONTAINER.require == CONTAINER_LAYERS
+    assert Policy(profile="container", require=frozenset({"cgroup"})).require == {"cgroup"}
+
+
+def test_the_profile_is_the_process_backends() -> None:
+    with pytest.raises(UsageError, match="process backend"), SyncRuntime(backend="docker", policy=CONTAINER):
+        pass
+
+
+@pytest.mark.isolation
+@scoped
+def test_scripts_call_tools_and_results_name_the_layers() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def double(number: int) -> int:
+        """Return twice the number."""
+        return 2 * number
+
+    with SyncRuntime(registry, policy=CONTAINER) as runtime:
+        results = [runtime.execute_code(f"set_result(call_tool('double', number={n}))") for n in range(20)]
+
+    assert [result.value for result in results] == [2 * n for n in range(20)]
+    assert set(results[0].isolation.layers) == CONTAINER_LAYERS
+
+
+@pytest.mark.isolation
+@scoped
+def test_a_layer_that_this_profile_does_not_have_is_refused() -> None:
+    policy = Policy(profile="container", require=CONTAINER_LAYERS | {"net"})
+    with SyncRuntime(policy=policy) as runtime, pytest.raises(SandboxUnavailable, match="not live: net"):
+        runtime.execute_code("1")
+
+
+@pytest.mark.isolation
+@scoped
+def test_processors_cannot_be_held_and_that_is_said() -> None:
+    limits = Limits(cpu_cores=1.0)
+    with pytest.raises(SandboxUnavailable, match="cpu_cores"), SyncRuntime(policy=CONTAINER, limits=limits):
+        pass
+
+
+@pytest.mark.isolation
+@scoped
+def test_a_timeout_names_the_line_it_was_at() -> None:
+    with SyncRuntime(policy=CONTAINER) as runtime:
+        for _ in range(10):  # the answer is not waited for long: on a busy machine it may come too late
+            result = runtime.execute_code("x = 1\nwhile True: pass", limits=Limits(wall_s=0.2))
+            if result.error is not None and result.error.line is not None:
+                break
+
+    assert result.error is not None
+    assert result.error.line == 2
+
+
+@pytest.mark.isolation
+@scoped
+def test_limits_of_a_run_hold_in_a_warm_sandbox() -> None:
+    with SyncRuntime(policy=CONTAINER, pool=PoolConfig(warm=1)) as runtime:
+        lowered = Limits(wall_s=0.4, open_files=32)
+        files = "import os\nset_result(len([os.open('/dev/null', 0) for _ in range(100)]))"
+        assert runtime.execute_code("import time; time.sleep(60)", limits=lowered).outcome is Outcome.TIMEOUT
+        result = runtime.execute_code(files, limits=Limits(open_files=32))
+    assert result.error is not None
+    assert "Too many open files" in result.error.message
+
+
+@pytest.mark.isolation
+@scoped
+@pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its zygote is stopped"])
+def test_nothing_is_left_of_a_host_that_was_killed(stopped: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        workspace = Path(host.stdout.readline().strip())
+        below = psutil.Process(host.pid).children(recursive=True)
+        assert len(below) >= 4  # zygote, supervisor, script and its child
+        if stopped:
+            psutil.Process(host.pid).children()[0].suspend()
+        host.kill()
+
+    gone, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+    assert len(gone) == len(below)
+    assert not workspace.parents[2].exists()
+
+
+SLACK_S = 4.0
+"""For a busy machine. It is less than a sandbox may take to be reaped."""
+
+
+@pytest.mark.isolation
+@scoped
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_in_time(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = psutil.Process()
+    before = me.children()
+    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0, start_s=1)) as runtime:
+
+        def stop(stream: str, text: str) -> None:
+            for child in me.children():
+                if child not in before:
+                    child.suspend()
+
+        begun = time.monotonic()
+        source = "print(1, flush=True)\nimport time\ntime.sleep(60)"
+        result = await runtime.execute_code(source, limits=Limits(wall_s=1), on_log=stop)
+        assert result.outcome is Outcome.TIMEOUT
+        assert time.monotonic() - begun < 1 + SLACK_S
+
+        (zygote,) = [child for child in me.children() if child not in before]
+        with pytest.raises(SandboxUnavailable, match="within 1 s"):
+            await runtime.execute_code("pass")
+        monkeypatch.setattr(asked_zygote, "ANSWER_S", 0.5)
+        assert await first_result(runtime) == 1
+        assert not zygote.is_running()
+
+
+async def first_result(runtime: Runtime) -> object:
+    """Of a script that is tried until it has a sandbox: another zygote may take longer than `start_s`."""
+    with anyio.fail_after(30):
+        while True:
+            with suppress(SandboxUnavailable):
+                return (await runtime.execute_code("set_result(1)")).value
+
+
+@pytest.mark.parametrize("policy", [GUEST_POLICY, PACKAGES_POLICY], ids=["library", "packages"])
+def test_every_call_has_one_answer_and_metadata_is_never_changed(policy: SeccompPolicy) -> None:
+    beside = beside_other_files(policy)
+    rows = [
+        *(
+            call
+            for groups in (beside.allowed, beside.refused, beside.missing, beside.skipped)
+            for g in groups
+            for call in g.calls
+        ),
+        *(rule.call for rule in beside.rules),
+    ]
+    assert len(rows) == len(set(rows))
+    for machine, numbers in SYSCALL_NUMBERS.items():
+        assert {numbers[call] for call in rows if call in numbers} == set(numbers.values())
+        for call in METADATA.calls:
+            if call in numbers:
+                assert beside.decide(machine, numbers[call], [0] * 6) is SeccompAction.SKIP
+        for mode, answer in ((0o777, SeccompAction.ALLOW), (0o077, SeccompAction.EPERM), (0o300, SeccompAction.EPERM)):
+            assert beside.decide(machine, numbers["mkdirat"], [0, 0, mode, 0, 0, 0]) is answer
+
+
+def test_files_are_measured_without_following_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "big").write_bytes(os.urandom(1 << 20))
+    home = tmp_path / "home"
+    (home / "a" / "b").mkdir(parents=True)
+    (home / "a" / "link").symlink_to(outside)
+    room = FileRoom(disk_bytes=256 * 1024, inodes=10)
+
+    assert excess(str(home), room) == ""
+    (home / "a" / "b" / "big").write_bytes(os.urandom(1 << 20))
+    assert "disk_bytes=262144" in excess(str(home), room)
+    (home / "a" / "b" / "big").unlink()
+    for number in range(20):
+        (home / f"{number}").touch()
+    assert "inodes=10" in excess(str(home), room)
+
+
+def test_folders_too_deep_to_be_measured_are_too_much(tmp_path: Path) -> None:
+    room, here = FileRoom(disk_bytes=1 << 30, inodes=10_000), os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(30):
+            os.mkdir("d" * 200)
+            os.chdir("d" * 200)
+    finally:
+        os.chdir(here)
+    assert "too deep" in excess(str(tmp_path), room)

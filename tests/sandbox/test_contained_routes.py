@@ -1,0 +1,93 @@
+"""`Policy(profile="container")` on every route: code, plans, batches, agents and packages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, ToolRegistry
+from toolcell.agents import Agent
+from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell_bridge.isolation import landlock
+
+
+def has_scopes() -> bool:
+    try:
+        return landlock.supported_abi() >= 6
+    except OSError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.isolation,
+    pytest.mark.skipif(not has_scopes(), reason="Landlock ABI 6 (Linux 6.12) is needed for the profile container"),
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async def double(number: int) -> int:
+        """Return twice the number that was given."""
+        return 2 * number
+
+    policy, limits = Policy(profile="container"), Limits(memory_bytes=1 << 30)
+    registry = ToolRegistry([double])
+    registry.enable_plan_execution()
+    async with Runtime(registry, policy=policy, limits=limits, packages=["numpy"], pool=PoolConfig(warm=1)) as runtime:
+        yield runtime
+
+
+CODE = """
+import numpy as np
+first = call_tool('double', number=2)
+rest = call_tools_parallel([{'tool': 'double', 'args': {'number': n}} for n in (3, 4)])
+set_result(int(np.array([first, *rest]).sum()))
+"""
+
+ESCAPES = {
+    "a file of the host": "open('/etc/passwd')",
+    "a file beside the interpreter's": "__import__('os').listdir('/root')",
+    "a file beside the packages": "import numpy, os\nos.listdir(os.path.join(os.path.dirname(numpy.__file__), '..', '..', '..'))",
+    "writing to a package": "import numpy\nopen(numpy.__file__, 'a')",
+    "the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)",
+    "a socket": "import socket\nsocket.socket()",
+}
+
+
+async def test_code_plans_batches_and_agents_use_the_same_isolation(runtime: Runtime) -> None:
+    result = await runtime.execute_code(CODE)
+    assert (result.outcome, result.value) == (Outcome.OK, 18), result.error
+    assert set(result.isolation.layers) >= {"landlock", "seccomp", "capabilities"}
+    assert "user" not in result.isolation.layers
+
+    rows = await runtime.execute_plan(
+        [{"id": "a", "tool": "double", "args": {"number": 5}}, {"tool": "double", "args": {"number": {"$ref": "a"}}}]
+    )
+    assert [row["status"] for row in rows] == ["ok", "ok"], rows
+
+    runtime.registry.enable_code_execution(runtime)
+    escape = "open('/etc/passwd')"
+    batch = [("execute_code", {"code": CODE}), ("execute_code", {"code": escape}), ("double", {"number": 8})]
+    good, refused, doubled = await runtime.registry.execute_batch(batch)
+    assert (good.value, doubled.value) == (18, 16)
+    assert "PermissionError" in refused.text
+
+    model = ScriptedModel([calls(("execute_code", {"code": CODE})), "It is 18."])
+    run = await Agent(model, tools=runtime.registry, code_execution=runtime).run("Add them up.")
+    assert run.content == "It is 18."
+    assert "18" in next(message["content"] for message in run.messages if message["role"] == "tool")
+
+
+async def test_packages_open_no_way_out(runtime: Runtime) -> None:
+    for name, script in ESCAPES.items():
+        result = await runtime.execute_code(script)
+        assert result.outcome is Outcome.ERROR, name
+        assert result.error is not None
+        assert result.error.type == "PermissionError", (name, result.error)

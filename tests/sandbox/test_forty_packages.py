@@ -1,0 +1,89 @@
+"""The packages that scripts use most: installed together in one environment, imported and used in one sandbox."""
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from toolcell import Limits, PackageError, PoolConfig, SyncRuntime
+from toolcell.sandbox.process import interpreter_copy
+from toolcell.sandbox.process.imported_ahead import AHEAD, imported_ahead
+
+from .forty_packages import USES, USUAL
+
+WITH_THE_TESTS = ("numpy", "pandas", "matplotlib", "scipy", "seaborn", "pillow", "jinja2", "markdown", "pydantic")
+"""Those that the test tools bring with them."""
+
+TRIED = USES if os.environ.get("CI") == "true" else {name: USES[name] for name in WITH_THE_TESTS}
+"""Forty packages are a gigabyte, and take a minute to compile; CI tries all of them."""
+
+LIMITS = Limits(
+    wall_s=300, cpu_s=200, memory_bytes=4 << 30, processes=256, open_files=1024, disk_bytes=256 << 20, inodes=20_000
+)
+
+SCRIPT = (
+    "import traceback, json\ndone = {}\n"
+    + "".join(
+        f"def use():\n{textwrap.indent(use.replace('; ', chr(10)), '    ')}\n"
+        f"try: done[{name!r}] = bool(use())\n"
+        f"except BaseException as exc: done[{name!r}] = ''.join(traceback.format_exception(exc))[-300:]\n"
+        for name, use in TRIED.items()
+    )
+    + "done\n"
+)
+
+
+@pytest.mark.isolation
+@pytest.mark.slow
+def test_forty_packages_install_together_and_work_in_one_sandbox() -> None:
+    assert len(USES) == 40
+    try:
+        with SyncRuntime(packages=list(TRIED), limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:
+            result = runtime.execute_code(SCRIPT)
+    except PackageError as exc:
+        if "No matching distribution" not in str(exc) and "not installed" not in str(exc).partition("\n")[0]:
+            raise
+        pytest.skip(f"an index has not all of them: {exc}")
+
+    assert result.ok, result.error
+    assert result.value == dict.fromkeys(TRIED, True)
+
+
+def test_a_file_is_a_library_by_the_end_of_its_name(tmp_path: Path) -> None:
+    libraries = ["a.so", "liba.so.6", "liba-1f2.so.1.2.3", "b.cpython-311-x86_64-linux-gnu.so"]
+    for name in (*libraries, "x.some-named-index.parquet", "a.so.txt", "a.source", "a.sofa"):
+        (tmp_path / name).write_bytes(b"")
+    assert [path.name for path in interpreter_copy.shared_objects(tmp_path)] == sorted(libraries)
+
+
+def test_only_modules_of_the_environment_are_imported_ahead(tmp_path: Path) -> None:
+    for name in ("numpy", "matplotlib", "other"):
+        (tmp_path / name).mkdir()
+    assert imported_ahead(tmp_path) == (*AHEAD["numpy"], *AHEAD["matplotlib"])
+    assert imported_ahead(None) == ()
+
+
+@pytest.mark.isolation
+def test_matplotlib_can_be_preloaded_and_its_fonts_are_not_looked_for_again() -> None:
+    script = (
+        "import sys\nwas_there = 'matplotlib.font_manager' in sys.modules\nimport matplotlib.pyplot as plt\n"
+        "from matplotlib import font_manager\nassert font_manager.fontManager.ttflist\n"
+        "plt.plot([1, 2])\nplt.title('fonts')\nplt.savefig('chart.png')\n"
+        "import os, tempfile\nopen(os.path.join(tempfile.gettempdir(), 'x'), 'w').close()\n"
+        "set_result([was_there, os.listdir('/tmp'), os.path.expanduser('~')], files=['chart.png'])"
+    )
+    for preload in ((), ("matplotlib.pyplot",)):
+        with SyncRuntime(packages=USUAL, preload=preload, pool=PoolConfig(warm=1)) as runtime:
+            result = runtime.execute_code(script)
+        assert result.ok, result.error
+        assert result.value == [True, ["x"], "/sandbox/work"]
+        assert result.files[0].data is not None
+
+
+@pytest.mark.isolation
+def test_what_cannot_be_imported_ahead_is_left_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AHEAD, "numpy", ("numpy.no_such_module", "numpy"))
+    with SyncRuntime(packages=["numpy"], pool=PoolConfig(warm=1)) as runtime:
+        result = runtime.execute_code("import sys\n'numpy' in sys.modules")
+    assert result.value is True

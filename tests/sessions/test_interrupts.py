@@ -1,0 +1,77 @@
+"""When a script may be interrupted: never in the middle of a message, and always while it waits."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import pytest
+
+from toolcell_bridge.guest.channel import Channel, is_interruptible
+from toolcell_bridge.guest.interrupts import Interrupts
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
+
+HELLO = Hello(PROTOCOL_VERSION, "", "", {})
+
+
+class Wire:
+    """A socket and a poll object that note whether their caller may be interrupted."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bool]] = []
+        self.on_send: Any = lambda: None
+
+    def sendall(self, data: bytes) -> None:
+        self.seen.append(("send", is_interruptible(sys._getframe())))
+        self.on_send()
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self.seen.append(("receive", is_interruptible(sys._getframe())))
+        return b"\0"
+
+    def poll(self, timeout_ms: int) -> list[int]:
+        self.seen.append(("wait", is_interruptible(sys._getframe())))
+        return [1]
+
+
+def channel_over(wire: Wire) -> Channel:
+    return Channel(cast(Any, wire), Connection.guest())
+
+
+def test_a_script_may_be_interrupted_while_it_waits_and_not_while_bytes_move() -> None:
+    wire = Wire()
+    channel = channel_over(wire)
+    channel._readable = wire
+    channel.send(HELLO)
+    channel._read()
+
+    assert wire.seen == [("send", False), ("wait", True), ("receive", False)]
+    assert is_interruptible(sys._getframe())
+
+
+def test_an_interrupt_during_a_message_comes_when_the_message_is_sent() -> None:
+    wire = Wire()
+    channel = channel_over(wire)
+    interrupts = Interrupts(channel)
+    interrupts.is_allowed = True
+    wire.on_send = lambda: interrupts._handle(51, sys._getframe())
+
+    with pytest.raises(KeyboardInterrupt):
+        channel.send(HELLO)
+    assert channel._sending is False and channel._lock.acquire(blocking=False)
+    assert len(wire.seen) == 1
+
+
+def test_a_script_has_time_to_clean_up_before_it_is_interrupted_again_and_afterwards_it_is_left_alone() -> None:
+    interrupts = Interrupts(channel_over(Wire()))
+    interrupts._handle(51, sys._getframe())  # no script runs
+    interrupts.is_allowed = True
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._handle(51, sys._getframe())
+    assert interrupts._next > 0
+    interrupts._next = float("inf")
+    interrupts._handle(51, sys._getframe())  # too early
+    interrupts._next = 0.0
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._handle(51, sys._getframe())

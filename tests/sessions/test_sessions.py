@@ -1,0 +1,408 @@
+"""A session's scripts share names, imports and files, one script at a time, and each is a run of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
+from toolcell.errors import SessionError
+from toolcell.sync import SyncSession
+
+pytestmark = pytest.mark.isolation
+
+HELPER = """
+import statistics
+
+class Table:
+    def __init__(self, rows): self.rows = rows
+    def mean(self, name): return statistics.mean(row[name] for row in self.rows)
+"""
+
+
+class Effects:
+    """A registry whose tools note each call."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.registry = ToolRegistry()
+
+        @self.registry.tool
+        async def write(text: str) -> int:
+            """Append a line to a file."""
+            self.made.append(text)
+            return len(self.made)
+
+        @self.registry.tool
+        async def wait_for_ever() -> None:
+            """Wait until the call is cancelled."""
+            self.made.append("waits")
+            await anyio.sleep_forever()
+
+
+@pytest.fixture
+def effects() -> Effects:
+    return Effects()
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[SyncRuntime]:
+    with SyncRuntime(pool=PoolConfig(warm=1)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(runtime: SyncRuntime, effects: Effects) -> Iterator[SyncSession]:
+    with runtime.session(tools=effects.registry) as opened:
+        yield opened
+
+
+def value(session: SyncSession, source: str, **options: Any) -> Any:
+    result = session.execute_code(source, **options)
+    assert result.ok, result
+    return result.value
+
+
+def began(result: ExecutionResult) -> str:
+    assert result.session is not None
+    return result.session.began
+
+
+def lost(result: ExecutionResult) -> str:
+    assert result.session is not None
+    return result.session.lost
+
+
+@pytest.mark.conforms("Q34")
+def test_a_script_finds_what_the_scripts_before_it_imported_defined_and_wrote(session: SyncSession) -> None:
+    value(session, f"{HELPER}\nopen('rows.txt', 'w').write('kept')")
+    value(session, "table = Table([{'a': 1}, {'a': 4}]); log = 'my own'")
+
+    assert value(session, "[table.mean('a'), open('rows.txt').read(), log, statistics.median([1, 2])]") == [
+        2.5, "kept", "my own", 1.5,
+    ]  # fmt: skip
+
+
+def test_a_script_that_fails_leaves_what_python_would_and_its_traceback_names_each_script(session: SyncSession) -> None:
+    value(session, "def half(x):\n    return x / zero")
+    failed = session.execute_code("zero = 0\nbefore = 1\nhalf(1)\nafter = 2")
+
+    assert failed.outcome is Outcome.ERROR and failed.error is not None and failed.error.line == 3
+    assert 'File "<code 2>", line 3' in failed.error.traceback and 'File "<code>", line 2' in failed.error.traceback
+    assert "return x / zero" in failed.error.traceback and not lost(failed)
+    assert value(session, "[before, 'after' in globals()]") == [1, False]
+
+
+def test_files_can_be_put_listed_and_read_and_a_second_put_replaces(session: SyncSession) -> None:
+    session.put_files({"a.txt": "a long first text", "sub/b.bin": b"\0\1"})
+    session.put_files({"a.txt": "short"})
+
+    assert [(file.name, file.size) for file in session.files()] == [("a.txt", 5), ("sub/b.bin", 2)]
+    assert session.read_file("a.txt") == b"short"
+    assert value(session, "sorted(input_files)") == ["a.txt", "sub/b.bin"]
+    with pytest.raises(UsageError, match=r"'none\.txt' cannot be read: missing"):
+        session.read_file("none.txt")
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "outcome"),
+    [
+        ("k = 1\nwhile True: k += 1", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("k = 1\nimport time\ntime.sleep(60)", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("k = 1\ncall_tool('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("k = 1\nawait call_tool_async('wait_for_ever')", Limits(wall_s=0.2), Outcome.TIMEOUT),
+        ("k = 1\nwhile True: k += 1", Limits(cpu_s=0.2), Outcome.CPU_LIMIT),
+        ("k = 1\nwhile True: print('x' * 999)", Limits(output_flood_bytes=100_000), Outcome.OUTPUT_LIMIT),
+    ],
+    ids=["a loop", "a sleep", "a call", "an async call", "CPU time", "output"],
+)  # fmt: skip
+def test_a_script_past_a_limit_is_interrupted_and_the_session_keeps_its_state(
+    session: SyncSession, source: str, limits: Limits, outcome: Outcome
+) -> None:
+    value(session, "before = 'kept'")
+    stopped = session.execute_code(source, limits=limits)
+
+    assert stopped.outcome is outcome and stopped.error is not None and "keeps its state" in stopped.error.message
+    assert not lost(stopped)
+    after = session.execute_code("[before, k >= 1, call_tool('write', text='after')]")
+    assert began(after) == "live" and after.value[:2] == ["kept", True]
+
+
+@pytest.mark.parametrize("restore", ["journal", "empty"])
+def test_a_script_that_does_not_let_itself_be_interrupted_costs_the_session_its_state(
+    runtime: SyncRuntime, effects: Effects, restore: str
+) -> None:
+    with runtime.session(tools=effects.registry, restore=restore) as session:
+        value(session, "import random\nx = [call_tool('write', text='once'), random.random()]\nx[0]")
+        stopped = session.execute_code("y = 1\nwhile True:\n  try:\n    sum(range(10**10))\n  except: pass",
+                                       limits=Limits(wall_s=0.1))  # fmt: skip
+        with pytest.raises(SessionError, match=r"cannot be forked: it was lost|keeps no journal"):
+            session.fork()
+        after = session.execute_code("['x' in globals(), 'y' in globals()]")
+
+    assert stopped.outcome is Outcome.TIMEOUT and "did not end" in lost(stopped)
+    assert began(after) == restore
+    assert after.value == [restore == "journal", False]
+    assert effects.made == ["once"]
+
+
+def test_a_killed_sandbox_is_rebuilt_from_the_journal_without_a_call_made_twice(
+    session: SyncSession, effects: Effects
+) -> None:
+    value(session, "import os, random, time\na = call_tool('write', text='a')")
+    session.put_files({"f.txt": "f"})
+    value(session, "b = [random.random(), time.time(), call_tool('write', text='b'), open('f.txt').read()]")
+    before = value(session, "b")
+    killed = session.execute_code("os.kill(os.getpid(), 9)\nos._exit(1)")
+    after = session.execute_code("b")
+
+    assert killed.outcome is Outcome.KILLED and lost(killed)
+    assert began(after) == "journal" and after.value == before
+    assert effects.made == ["a", "b"]
+
+
+def test_a_session_that_was_put_down_comes_back_with_its_next_script(session: SyncSession, effects: Effects) -> None:
+    value(session, "x = call_tool('write', text='x')")
+    session.put_down()
+
+    assert not session.session.is_live
+    after = session.execute_code("x")
+    assert (after.value, began(after), effects.made) == (1, "journal", ["x"])
+
+
+def test_a_fork_has_the_state_and_goes_its_own_way(session: SyncSession, effects: Effects) -> None:
+    value(session, "x = [call_tool('write', text='x')]")
+    with session.fork("copy") as copy:
+        value(copy, "x.append('copy')")
+        assert value(copy, "x") == [1, "copy"]
+    assert value(session, "x") == [1]
+    assert effects.made == ["x"]
+
+
+@pytest.mark.conforms("V-9")
+def test_reset_begins_again_with_nothing(session: SyncSession) -> None:
+    value(session, "x = 1; open('f', 'w').write('f')")
+    session.reset()
+
+    after = session.execute_code("'x' in globals()")
+    assert (after.value, began(after), session.files()) == (False, "new", ())
+
+
+def test_threads_and_processes_that_a_script_leaves_are_reported_and_ended(session: SyncSession) -> None:
+    left = session.execute_code(
+        "import os, threading, time, concurrent.futures\n"
+        "def work():\n  while True: time.sleep(0.001)\n"
+        "threading.Thread(target=work, name='worker').start()\n"
+        "pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix='idle')\npool.submit(len, '').result()\n"
+        "if os.fork() == 0: time.sleep(60)"
+    )
+
+    assert left.session is not None and not left.session.lost
+    assert set(left.session.ended) == {"thread 'worker'", "thread 'idle_0'", "1 process"} and not left.logs.text
+    assert value(session, "[len(threading.enumerate()), pool._shutdown]") == [1, True]
+
+
+def test_a_thread_that_does_not_end_costs_the_session_its_state(session: SyncSession) -> None:
+    value(session, "x = 1")
+    left = session.execute_code(
+        "import threading\nx = 2\nthreading.Thread(target=threading.Lock().__enter__).start\n"
+        "lock = threading.Lock(); lock.acquire()\nthreading.Thread(target=lock.acquire, name='stuck').start()"
+    )
+
+    assert left.ok and "thread 'stuck'" in lost(left)
+    assert value(session, "x") == 1
+
+
+def test_a_session_holds_all_its_scripts_to_its_limits(runtime: SyncRuntime, effects: Effects) -> None:
+    with runtime.session(tools=effects.registry, tool_calls=3, cpu_s=0.15) as session:
+        value(session, "call_tool('write', text='1'); call_tool('write', text='2')")
+        refused = session.execute_code("call_tool('write', text='3'); call_tool('write', text='4')")
+        spent = session.execute_code("while True: pass")
+        with pytest.raises(SessionError, match=r"has used 0\.\d+ of its 0\.15 CPU seconds"):
+            session.execute_code("1")
+
+    assert refused.outcome is Outcome.CALL_LIMIT and effects.made == ["1", "2", "3"]
+    assert spent.outcome is Outcome.CPU_LIMIT
+
+
+def test_a_script_cannot_change_the_limits_of_its_sandbox(session: SyncSession) -> None:
+    with pytest.raises(UsageError, match=r"asks for memory_bytes=67108864, and the session's sandbox has 536870912"):
+        session.execute_code("1", limits=Limits(memory_bytes=2**26))
+
+
+def test_a_script_that_diverges_in_the_rebuilding_is_named(session: SyncSession, effects: Effects) -> None:
+    value(session, "import time\nfor _ in range(1 + (time.monotonic_ns() // 2) % 2 ** 40): break\n"
+                   "call_tool('write', text=str(time.monotonic_ns()))")  # fmt: skip
+    session.put_down()
+    with pytest.raises(SessionError, match=r"script 1 did not repeat what it had done: call 1 of write .* reset\(\)"):
+        session.execute_code("1")
+    session.reset()
+
+    assert value(session, "2") == 2 and len(effects.made) == 1
+
+
+def test_a_call_that_a_script_did_not_wait_for_is_not_made_again_in_the_rebuilding(
+    session: SyncSession, effects: Effects
+) -> None:
+    value(session, "import asyncio\ntask = asyncio.create_task(call_tool_async('wait_for_ever'))\n"
+                   "x = await call_tool_async('write', text='x')")  # fmt: skip
+    session.put_down()
+
+    assert began(session.execute_code("x")) == "journal" and sorted(effects.made) == ["waits", "x"]
+
+
+def test_the_rebuilding_makes_no_call_that_was_not_made_before(session: SyncSession, effects: Effects) -> None:
+    @effects.registry.tool
+    def host_clock() -> int:
+        """Return the clock of the host."""
+        return time.monotonic_ns()
+
+    script = "import time\nt = time.monotonic_ns()\nif t > call_tool('host_clock'): call_tool('write', text='hidden')"
+    value(session, script)  # its own clock is past the recorded one only when it runs again
+    session.put_down()
+    with pytest.raises(SessionError, match="call 2 of write was not made before, and no call is made to rebuild"):
+        session.execute_code("1")
+
+    assert effects.made == []
+
+
+EVADES = """
+import os, toolcell_bridge.guest.leftovers as leftovers
+from toolcell_bridge.wire.messages import Leftover
+"""
+
+
+async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_cpu_time_of_the_session(
+    anyio_backend: str,
+) -> None:
+    hides = "leftovers.end_leftovers = lambda end_s: None\nif os.fork() == 0:\n    while True: pass"
+    async with Runtime(pool=PoolConfig(warm=1)) as runtime, runtime.session(cpu_s=0.3) as session:
+        hidden = await session.execute_code(EVADES + hides)
+        with anyio.fail_after(20):
+            while session.is_live:
+                await anyio.sleep(0.02)
+
+        assert hidden.ok and session.used_cpu_s >= 0.3
+        with pytest.raises(SessionError, match=r"has used .* of its 0\.3 CPU seconds"):
+            await session.execute_code("1")
+
+
+def test_what_a_guest_claims_to_have_left_running_is_cut(session: SyncSession) -> None:
+    many = session.execute_code(f"{EVADES}leftovers.end_leftovers = lambda end_s: Leftover(['x' * 500] * 10_000, [])")
+    stuck = session.execute_code("leftovers.end_leftovers = lambda end_s: Leftover([], ['x' * 500] * 10_000)")
+
+    assert many.session is not None and len(many.session.ended) == 20
+    assert 100 < len(lost(stuck)) < 3000
+
+
+def test_calls_of_a_script_whose_caller_gave_up_count_for_the_session(session: SyncSession, effects: Effects) -> None:
+    async def give_up() -> None:
+        with anyio.move_on_after(10) as scope:
+
+            async def wait() -> None:
+                while not effects.made:
+                    await anyio.sleep(0.005)
+                scope.cancel()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await session.session.execute_code("call_tool('wait_for_ever')")
+
+    session._call(give_up)
+
+    assert session.session.used_calls == 1
+
+
+@pytest.mark.conforms("Q-b17")
+def test_names_of_sessions_are_checked_and_unique(runtime: SyncRuntime) -> None:
+    for name in ("", "a/b", "..", "x" * 65, "é", 7):
+        with pytest.raises(UsageError, match="a session's name has 1 to 64 letters"):
+            runtime.session(name)  # type: ignore[arg-type]
+    with runtime.session("one") as session, pytest.raises(UsageError, match="a session named 'one' is open already"):
+        session.fork("one")
+    with runtime.session("one") as again:
+        assert value(again, "1") == 1
+
+
+def test_a_session_that_is_closed_or_not_open_says_so(runtime: SyncRuntime) -> None:
+    session = runtime.session("late")
+    with pytest.raises(SessionError, match="session 'late' is not open"):
+        session.execute_code("1")
+    with session:
+        pass
+    session.close()
+    with pytest.raises(SessionError, match="session 'late' is closed"):
+        session.execute_code("1")
+    with pytest.raises(UsageError, match="was opened already"), session:
+        pass
+
+
+async def test_scripts_from_several_tasks_run_one_after_the_other(anyio_backend: Any) -> None:
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        await session.execute_code("seen = []")
+
+        async def run(number: int) -> None:
+            await session.execute_code(f"seen.append({number}); seen.append({number})")
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(run, number)
+        seen = (await session.execute_code("seen")).value
+
+    assert sorted(seen[::2]) == list(range(8)) and seen[::2] == seen[1::2]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_interrupt_ends_the_script_under_way_and_no_other(anyio_backend: str) -> None:
+    running = anyio.Event()
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        assert not await session.interrupt()
+
+        async def interrupt() -> None:
+            await running.wait()
+            assert await session.interrupt()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            result = await session.execute_code(
+                "x = 1\nprogress(1)\nwhile True: pass", on_progress=lambda _: running.set()
+            )
+        after = await session.execute_code("x")
+
+    assert result.outcome is Outcome.CANCELLED and result.error is not None and result.error.line in (2, 3)
+    assert after.value == 1
+
+
+@pytest.mark.conforms("Q35")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_idle_session_is_put_down_and_one_too_many_puts_down_the_longest_idle(anyio_backend: str) -> None:
+    async with Runtime(pool=PoolConfig(warm=0, cap=1)) as runtime:
+        async with runtime.session(idle_s=0.05) as session:
+            await session.execute_code("x = 1")
+            with anyio.fail_after(20):
+                while session.is_live:
+                    await anyio.sleep(0.01)
+            assert (await session.execute_code("x")).value == 1
+        async with runtime.session() as first, runtime.session() as second:
+            await first.execute_code("x = 1")
+            assert not second.is_live
+            assert (await second.execute_code("'x' in globals()")).value is False
+            assert not first.is_live
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_session_ends_with_its_runtime(anyio_backend: str) -> None:
+    runtime = Runtime(pool=PoolConfig(warm=0))
+    await runtime.open()
+    session = runtime.session()
+    await session.open()
+    await session.execute_code("x = 1")
+    await runtime.close()
+
+    assert not session.is_live
+    with pytest.raises(UsageError, match=r"is closed|is not open"):
+        await session.execute_code("x")

@@ -1,0 +1,49 @@
+"""Where there is no memory for another thread, its start is an error and not a wait without end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SHORT = """
+import resource, threading
+from pathlib import Path
+import anyio
+from toolcell import daemon_threads
+
+def end_threads():
+    threads = [threading.Thread(target=bool) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()  # their stacks are kept for the next ones, so that these do start
+
+async def main():
+    end_threads()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped, hard))
+    try:
+        START
+    except MemoryError:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        print("no memory")
+    print(await daemon_threads.run_sync(lambda: "works on"))
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize(
+    "start",
+    ["await daemon_threads.run_sync(bool)", "daemon_threads.start(bool, name='one')"],
+    ids=["run_sync", "start"],
+)
+def test_a_thread_without_memory_is_an_error(start: str) -> None:
+    host = [sys.executable, "-c", SHORT.replace("START", start)]
+    done = subprocess.run(host, capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.split("\n") == ["no memory", "works on", ""]

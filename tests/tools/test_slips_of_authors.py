@@ -1,0 +1,183 @@
+"""Slips of those who write tools and hooks: they end one call, or are refused where they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.tools import Origin, RunContext, ToolError, ToolRegistry, ToolResult
+from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute
+
+pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
+
+
+class Panic(BaseException):
+    """What an extension written in Rust raises when it panics is no `Exception` either."""
+
+
+def fail_with(exc: BaseException) -> Any:
+    raise exc
+
+
+RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a number as text": (lambda: ToolResult.ok(42), "Text(text) must be str, not 42"),  # type: ignore[arg-type]
+    "odd keys": (lambda: ToolResult.of({(1, 2): 3}), "a key is tuple"),
+    "an exception as message": (lambda: ToolResult.fail(ValueError("no such row")), "no such row"),  # type: ignore[arg-type]
+    "a number as message": (lambda: fail_with(ToolError(404)), "404"),  # type: ignore[arg-type]
+    "an empty message": (lambda: fail_with(ToolError("")), "tool_error"),
+    "details that are no mapping": (lambda: ToolResult.fail("x", details=3), "details must be"),  # type: ignore[arg-type]
+    "an error that is ok": (lambda: ToolResult.fail("x", status="ok"), "must have no error"),  # type: ignore[arg-type]
+    "an unknown status": (lambda: ToolResult(status="fine"), "must be one of"),  # type: ignore[arg-type]
+    "an integer without end": (lambda: 10**5000, "64 bits"),
+    "leaving": (lambda: sys.exit(3), "SystemExit"),
+    "a class of its own": (lambda: fail_with(Panic("in Rust")), "Panic: in Rust"),
+    "closing a generator": (lambda: fail_with(GeneratorExit()), "GeneratorExit"),
+    "nothing more to iterate over": (lambda: next(iter([])), "StopIteration"),
+    "a cancellation that nobody sent": (lambda: fail_with(asyncio.CancelledError()), "CancelledError"),
+    "a group": (lambda: fail_with(BaseExceptionGroup("g", [ValueError(), Panic()])), "BaseExceptionGroup"),
+}
+
+
+@pytest.mark.parametrize("slip", RESULTS)
+async def test_a_slip_in_a_tool_ends_its_call_alone(slip: str) -> None:
+    make, said = RESULTS[slip]
+    registry = ToolRegistry()
+
+    async def at_once(args: Any) -> Any:
+        return make()
+
+    async def later(args: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return make()
+
+    registry.register("threaded", "Answer with a slip of its author", None, lambda args: make())
+    registry.register("direct", "Answer with a slip of its author", None, lambda args: make(), blocking=False)
+    registry.register("at_once", "Answer with a slip of its author", None, at_once)
+    registry.register("later", "Answer with a slip of its author", None, later)
+    registry.register("good", "Answer as it should be done", None, lambda args: "fine")
+
+    *bad, good = await registry.execute_batch(
+        [(name, {}) for name in ("threaded", "direct", "at_once", "later", "good")]
+    )
+
+    assert all(result.is_error and said in result.text for result in bad)
+    assert good.text == "fine"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: Substitute("text"), lambda: Block(5), lambda: Rewrite(3), lambda: True, lambda: sys.exit(1),  # type: ignore[arg-type]
+        lambda: fail_with(Panic()),
+    ],
+)  # fmt: skip
+async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]) -> None:
+    registry = ToolRegistry()
+    registry.register("act", "Do something that is to be blocked", None, lambda args: "done")
+    registry.add_hook(before=lambda call: answer())
+
+    result = await registry.execute("act")
+
+    assert result.error is not None
+    assert (str(result.status), result.error.code) == ("blocked", "hook_error")
+
+
+@pytest.mark.parametrize("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
+async def test_a_slip_in_an_after_hook_changes_nothing(answer: Callable[[], Any]) -> None:
+    registry = ToolRegistry()
+    registry.register("act", "Do something that is to be shown", None, lambda args: "done")
+    registry.add_hook(after=lambda call, result: answer())
+
+    assert (await registry.execute("act")).text == "done"
+
+
+async def test_an_observer_that_leaves_refuses_its_call() -> None:
+    class Leaving:
+        def call_started(self, call: Any) -> None:
+            sys.exit(3)
+
+        def call_ended(self, call: Any) -> None:
+            """Never reached."""
+
+    registry = ToolRegistry()
+    registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
+
+    result = await registry.dispatch("act", {}, context=RunContext(observer=Leaving()))
+
+    assert result.error is not None
+    assert result.error.code == "unavailable"
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), ValueError("no disk"), Panic()], ids=repr)
+async def test_a_call_that_was_made_has_its_result_although_its_end_is_not_recorded(exc: BaseException) -> None:
+    class Failing:
+        def call_started(self, call: Any) -> None:
+            """Take note."""
+
+        async def call_ended(self, call: Any) -> None:
+            raise exc
+
+    registry = ToolRegistry()
+    registry.register("act", "Do something that is to be recorded", None, lambda args: "done")
+    calls = [("act", {}), ("act", {})]
+
+    results = await registry.execute_batch(calls, context=RunContext(observer=Failing()))
+
+    assert [result.text for result in results] == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_workers": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"max_batch": 0}, {"coercion": "fast"},
+     {"extras": "maybe"}, {"sequential": "yes"}],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_and_named(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        ToolRegistry(**settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_concurrency": 0}, {"mode": "serial"}, {"callable_from": "codes"}, {"timeout_s": "x"}, {"blocking": None},
+     {"max_result_bytes": -1}, {"coercion": "fast"}],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_option_is_refused_and_named(options: dict[str, Any]) -> None:
+    with pytest.raises(RegistrationError, match=next(iter(options))):
+        ToolRegistry().register("act", "Do what its options say", None, lambda args: "done", **options)
+
+
+def test_one_origin_may_be_written_as_text() -> None:
+    registry = ToolRegistry()
+    registry.register("act", "Do something for code alone", None, lambda args: "done", callable_from="code")
+
+    assert registry.state.tools["act"].options.callable_from == {"code"}
+
+
+def test_a_wrong_hook_is_refused() -> None:
+    with pytest.raises(UsageError, match="on_error"):
+        Hook(on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("origin", [Origin.MODEL, Origin.CODE])
+async def test_arguments_that_contain_themselves_are_logged(caplog: pytest.LogCaptureFixture, origin: Origin) -> None:
+    registry = ToolRegistry()
+    registry.register("act", "Do something with anything", None, lambda args: "done", validate=False)
+    registry.register("strict", "Do something with anything", {"type": "object"}, lambda args: "done")
+    circle: dict[str, Any] = {}
+    circle["x"] = [circle]
+
+    with caplog.at_level(logging.INFO, "toolcell.tools"):
+        results = [await registry.dispatch(name, {"x": circle}, origin=origin) for name in ("act", "strict", "none")]
+
+    assert [result.is_error for result in results[1:]] == [True, True]
+    assert caplog.text

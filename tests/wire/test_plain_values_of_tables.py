@@ -1,0 +1,117 @@
+"""Tables of packages that few have installed, what is lost on the way, and what is said of values that are no data."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import sqlite3
+import zoneinfo
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import pytest
+
+from toolcell.tools import ToolRegistry
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import MAX_ELEMENTS
+
+ROWS = [{"day": datetime.date(2024, 1, 2), "price": Decimal("1.5")}, {"day": None, "price": None}]
+SENT = [{"day": "2024-01-02", "price": "1.5"}, {"day": None, "price": None}]
+
+
+def made_by(module: str, name: str, **members: Any) -> Any:
+    """Return an object that has the name of another package's class and as much of it as is used."""
+    return type(name, (), {"__module__": module, **members})()
+
+
+@attrs.define
+class Attrs:
+    day: datetime.date
+    data: bytes = b"\xff"
+
+
+class Struct:
+    """As much as is looked at of a struct of msgspec."""
+
+    __struct_fields__ = ("a", "b")
+    a, b = 1, datetime.date(2024, 1, 2)
+
+
+def rows_of_sqlite() -> list[Any]:
+    connection = sqlite3.connect(":memory:")
+    connection.row_factory = sqlite3.Row
+    try:
+        return connection.execute("select 1 as a, x'ff' as b").fetchall()
+    finally:
+        connection.close()
+
+
+CONVERTED: dict[str, tuple[Any, Any]] = {
+    "polars frame": (made_by("polars.dataframe.frame", "DataFrame", shape=(2, 2), to_dicts=lambda self: ROWS), SENT),
+    "polars series": (made_by("polars.series.series", "Series", to_list=lambda self: [ROWS[0]["day"]]), ["2024-01-02"]),
+    "arrow table": (made_by("pyarrow.lib", "Table", shape=(2, 2), to_pylist=lambda self: ROWS), SENT),
+    "arrow array": (made_by("pyarrow.lib", "ChunkedArray", to_pylist=lambda self: [Decimal("1")]), ["1"]),
+    "arrow scalar": (made_by("pyarrow.lib", "Scalar", as_py=lambda self: Decimal("1")), "1"),
+    "rows of sqlite3": (rows_of_sqlite(), [{"a": 1, "b": b"\xff"}]),
+    "attrs": (Attrs(datetime.date(2024, 1, 2)), {"day": "2024-01-02", "data": b"\xff"}),
+    "msgspec": (Struct(), {"a": 1, "b": "2024-01-02"}),
+    "zone": (zoneinfo.ZoneInfo("UTC"), "UTC"),
+    "address": (ipaddress.ip_network("10.0.0.0/8"), "10.0.0.0/8"),
+}
+
+
+@pytest.mark.parametrize("case", CONVERTED)
+def test_rows_and_records_of_rarer_packages_are_data(case: str) -> None:
+    value, expected = CONVERTED[case]
+
+    assert to_plain(value) == expected
+    assert to_plain({"x": [value]}) == {"x": [expected]}
+
+
+@pytest.mark.parametrize("module", ["polars", "pyarrow"])
+def test_the_cells_of_a_table_are_counted_before_any_is_made(module: str) -> None:
+    name, method = ("DataFrame", "to_dicts") if module == "polars" else ("Table", "to_pylist")
+    table = made_by(module, name, shape=(MAX_ELEMENTS, 1), **{method: lambda self: pytest.fail("was made")})
+
+    with pytest.raises(ValueTooLarge):
+        to_plain(table)
+
+
+@pytest.mark.parametrize("name", ["polars", "pyarrow"])
+def test_real_tables_are_data(name: str) -> None:
+    package: Any = pytest.importorskip(name)
+
+    table = package.DataFrame(ROWS[:1]) if name == "polars" else package.Table.from_pylist(ROWS[:1])
+
+    assert to_plain(table) == SENT[:1]
+
+
+CURES: dict[str, tuple[Any, str]] = {
+    "figure": (made_by("matplotlib.figure", "Figure", savefig=print), r'fig\.savefig\("chart\.png"\).*files='),
+    "part of a figure": (made_by("matplotlib.artist", "Artist"), r"plt\.savefig"),
+    "image": (made_by("PIL.Image", "Image"), r'x\.save\("image\.png"\)'),
+    "query": (made_by("polars.lazyframe.frame", "LazyFrame"), r"x\.collect\(\)"),
+    "older frame": (made_by("elsewhere", "Frame", to_dicts=print), r"Frame is not data: send x\.to_dicts\(\)"),
+    "tensor": (made_by("torch", "Tensor", tolist=print), r"Tensor is not data: send x\.tolist\(\)"),
+    "matrix": (made_by("scipy.sparse", "csr_matrix", toarray=print), r"send x\.toarray\(\)"),
+    "match": (re.match("a", "a"), r"x\.group\(\)"),
+}
+
+
+@pytest.mark.parametrize("case", CURES)
+def test_what_is_no_data_is_refused_with_what_to_send_instead(case: str) -> None:
+    value, cure = CURES[case]
+
+    with pytest.raises(UnsendableValue, match=rf"value\['x'\]: .*{cure}"):
+        to_plain({"x": value})
+
+
+@pytest.mark.anyio
+async def test_a_tool_that_returns_what_is_no_data_gets_the_same_advice() -> None:
+    registry = ToolRegistry()
+    registry.register("plot", "Return a figure by mistake", None, lambda args: CURES["figure"][0])
+
+    assert 'fig.savefig("chart.png")' in (await registry.execute("plot")).text
