@@ -12,6 +12,8 @@
     ├── ToolError               a tool: it fails its call, with a message for the model
     ├── ToolAbort               a tool: it ends the whole run, not only its call
     │   └── RunEnded            toolcell: the run ends with an outcome of its own, such as `suspended`
+    ├── StoreError              the machine: a store of the built-in tools is locked, full, damaged or not ours
+    ├── EmbeddingError          the embedding provider: no vectors, or vectors that cannot be used
     ├── AuditError              the audit log: it could not be written, or it does not verify
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
@@ -122,6 +124,30 @@ class Misconfigured(UsageError, ToolAbort):
     ends the run, and comes out of whatever started the run, however many agents, scripts and plans are in between."""
 
     code = "usage_error"
+
+
+class StoreError(ToolcellError, RuntimeError):
+    """A store could not be opened, read or written. What it held is unchanged."""
+
+    code = "store_error"
+
+    def __init__(self, message: str, *, reason: str = "", retryable: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason or "the store cannot be used now"
+        """For a model: without paths and addresses of the host."""
+        self.retryable = retryable
+
+
+class EmbeddingError(ToolcellError, RuntimeError):
+    """An embedding provider gave no vectors, or some that cannot be used."""
+
+    code = "embedding_error"
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.reason = "no embedding could be made of the text"
+        """For a model: without addresses and keys of the host."""
+        self.retryable = retryable
 
 
 class AuditError(ToolcellError, RuntimeError):

@@ -137,6 +137,8 @@ def _specs(tool: Any) -> Iterator[ToolSpec]:
         raise RegistrationError(f"{tool.__name__} is a class, and a tool is an object; write {tool.__name__}(...)")
     elif hasattr(tool, "to_spec"):
         yield tool.to_spec()
+    elif hasattr(tool, "to_specs"):
+        yield from tool.to_specs()
     elif isinstance(tool, AgentTool):
         yield record_spec(tool)
     elif callable(getattr(tool, "definitions", None)) and callable(getattr(tool, "execute", None)):

@@ -1,0 +1,40 @@
+"""Tools that most agents need, ready to register: `registry.add(Remember(store, embeddings))`.
+
+Nothing of it is imported before it is used. A package that needs an extra says which one.
+"""
+
+from __future__ import annotations
+
+from toolcell.lazy import lazy_names
+
+__all__ = [
+    "Chunk",
+    "ChunkFilter",
+    "Document",
+    "DocumentStore",
+    "EmbeddingProvider",
+    "HashEmbeddings",
+    "MemoryStore",
+    "Message",
+    "MessageStore",
+    "ScheduleStore",
+    "ScheduledAction",
+    "ScheduledRun",
+    "Scored",
+    "Skill",
+    "SkillStore",
+    "Store",
+    "ToolPackage",
+]
+
+_ROOT = "toolcell.tools.builtin"
+
+__getattr__, __dir__ = lazy_names(
+    _ROOT,
+    f"{_ROOT}.stores.records",
+    f"{_ROOT}.stores.protocols",
+    f"{_ROOT}.stores.memory",
+    f"{_ROOT}.embeddings.provider",
+    f"{_ROOT}.embeddings.hashing",
+    f"{_ROOT}.package",
+)

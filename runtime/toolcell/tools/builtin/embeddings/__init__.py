@@ -1,0 +1,1 @@
+"""Embedding providers: texts to vectors."""

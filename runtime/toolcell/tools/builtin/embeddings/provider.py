@@ -1,0 +1,62 @@
+"""`EmbeddingProvider`, and the one way in which the tools use it: in batches, with every answer checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Protocol, runtime_checkable
+
+from toolcell.errors import EmbeddingError
+
+BATCH: Final = 64
+"""Texts of one request."""
+
+
+@runtime_checkable
+class EmbeddingProvider(Protocol):
+    """Makes vectors of texts: texts that mean alike get vectors of a small angle."""
+
+    async def embed(self, texts: list[str]) -> list[list[float]]:
+        """Return one vector for each text, in their order.
+
+        Raises:
+            EmbeddingError: there is no answer, or it cannot be used.
+        """
+
+    def dimensions(self) -> int:
+        """Numbers in each vector."""
+
+    def name(self) -> str:
+        """Which vectors these are. Two providers of one name make the same vectors; a store checks it."""
+
+
+async def embed_texts(provider: EmbeddingProvider, texts: Sequence[str]) -> list[list[float]]:
+    """Return the vectors of any number of texts.
+
+    Raises:
+        EmbeddingError: the provider gave another number of vectors, another dimension, or something that is no number.
+    """
+    vectors: list[list[float]] = []
+    for at in range(0, len(texts), BATCH):
+        batch = list(texts[at : at + BATCH])
+        vectors += checked_vectors(provider, await provider.embed(batch), len(batch))
+    return vectors
+
+
+def checked_vectors(provider: EmbeddingProvider, vectors: object, count: int) -> list[list[float]]:
+    """Return what a provider gave, when it is `count` vectors of its dimension.
+
+    Raises:
+        EmbeddingError: it is not.
+    """
+    name, dimensions = provider.name(), provider.dimensions()
+    if not isinstance(vectors, list) or len(vectors) != count:
+        got = len(vectors) if isinstance(vectors, list) else type(vectors).__name__
+        raise EmbeddingError(f"the embedding provider {name!r} gave {got} vectors for {count} texts")
+    for vector in vectors:
+        if not isinstance(vector, list | tuple) or len(vector) != dimensions:
+            got = len(vector) if isinstance(vector, list | tuple) else type(vector).__name__
+            raise EmbeddingError(f"the embedding provider {name!r} gave a vector of {got} numbers, not {dimensions}")
+        if not all(isinstance(each, int | float) and math.isfinite(each) for each in vector):
+            raise EmbeddingError(f"the embedding provider {name!r} gave a vector with something that is no number")
+    return [[float(each) for each in vector] for vector in vectors]

@@ -1,0 +1,87 @@
+"""The common base of the built-in packages: tools that are methods of one object, registered with one `add`.
+
+class Remember(ToolPackage):
+    package = "remember"
+    needs = ("Store", "EmbeddingProvider")
+
+    @offered(idempotent=True)
+    async def remember(self, content: str, ctx: ToolContext) -> ToolResult:
+        '''What the model reads. The parameters below `Args:` get their descriptions.'''
+        return ToolResult.ok("prose for the model", value={"typed": "for code"})
+
+registry.add(Remember(store, embeddings))
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from toolcell.errors import EmbeddingError, StoreError, ToolError
+from toolcell.tools.adapters import function_spec, with_options
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ToolOptions
+from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.spec import ToolSpec
+
+F = TypeVar("F", bound=Callable[..., Awaitable[ToolResult]])
+
+
+def offered(**options: Any) -> Callable[[F], F]:
+    """Mark an async method as a tool. Its name, docstring and signature are the definition.
+
+    `options` are those of `ToolOptions`. `returns=` is the JSON Schema of the value.
+    """
+
+    def mark(function: F) -> F:
+        function.__offered__ = with_options(DEFAULT_TOOL_OPTIONS, options)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class ToolPackage:
+    """A built-in package. Each method under `@offered()` is one tool."""
+
+    package: ClassVar[str]
+    """The name in `toolcell tools builtin` and `toolcell run --builtin`."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What the constructor takes, for people."""
+    extra: ClassVar[str] = ""
+    """The extra to install, when the package cannot do without."""
+
+    def definitions(self) -> list[ToolDefinition]:
+        """What a model knows of the tools."""
+        return [spec.definition for spec in self.to_specs()]
+
+    def to_specs(self) -> list[ToolSpec]:
+        """Return one spec for each tool, in the order of the methods."""
+        return [self._spec(name, options) for name, options in offered_by(type(self))]
+
+    def _spec(self, name: str, options: ToolOptions) -> ToolSpec:
+        spec = function_spec(_translated(getattr(self, name)), options=options)
+        return replace(spec, source=self)
+
+
+def offered_by(package: type[ToolPackage]) -> Iterator[tuple[str, ToolOptions]]:
+    """Yield name and options of each tool of a package, without making one."""
+    names = dict.fromkeys(name for each in reversed(package.__mro__) for name in vars(each))
+    for name in names:
+        options = getattr(getattr(package, name, None), "__offered__", None)
+        if isinstance(options, ToolOptions):
+            yield name, options
+
+
+def _translated(method: Callable[..., Awaitable[ToolResult]]) -> Callable[..., Awaitable[ToolResult]]:
+    """Say to a model why a store or a provider failed, without the paths and addresses of the host."""
+
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> ToolResult:
+        try:
+            return await method(*args, **kwargs)
+        except (StoreError, EmbeddingError) as exc:
+            raise ToolError(exc.reason, code=ErrorCode.UNAVAILABLE, retryable=exc.retryable) from exc
+
+    return call

@@ -1,0 +1,121 @@
+"""Words of a text for search by keywords. Every store uses these, so all stores find the same words.
+
+Letters are folded: no case, no accents. A run of Chinese, Japanese or Thai characters has no spaces; its words are its
+pairs of characters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+MAX_WORD_CHARS: Final = 64
+"""Of longer words, the beginning counts."""
+MAX_QUERY_WORDS: Final = 64
+
+_WORD: Final = re.compile(r"[^\W_]+")
+_UNSPACED: Final = re.compile(r"([\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+)")
+
+STOP_WORDS: Final = frozenset(
+    [
+        "a",
+        "about",
+        "all",
+        "an",
+        "and",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "been",
+        "but",
+        "by",
+        "can",
+        "could",
+        "did",
+        "do",
+        "does",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "he",
+        "her",
+        "his",
+        "how",
+        "i",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "me",
+        "my",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "our",
+        "she",
+        "should",
+        "so",
+        "some",
+        "than",
+        "that",
+        "the",
+        "their",
+        "them",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "up",
+        "us",
+        "was",
+        "we",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "whose",
+        "why",
+        "will",
+        "with",
+        "would",
+        "you",
+        "your",
+    ]
+)
+"""Words of a query that say nothing, in English. A query of nothing else keeps them."""
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, in order, as they are indexed."""
+    if text.isascii():
+        return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
+    folded = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(each for each in folded if not unicodedata.combining(each))
+    return [word for run in _WORD.findall(plain) for word in _spaced(run)]
+
+
+def _spaced(run: str) -> list[str]:
+    parts = _UNSPACED.split(run)  # every second one has no spaces
+    found = [part[:MAX_WORD_CHARS] for part in parts[::2] if part]
+    for part in parts[1::2]:
+        found += [part[at : at + 2] for at in range(len(part) - 1)] or [part]
+    return found
+
+
+def query_words(query: str) -> list[str]:
+    """Return the words of a query that say something, each once."""
+    found = list(dict.fromkeys(words(query)))
+    return ([word for word in found if word not in STOP_WORDS] or found)[:MAX_QUERY_WORDS]
