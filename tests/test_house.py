@@ -33,6 +33,7 @@ LAYERS = (
         "toolcell.daemon_threads",
         "toolcell.host_work",
         "toolcell.json_text",
+        "toolcell.keywords",
         "toolcell.packing",
         "toolcell.quotas",
         "toolcell.time_slice",

@@ -6,18 +6,23 @@ label away, so no script and no model can lose one.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
+from toolcell.keywords import fields_known
 
 FlowAction = Literal["ask", "deny"]
 
 MAX_LABEL_CHARS: Final = 64
 
+_GLOB: Final = frozenset("*?[")
 
+
+@fields_known
 @dataclass(frozen=True, slots=True)
 class Flow:
     """What happens to a call that sends to `dst` in a run that has read `src`. Both may be globs."""
@@ -64,6 +69,20 @@ def labels_of(given: object, what: str) -> frozenset[str]:
             raise UsageError(f"{what}: a label is a text of 1 to {MAX_LABEL_CHARS} characters, not {name!r:.80}")
         labels.add(name)
     return frozenset(labels)
+
+
+def unmatched(flows: Iterable[Flow], reads: Iterable[str], sends: Iterable[str]) -> list[str]:
+    """Say which rules are about labels that no tool has, and which label may be meant. Nothing is said of globs."""
+    known, said = {"src": set(reads), "dst": set(sends)}, list[str]()
+    for flow in flows:
+        for end, labels in known.items():
+            label: str = getattr(flow, end)
+            if label not in labels and not _GLOB & {*label}:
+                near = difflib.get_close_matches(label, labels, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                keyword = "reads" if end == "src" else "sends"
+                said.append(f"{flow} decides nothing: no tool has {keyword}={label!r}{hint}")
+    return said
 
 
 class Labels:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from toolcell.errors import QuotaExceeded, UsageError
+from toolcell.keywords import fields_known, keywords_known
 
 SLOTS: Final = 60
 """Parts of a window. What was used in one is free again when the whole slot is `per_s` old."""
@@ -28,6 +29,7 @@ MAX_KEYS: Final = 10_000
 Resource = Literal["runs", "calls", "cpu_s"]
 
 
+@fields_known
 @dataclass(frozen=True, slots=True)
 class Quota:
     """What one key may use in any `per_s` seconds. None is no limit."""
@@ -103,6 +105,7 @@ class Window:
 class Quotas:
     """Counts what each key uses, and refuses what passes its quota. Safe in several threads."""
 
+    @keywords_known
     def __init__(
         self,
         quota: Quota | Callable[[Any], Quota],

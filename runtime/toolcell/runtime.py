@@ -23,8 +23,10 @@ from toolcell.control.draft import Draft
 from toolcell.control.drafting import DraftingRuntime, draft_of_plan
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
-from toolcell.errors import UsageError
+from toolcell.errors import UsageError, warn_user
+from toolcell.flows import unmatched
 from toolcell.host_work import HostWork
+from toolcell.keywords import keywords_known
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.results import AbandonedThread, ExecutionResult
 from toolcell.run.arguments import check_run_arguments
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
+    @keywords_known
     def __init__(
         self,
         registry: ToolRegistry | Iterable[Any] | None = None,
@@ -126,6 +129,7 @@ class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
         await self._lifetime.close()
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        self._warn_of_labels()
         self._open_audit(stack)
         self._journals.open()
         if isinstance(self._backend_choice, str) and self.policy.hash_seed is None:
@@ -161,6 +165,13 @@ class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
         tasks.start_soon(self._monitor.tick)
         tasks.start_soon(self._sessions.tick)
         await self.pool.open(tasks)
+
+    def _warn_of_labels(self) -> None:
+        """Warn of a flow that is about no tool's label. Without any labels here, tools may come with each run."""
+        options = [tool.options for tool in self.registry.state.tools.values()]
+        reads, sends = ({label for each in options for label in getattr(each, end)} for end in ("reads", "sends"))
+        for problem in unmatched(self.policy.flows, reads, sends) if reads or sends else ():
+            warn_user(f"Policy(flows=): {problem}")
 
     def _open_audit(self, stack: AsyncExitStack) -> None:
         if self._audit is None:

@@ -23,6 +23,7 @@ from toolcell import (
 )
 from toolcell.agents.providers.provider import ModelResponse
 from toolcell.control import Approve, CommitResult, Draft
+from toolcell.control.draft import COMMITTED
 from toolcell.flows import Flow
 from toolcell.tools.context import current_context
 from toolcell.tools.hooks import Block, Rewrite, approval_hook
@@ -208,6 +209,17 @@ def test_a_draft_is_committed_once_here_and_in_time(opened: SyncRuntime, folders
     with pytest.raises(UsageError, match="takes True or a Draft"):
         opened.execute_code("1", dry_run=3)
     assert len(folders.ledger) == 1
+
+
+@pytest.mark.anyio
+async def test_a_draft_that_was_used_says_that_trying_again_does_not_help(folders: Folders) -> None:
+    draft = Draft()
+    draft.state = COMMITTED
+    refusal = await folders.registry.dispatch("create", {"name": "a"}, context=RunContext(dry_run=draft))
+
+    assert refusal.error is not None and not refusal.error.retryable
+    assert "was committed already; make another dry run" in refusal.message
+    assert folders.ledger == []
 
 
 def test_recheck_makes_nothing_when_a_read_has_changed(opened: SyncRuntime, folders: Folders) -> None:

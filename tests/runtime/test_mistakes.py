@@ -13,7 +13,19 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from toolcell import AuditConfig, Limits, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
+from toolcell import (
+    AuditConfig,
+    Flow,
+    Limits,
+    Policy,
+    PoolConfig,
+    Quota,
+    Quotas,
+    Runtime,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
 
 from .conftest import Run
 
@@ -70,6 +82,9 @@ SETTINGS: dict[str, Mistake] = {
     "a pool by another name": (lambda: PoolConfig(size=3), "size = 3", "did you mean warm?"),  # type: ignore[call-arg]
     "an empty pool": (lambda: PoolConfig(cap=0), "cap = 0", "greater than 0"),
     "an unknown audit setting": (lambda: AuditConfig(sync=1), "sync = 1", "did you mean fsync?"),  # type: ignore[call-arg]
+    "a quota misspelt": (lambda: Quota(call=3), "'call'", "did you mean calls?"),  # type: ignore[call-arg]
+    "quotas by another name": (lambda: Quotas(Quota(), key="x"), "'key'", "it has quota, by, clock"),  # type: ignore[call-arg]
+    "a flow misspelt": (lambda: Flow(source="a", dst="b"), "'source'", "did you mean src?"),  # type: ignore[call-arg]
     "a missing file": (lambda: Limits.from_toml("no.toml"), "no.toml", "No such file"),
     "a setting of the registry": (lambda: ToolRegistry(workers=3), "'workers'", "did you mean max_workers?"),
     "a dict for settings": (lambda: ToolRegistry(settings={}), "not {}", "RegistrySettings(...)"),  # type: ignore[arg-type]
@@ -82,6 +97,9 @@ RUNTIMES: dict[str, Mistake] = {
     "names": (lambda: Runtime(["double"]), "['double']", "registry.subset("),
     "a class": (lambda: Runtime(ToolRegistry), "a class", "write ToolRegistry()"),  # type: ignore[arg-type]
     "a dict for limits": (lambda: Runtime(limits={"wall_s": 3}), "{'wall_s': 3}", "limits=Limits(...)"),  # type: ignore[arg-type]
+    "an argument misspelt": (lambda: Runtime(limit=3), "'limit'", "did you mean limits?"),  # type: ignore[call-arg]
+    "one of the same with with": (lambda: SyncRuntime(jounal="x"), "'jounal'", "did you mean journal?"),
+    "a session's, misspelt": (lambda: Runtime().session(cpu=3), "'cpu'", "did you mean cpu_s?"),  # type: ignore[call-arg]
     "an unknown backend": (lambda: Runtime(backend="proces"), "'proces'", '"process", "docker"'),
     "a backend's class": (lambda: Runtime(backend=threading.Event), "class Event", "write Event()"),  # type: ignore[arg-type]
     "one package": (lambda: Runtime(packages="pandas"), "'pandas'", "packages=['pandas']"),
@@ -115,6 +133,11 @@ def test_a_wrong_setting_is_one_line_with_value_and_cure(name: str) -> None:
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_a_runtime_made_wrongly_is_one_line_with_value_and_cure(name: str) -> None:
     assert_one_line(RUNTIMES[name])
+
+
+def test_an_error_inside_is_not_taken_for_a_wrong_keyword() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Flow("a")  # type: ignore[call-arg]
 
 
 RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -215,9 +238,10 @@ async def test_a_runtime_in_another_loop_or_closed_is_refused_at_once() -> None:
             await anyio.to_thread.run_sync(lambda: asyncio.run(runtime.execute_code("1")))
         session = runtime.session("held")
         async with session:
-            for method in (session.interrupt, session.reset, session.put_down):
+            for method in (session.interrupt, session.reset, session.put_down, session.close, session.fork):
                 with pytest.raises(UsageError, match="another event loop"):
                     await anyio.to_thread.run_sync(asyncio.run, method())
+            assert (await session.execute_code("1 + 1")).value == 2
         with pytest.raises(UsageError, match="already open"):
             await runtime.open()
     with pytest.raises(UsageError, match="not open"):

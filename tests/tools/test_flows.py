@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolcell import RegistrationError, UsageError
+from toolcell import Policy, RegistrationError, Runtime, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.loop import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.openai import to_openai
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.flows import Flow, Labels, flow_of
+from toolcell.testing import FakeBackend
 from toolcell.tools import Approve, Block, RunContext, Substitute, ToolContext, ToolRegistry, ToolResult, approval_hook
 from toolcell.tools.run_state import RunState
 
@@ -213,6 +215,27 @@ async def test_rules_of_a_registry_hold_in_those_made_of_it_and_deny_is_stronger
 def test_what_is_no_label_or_flow_is_refused_where_it_is_written(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        (Flow("privat", "public"), "no tool has reads='privat'; did you mean 'private'[?]"),
+        (Flow("private", "pubic", "ask"), "no tool has sends='pubic'; did you mean 'public'[?]"),
+        (Flow("private", "mars"), "no tool has sends='mars'$"),
+        (Flow("priv*", "public"), ""),
+        (Flow("secret*", "m[a]rs"), ""),
+    ],
+    ids=str,
+)
+async def test_a_rule_about_a_label_that_no_tool_has_is_warned_of_when_a_runtime_opens(flow: Flow, said: str) -> None:
+    policy, office = Policy(flows=(flow,)), Office()
+    for registry in (office.registry, ToolRegistry()):  # without labels, the tools may come with each run
+        runtime = Runtime(registry, backend=FakeBackend([]), policy=policy, allow_unisolated=True)
+        is_warned = bool(said) and registry is office.registry
+        with pytest.warns(UserWarning, match=said) if is_warned else nullcontext():
+            await runtime.open()
+        await runtime.close()
 
 
 def test_a_tool_with_a_wrong_label_is_not_registered() -> None:

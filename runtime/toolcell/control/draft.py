@@ -84,7 +84,8 @@ class Draft:
     def decide(self, call: Call, tool: RegisteredTool, /) -> RegisteredTool | ToolResult:
         """Collect a call of a tool that writes, and return a stand-in for its result; let the others run."""
         if self.state:
-            return ToolResult.fail(f"the draft of this dry run {self.state}", code=ErrorCode.UNAVAILABLE)
+            message = f"the draft of this dry run {self.state}; make another dry run"
+            return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
         if self.ended:
             return ToolResult.fail(self.ended, code=ENDS_DRAFT)
         if not self.approves(call):

@@ -14,6 +14,8 @@ from toolcell.errors import ResumeError
 from toolcell.results import PendingCall
 
 KIND: Final = "toolcell_suspension"
+OF_AGENT: Final = "toolcell_turn"
+"""Holds the token of a suspended agent, beside those of its scripts."""
 VERSION: Final = 1
 
 
@@ -48,8 +50,7 @@ def read_token(token: str, key: bytes) -> dict[str, Any]:
         is_ours = hmac.compare_digest(str(signature), _signature(key, text))
         run, expires = str(payload["run"]), float(payload["expires"])
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        shown = f"{token!r:.60}"
-        raise ResumeError(f"{shown} is no token of a suspended run; pass result.suspension.to_json()") from exc
+        raise ResumeError(foreign_text(token)) from exc
     if not is_ours:
         raise ResumeError(
             f"the token of run {run[:80]!r} was changed, or was signed elsewhere; resume it with the journal of the "
@@ -60,6 +61,20 @@ def read_token(token: str, key: bytes) -> dict[str, Any]:
         raise ResumeError(f"the token of run {run} expired at {when} (JournalConfig.token_s); run the script again")
     result: dict[str, Any] = payload
     return result
+
+
+def foreign_text(token: str, is_for_agent: bool = False) -> str:
+    """Say what is wrong with what is no token of a suspended run, or of an agent: it may be one of the other."""
+    try:
+        kinds = {KIND, OF_AGENT} & {*json.loads(token)}
+    except (ValueError, TypeError, RecursionError):
+        kinds = set()
+    if is_for_agent and KIND in kinds:
+        return "this is the token of a suspended run, not of an agent: pass it to Runtime.resume"
+    if OF_AGENT in kinds and not is_for_agent:
+        return "this is the token of a suspended agent, not of a run: pass it to the resume() of the agent"
+    what, cure = ("agent", "suspension.to_json()") if is_for_agent else ("run", "result.suspension.to_json()")
+    return f"{token!r:.60} is no token of a suspended {what}; pass {cure}"
 
 
 def _signature(key: bytes, text: str) -> str:

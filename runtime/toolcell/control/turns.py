@@ -19,7 +19,7 @@ from toolcell.control.identity import call_digest, registry_digest, tool_digests
 from toolcell.control.journal import RecordedDecision
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import IN_DOUBT
-from toolcell.control.tokens import make_token, read_token
+from toolcell.control.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.errors import ResumeError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.tools.call import Call, CallableTools, RunContext
@@ -142,7 +142,7 @@ class Turn:
             expires=expires,
             calls=calls,
         )
-        text = json.dumps({"toolcell_turn": json.loads(token), "scripts": approvals.tokens})
+        text = json.dumps({OF_AGENT: json.loads(token), "scripts": approvals.tokens})
         return Suspension(run_id, calls, expires, text)
 
     def _tools_digest(self) -> str:
@@ -159,9 +159,9 @@ class Turn:
         text = given.to_json() if isinstance(given, Suspension) else given
         try:
             outer = json.loads(text)
-            inner, scripts = json.dumps(outer["toolcell_turn"]), dict(outer["scripts"])
+            inner, scripts = json.dumps(outer[OF_AGENT]), dict(outer["scripts"])
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
-            raise ResumeError(f"{text!r:.60} is no token of a suspended agent; pass suspension.to_json()") from exc
+            raise ResumeError(foreign_text(text, is_for_agent=True)) from exc
         token = read_token(inner, self.store.key)
         if token["source"] != _digest([self.messages, scripts]):
             raise ResumeError("the agent's conversation is not the one that was suspended; set agent.messages to it")

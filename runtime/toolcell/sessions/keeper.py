@@ -13,6 +13,7 @@ import anyio
 from toolcell.config import Limits, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.errors import SandboxUnavailable, SessionError, UsageError
+from toolcell.keywords import keywords_known
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
@@ -86,6 +87,7 @@ class SessionRuntime(ControlledRuntime):
 
     _sessions: SessionKeeper
 
+    @keywords_known
     def session(
         self,
         name: str | None = None,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
 import anyio
+import anyio.lowlevel
 
 from toolcell.config import Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime, Script
@@ -81,6 +82,7 @@ class Session(OpenedInBlock):
         self.settings = settings
         self._host, self._place, self._tools, self._context = host, place, tools, context
         self._life: Literal["new", "open", "closed"] = "new"
+        self._loop: object = None
         self._turn = anyio.Lock()
         self._state = SessionState(ident, host, limits, settings, place.make_room, steps, labels)
 
@@ -121,7 +123,7 @@ class Session(OpenedInBlock):
             raise UsageError(f"session {self.id!r} was opened already; runtime.session() makes another one")
         self._host._tools(None)  # checks that the runtime is open here
         self._place.enter(self)
-        self._life = "open"
+        self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
             async with self._exclusively():
                 await self._state.bring_up()
@@ -135,7 +137,13 @@ class Session(OpenedInBlock):
         return self
 
     async def close(self) -> None:
-        """End the script under way, with outcome `cancelled`, and destroy the sandbox. May be called twice."""
+        """End the script under way, with outcome `cancelled`, and destroy the sandbox. May be called twice.
+
+        Raises:
+            UsageError: it was opened in another event loop.
+        """
+        if self._life == "open" and anyio.lowlevel.current_token() != self._loop:
+            raise UsageError(f"session {self.id!r} was opened in another event loop; close it in that one")
         was_open, self._life = self._life == "open", "closed"
         if not was_open:
             return
@@ -311,6 +319,7 @@ class Session(OpenedInBlock):
             UsageError: the name is none, or taken.
         """
         ident = os.urandom(16).hex() if name is None else check_name(name)
+        self._host._tools([])  # checks that this is the event loop of the runtime
         async with self._exclusively():
             if self._state.lost:
                 raise SessionError(

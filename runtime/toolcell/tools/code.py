@@ -211,7 +211,8 @@ async def run_code(
     except ToolAbort:
         raise
     except (SandboxUnavailable, UsageError) as exc:
-        return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, exc=exc)
+        again = isinstance(exc, SandboxUnavailable)
+        return ToolResult.fail(f"code execution failed: {exc}", code=ErrorCode.UNAVAILABLE, retryable=again, exc=exc)
     if run.state.abort is not None:
         raise run.state.abort
     policy = getattr(runtime, "policy", None)

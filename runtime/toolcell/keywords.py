@@ -1,0 +1,49 @@
+"""Refuse a misspelt keyword argument with the name that was probably meant. Python's own error does not tell it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from toolcell.errors import UsageError
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+Made = TypeVar("Made")
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Return the function, which is not async, with a `UsageError` for a keyword that it does not have."""
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in _NAMED and each.name != "self"]
+
+    @functools.wraps(function)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as exc:
+            unknown = next((each for each in kwargs if each not in known), None)
+            if unknown is None:
+                raise
+            raise UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}") from exc
+
+    return called
+
+
+def fields_known(kind: type[Made]) -> type[Made]:
+    """Do the same for the fields of a dataclass."""
+    constructor: Any = kind.__init__
+    setattr(kind, "__init__", keywords_known(constructor))  # noqa: B010 - mypy takes no assignment
+    return kind
+
+
+def _hint(unknown: str, known: list[str]) -> str:
+    extended = [each for each in known if each.startswith(f"{unknown}_")]
+    near = extended or difflib.get_close_matches(unknown[:80], known, 1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
