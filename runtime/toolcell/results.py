@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -193,6 +193,16 @@ class Suspension:
     def to_json(self) -> str:
         """Return the signed token for `Runtime.resume`. It holds the calls, and nothing else of the run."""
         return self.token
+
+
+class PlanRows(list[dict[str, Any]]):
+    """What came of each step of a plan, in order."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], run_id: str, journal_id: str) -> None:
+        super().__init__(rows)
+        self.run_id, self.journal_id = run_id, journal_id
+        self.suspension: Suspension | None = None
+        """What the plan waits for; None when it is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from toolcell import daemon_threads
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig, names_of, settings_of
 from toolcell.control.controlled import Begin, Refresh, RunHandlers, Script
 from toolcell.control.draft import Draft
-from toolcell.control.drafting import DraftingRuntime, draft_of_plan
+from toolcell.control.plans import PlanningRuntime
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.errors import UsageError, warn_user
@@ -46,7 +46,6 @@ from toolcell.sessions.keeper import SessionKeeper, SessionRuntime
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind
-from toolcell.tools.code import plan_of
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from toolcell.quotas import Quotas
 
 
-class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
+class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
     @keywords_known
@@ -336,33 +335,3 @@ class Runtime(OpenedInBlock, SessionRuntime, DraftingRuntime):
 
     def _observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
         return self._recorder.observe(context, kind) if self._recorder is not None else nullcontext(context)
-
-    # Running plans.
-
-    async def execute_plan(
-        self,
-        steps: Sequence[Mapping[str, Any]],
-        *,
-        tools: ToolRegistry | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-        dry_run: Draft | None = None,
-    ) -> list[dict[str, Any]]:
-        """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
-
-        Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
-        "error" with "error". docs/tools.md has the further keys of a step. `dry_run`: collects the calls that write.
-
-        Raises:
-            UsageError: the plan cannot run as written, or this runtime is not open here; no step ran. A step that
-                fails is a row, not an exception.
-        """
-        self._lifetime.check()
-        check_run_arguments(context=context)
-        plan = plan_of(steps)
-        registry: Any = self._tools(tools)
-        context = self._drafting(draft_of_plan(dry_run), context) or RunContext(run_id=os.urandom(16).hex())
-        with self._observed(context.child(abandoned=self._abandoned), "plan") as run:
-            result = await registry.run_plan(plan, self._under_rules(run))
-        if result.is_error:
-            raise UsageError(result.text)
-        return list(result.value)

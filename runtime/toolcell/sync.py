@@ -18,7 +18,7 @@ from toolcell import daemon_threads
 from toolcell.control.draft import Draft
 from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.results import AbandonedThread, ExecutionResult, Suspension
+from toolcell.results import AbandonedThread, ExecutionResult, PlanRows, Suspension
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session, SessionFile
 from toolcell.tools import ToolRegistry
@@ -103,7 +103,7 @@ class SyncRuntime:
         """Return the calls that a script can make; see `Runtime.preflight`."""
         return self._opened().call(partial(self.runtime.preflight, source, **options))
 
-    def revert(self, result: ExecutionResult | CommitResult, **options: Any) -> RevertResult:
+    def revert(self, result: ExecutionResult | CommitResult | PlanRows, **options: Any) -> RevertResult:
         """Undo what a run or a commit has made; see `Runtime.revert`."""
         return self._opened().call(partial(self.runtime.revert, result, **options))
 
@@ -115,7 +115,7 @@ class SyncRuntime:
         """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
         return self.runtime.interrupted_runs()
 
-    def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
         return self._opened().call(partial(self.runtime.execute_plan, steps, **options))
 

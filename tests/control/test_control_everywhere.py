@@ -61,7 +61,7 @@ async def replayed(run: RecordedRun) -> Replay:
         return await replay(runtime, run)
 
 
-def test_steps_of_a_plan_are_decided_by_hooks_and_not_suspended(opened: SyncRuntime, effects: Effects) -> None:
+def test_steps_of_a_plan_are_decided_by_hooks_unless_it_may_suspend(opened: SyncRuntime, effects: Effects) -> None:
     registry = effects.registry.merged()
     registry.enable_plan_execution()
     rows = opened.execute_plan([{"tool": "pay", "args": {"to": "x"}}], tools=registry)

@@ -133,7 +133,7 @@ def test_what_is_no_result_or_made_nothing_is_refused(opened: SyncRuntime, files
     for given, said in (
         (plain, "nothing of run"),
         (draft, "was a dry run"),
-        (7, "the result of a run or of a commit, not 7"),
+        (7, "the result of a run, a plan or a commit, not 7"),
     ):
         with pytest.raises(UsageError, match=said):
             opened.revert(given)  # type: ignore[arg-type, unused-ignore]

@@ -42,6 +42,9 @@ DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
 RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
 
+PLAN: Final = "steps"
+"""In the header of a journal: it is that of a plan."""
+
 DECIDED_BY_SCRIPT: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
 
 
@@ -260,6 +263,8 @@ class ControlledRuntime(SandboxRuntime):
     ) -> ExecutionResult:
         """Carry a suspended run on: its script runs again in a fresh sandbox, and its calls get their recorded answers.
 
+        A plan is carried on too: the steps without a result run, and the rows of all are the `value`.
+
         `decisions`: by the id of the pending call; a call without one suspends the run again. A run that was
         interrupted, and has no token, is carried on with its id (`interrupted_runs`).
 
@@ -272,22 +277,9 @@ class ControlledRuntime(SandboxRuntime):
         registry = self._tools(tools)
         check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
         store = self._journals
-        journal = store.take(token, tool_digests(registry))
-        try:
-            waiting, given = pending_entries(journal), decisions or {}
-            check_ids(given, waiting)
-            decided = {
-                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt)
-                for ident, entry in waiting.items()
-                if ident in given and entry.pending is not None
-            }
-            store.use(journal, decided)
-        except OSError as exc:
-            store.put_down(journal)
-            raise ResumeError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
-        except UsageError:
-            store.put_down(journal)
-            raise
+        journal = self._taken(token, decisions, registry)
+        if PLAN in journal.header:
+            return await self._resume_plan(journal, registry, context)
         header, controls = journal.header, list[RunControl]()
         journal.begin_again()
 
@@ -303,6 +295,37 @@ class ControlledRuntime(SandboxRuntime):
         finally:
             if not controls:
                 store.put_down(journal)
+
+    def _taken(
+        self, token: str | Suspension, decisions: Mapping[str, ResumeDecision] | None, tools: CallableTools
+    ) -> Journal:
+        """Return the journal of a suspended or interrupted run, with these decisions. Its token is used up by that.
+
+        Raises:
+            ResumeError, UsageError: as from `resume`.
+        """
+        store = self._journals
+        journal = store.take(token, tools)
+        try:
+            waiting, given = pending_entries(journal), decisions or {}
+            check_ids(given, waiting)
+            decided = {
+                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt)
+                for ident, entry in waiting.items()
+                if ident in given and entry.pending is not None
+            }
+            store.use(journal, decided)
+        except OSError as exc:
+            store.put_down(journal)
+            raise ResumeError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
+        except UsageError:
+            store.put_down(journal)
+            raise
+        return journal
+
+    @abstractmethod
+    async def _resume_plan(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
+        """Carry a plan on."""
 
     def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for, with its token: also those whose token got lost with its host."""

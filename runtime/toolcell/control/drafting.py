@@ -12,7 +12,7 @@ from toolcell.control.suspension import OnApproval
 from toolcell.effects import CommitResult, RevertResult
 from toolcell.errors import UsageError
 from toolcell.lifetime import Lifetime
-from toolcell.results import ExecutionResult
+from toolcell.results import ExecutionResult, PlanRows
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.context import share_labels
@@ -118,7 +118,7 @@ class DraftingRuntime(ABC):
         return CommitResult(given.run_id, tuple(rows), value, has_value, journal_id)
 
     async def revert(
-        self, result: ExecutionResult | CommitResult, *, context: RunContext | None = None
+        self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
     ) -> RevertResult:
         """Undo what a run or a commit has made, with the `revert=` of its tools: the last call first, until one fails.
 

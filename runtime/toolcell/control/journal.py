@@ -273,10 +273,17 @@ class Journal:
         self.labels |= held
 
     def answer(self, call_number: int, frame: bytes) -> None:
-        """Keep an answer. Never raises: what cannot be written is in doubt later."""
+        """Keep the answer to a call of a script. Never raises: what cannot be written is in doubt later."""
         entry = self.current.get(f"call_{call_number}")
-        if entry is None or entry.answer is not None:
-            return
+        if entry is not None and entry.answer is None:
+            self.keep_answer(entry, frame)
+
+    def lose(self, why: str) -> None:
+        """The journal is not complete from here on."""
+        self.lost = self.lost or why
+
+    def keep_answer(self, entry: JournalEntry, frame: bytes) -> None:
+        """Keep an answer. Never raises: what cannot be written is in doubt later."""
         self.stamp += 1
         entry.answer, entry.ended, entry.ended_ns = frame, self.stamp, time.time_ns()
         if entry.pending is not None:  # it waited until now, so its tool did not run

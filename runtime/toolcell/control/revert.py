@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toolcell.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.errors import AuditError, ToolAbort, UsageError
-from toolcell.results import ExecutionResult
+from toolcell.results import ExecutionResult, PlanRows
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
@@ -42,14 +42,14 @@ class Reverts:
         while len(self._made) > RUNS:
             self._made.popitem(last=False)
 
-    def find(self, given: ExecutionResult | CommitResult) -> MadeCalls:
+    def find(self, given: ExecutionResult | CommitResult | PlanRows) -> MadeCalls:
         """Return what a run or a commit has made.
 
         Raises:
             UsageError: `given` is neither, was a dry run, or is not known here.
         """
-        if not isinstance(given, ExecutionResult | CommitResult):
-            raise UsageError(f"revert takes the result of a run or of a commit, not {shown(given)}")
+        if not isinstance(given, ExecutionResult | CommitResult | PlanRows):
+            raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(given)}")
         if isinstance(given, ExecutionResult) and given.draft_id:
             raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
         found = self._made.get(given.journal_id)

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat
 
 from toolcell.config import SettingsModel
 from toolcell.control.directory import KEY_BYTES, make_private, remove_old, shared_key
-from toolcell.control.identity import registry_digest
+from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
 from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy
 from toolcell.control.marks import marks_directory
@@ -22,7 +22,9 @@ from toolcell.control.tokens import make_token, read_token
 from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.results import ExecutionResult, Suspension
+from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.options import Origin
 
 FINISHED_RUNS: Final = 64
 FINISHED_BYTES: Final = 64 << 20
@@ -258,7 +260,7 @@ class JournalStore:
                 found.append(journal)
         return found
 
-    def take(self, given: str | Suspension, digests: dict[str, str]) -> Journal:
+    def take(self, given: str | Suspension, tools: CallableTools) -> Journal:
         """Return the journal of a suspended or interrupted run, for one run of its script.
 
         Raises:
@@ -275,7 +277,7 @@ class JournalStore:
         token_id = str(token["token"]) if token is not None else ""
         journal = self._taken_from_disk(ident, token_id) if self.is_durable else self._taken(ident, token_id)
         try:
-            _check_tools(journal, digests)
+            _check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
             self.put_down(journal)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -18,7 +18,7 @@ from toolcell.time_slice import TimeSlice
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
 from toolcell.tools.parts import File
-from toolcell.tools.pipeline import examine, run_call
+from toolcell.tools.pipeline import answer_call, examine, run_call
 from toolcell.tools.plan_references import PlanError, references, resolve, split_reference
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult, json_beginning, to_json, total_usage
@@ -145,21 +145,38 @@ Row = dict[str, Any]
 
 NewCall = Callable[[Step, Mapping[str, Any]], Call]
 
+ANSWERED = "answered from the journal; the tool did not run"
 
-async def run_plan(state: RegistryState, args: Mapping[str, Any], new_call: NewCall) -> ToolResult:
+
+class PlanRecord(Protocol):
+    """What is known of the steps of a plan that is carried on, and which of them wait for decisions."""
+
+    is_cut_short: bool
+    """The plan was over before all its steps were: nothing of it waits."""
+
+    def recorded(self, call: Call, /) -> ToolResult | None:
+        """Take note of the call of a step. Return its result, if no call is to be made for it."""
+
+    def waits(self, call: Call, /) -> bool:
+        """Return whether the step waits for a decision, so that its result is none."""
+
+
+async def run_plan(
+    state: RegistryState, args: Mapping[str, Any], new_call: NewCall, record: PlanRecord | None = None
+) -> ToolResult:
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
         _refuse_recursion(state, plan)
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
-    runner = _PlanRun(state, plan, new_call)
+    runner = _PlanRun(state, plan, new_call, record)
     if plan.validate_only:
         return ToolResult.of([await runner.examined(step) for step in plan.steps])
     with anyio.move_on_after(plan.timeout_s) as scope:
         await runner.run()
     if scope.cancelled_caught:
-        runner.note = f"plan timed out after {plan.timeout_s:g} s"
+        runner.cut_short(f"plan timed out after {plan.timeout_s:g} s")
     return await runner.result()
 
 
@@ -173,8 +190,9 @@ def _refuse_recursion(state: RegistryState, plan: Plan) -> None:
 class _PlanRun:
     """One plan being run. A step has the result of its call, or the reason why there is none."""
 
-    def __init__(self, state: RegistryState, plan: Plan, new_call: NewCall) -> None:
+    def __init__(self, state: RegistryState, plan: Plan, new_call: NewCall, record: PlanRecord | None = None) -> None:
         self._state = state
+        self._record = record
         self._plan = plan
         self._new_call = new_call
         self._calls: dict[int, Call] = {}
@@ -184,6 +202,8 @@ class _PlanRun:
         self._same_as: dict[int, int] = {}
         """Steps that share the call of an identical earlier step."""
         self._skipped: dict[int, str] = {}
+        self._waiting: dict[int, str] = {}
+        """Steps that wait for a step that waits for a decision."""
         self._done = [anyio.Event() for _ in plan.steps]
         self._turn = TimeSlice()
         self.note = "not run"
@@ -194,10 +214,28 @@ class _PlanRun:
             self._coalesce()
             steps = [step for step in self._plan.steps if step.index not in self._same_as]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}
-            calls = list(self._calls.values())
+            calls = [call for call in self._calls.values() if not await self._answered(call)]
             await run_batch(self._state, calls, limit=None, sequential=self._state.settings.sequential)
         else:
             await self._scheduled()
+
+    def cut_short(self, why: str) -> None:
+        """The plan is over although steps are not."""
+        self.note = why
+        if self._record is not None:
+            self._record.is_cut_short = True
+
+    async def _answered(self, call: Call) -> bool:
+        """Give a call the result that is recorded of it; False when it is to be made."""
+        result = self._record.recorded(call) if self._record is not None else None
+        if result is None:
+            return False
+
+        async def answer() -> ToolResult:
+            return result
+
+        await answer_call(call, answer(), ANSWERED)
+        return True
 
     def _coalesce(self) -> None:
         """Find identical steps of tools that only read: they are one call."""
@@ -224,13 +262,17 @@ class _PlanRun:
         await self._turn.give_way()
         await self._one(step)
         self._done[step.index].set()
-        if self._plan.on_error == "abort" and not self._is_ok(step.index):
-            self.note = f"plan aborted: step {step.index} failed"
+        if self._plan.on_error == "abort" and not (self._is_ok(step.index) or self._waits(step.index)):
+            self.cut_short(f"plan aborted: step {step.index} failed")
             plan_scope.cancel()
 
     async def _one(self, step: Step) -> None:
         if failed := [needed for needed in step.needs if not self._is_ok(needed)]:
-            self._skipped[step.index] = f"needs step {self._label(failed[0])}, which did not succeed"
+            lost = [needed for needed in failed if not self._waits(needed)]
+            if lost:
+                self._skipped[step.index] = f"needs step {self._label(lost[0])}, which did not succeed"
+            else:
+                self._waiting[step.index] = f"needs step {self._label(failed[0])}, which waits for a decision"
             return
         try:
             args = resolve(step.args, self._results_by_id()) if step.has_references else step.args
@@ -238,7 +280,8 @@ class _PlanRun:
             self._failures[step.index] = ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
             return
         self._calls[step.index] = call = self._new_call(step, args)
-        await run_call(self._state, call)
+        if not await self._answered(call):
+            await run_call(self._state, call)
 
     def _results_by_id(self) -> dict[str, Any]:
         return {
@@ -251,6 +294,10 @@ class _PlanRun:
         index = self._same_as.get(index, index)
         call = self._calls.get(index)
         return call.result if call is not None else self._failures.get(index)
+
+    def _waits(self, index: int) -> bool:
+        call = self._calls.get(self._same_as.get(index, index))
+        return index in self._waiting or (call is not None and self._record is not None and self._record.waits(call))
 
     def _is_ok(self, index: int) -> bool:
         result = self._result(index)
@@ -277,6 +324,11 @@ class _PlanRun:
     def _row(self, step: Step) -> Row:
         row = self._head(step)
         result = self._result(step.index)
+        if self._waits(step.index):
+            if self._record is not None and self._record.is_cut_short:
+                return row | {"status": "skipped", "error": self.note}
+            why = self._waiting.get(step.index, "it waits for a decision")
+            return row | {"status": "waiting", "error": why}
         if result is None:
             return row | {"status": "skipped", "error": self._skipped.get(step.index, self.note)}
         if result.is_error:

@@ -20,7 +20,7 @@ from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
-from toolcell.tools.plan import Step, run_plan
+from toolcell.tools.plan import PlanRecord, Step, run_plan
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
@@ -182,14 +182,14 @@ class RegistryView(ABC):
             origin = Origin.MODEL if parent is None else parent.origin
         return Call(self, name, args, call_id, origin, context, parent, **more)
 
-    async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
-        """Run the steps of a plan; what `execute_plan` takes as arguments."""
+    async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
+        """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""
 
         def new_call(step: Step, args: Mapping[str, Any]) -> Call:
             call_id = f"plan_step_{step.index}"
             return self.new_call(step.tool, args, call_id, Origin.PLAN, run, step=step.index, timeout_s=step.timeout_s)
 
-        return await run_plan(self._state, args, new_call)
+        return await run_plan(self._state, args, new_call, record)
 
     async def execute_batch(
         self,

@@ -1,0 +1,137 @@
+"""Plans as methods of `Runtime`: run one, suspend it for approval, carry it on. `PlanningRuntime` is a base of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from toolcell.control.controlled import DENIED, PLAN, ControlledRuntime
+from toolcell.control.draft import Draft
+from toolcell.control.drafting import DraftingRuntime, draft_of_plan
+from toolcell.control.identity import tool_digests
+from toolcell.control.journal import Journal, pending_of
+from toolcell.control.steps_of_plans import JournaledSteps
+from toolcell.control.suspension import Denial, OnApproval, check_on_approval
+from toolcell.errors import UsageError
+from toolcell.packing import value_digest
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PlanRows, Suspension
+from toolcell.run.arguments import check_run_arguments
+from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools.call import CallableTools
+from toolcell.tools.code import plan_of
+from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.threads import AbandonedThreads
+
+
+class PlanningRuntime(ControlledRuntime, DraftingRuntime):
+    """The part of a runtime that runs plans."""
+
+    _abandoned: AbandonedThreads
+
+    async def execute_plan(
+        self,
+        steps: Sequence[Mapping[str, Any]],
+        *,
+        tools: ToolRegistry | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        on_approval: OnApproval = "ask",
+        dry_run: Draft | None = None,
+    ) -> PlanRows:
+        """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
+
+        Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
+        "error" with "error". docs/tools.md has the further keys of a step. `on_approval="suspend"`: steps that need
+        approval have the status "waiting", the others run, and the rows have a `suspension` for `resume`. `dry_run`:
+        collects the calls that write.
+
+        Raises:
+            UsageError: the plan cannot run as written, or this runtime is not open here; no step ran. A step that
+                fails is a row, not an exception.
+        """
+        self._lifetime.check()
+        check_run_arguments(context=context)
+        check_on_approval(on_approval)
+        plan = plan_of(steps)
+        registry: Any = self._tools(tools)
+        context = self._drafting(draft_of_plan(dry_run), context, on_approval)
+        context = context or RunContext(run_id=os.urandom(16).hex())
+        if on_approval == "deny":
+            context = context.child(approvals=Denial(DENIED))
+        store = self._journals
+        if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
+            return (await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None))[0]
+        journal = store.make(context.run_id)
+        journal.header = {
+            PLAN: plan["steps"],
+            "source_sha256": value_digest(plan["steps"]),
+            "origin": str(Origin.PLAN),
+            "tools": tool_digests(registry, Origin.PLAN),
+            "on_approval": on_approval,
+        }
+        if store.is_durable:
+            store.write(journal)
+        return (await self._journaled_plan(registry, context, journal))[0]
+
+    async def _resume_plan(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
+        journal.begin_again()
+        context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
+        rows, suspension = await self._journaled_plan(tools, context, journal)
+        outcome = Outcome.OK if suspension is None else Outcome.SUSPENDED
+        error = None
+        if suspension is not None:
+            named = ", ".join(f"{each.tool} ({each.id})" for each in suspension.calls)
+            error = ErrorInfo("Suspended", f"it waits for a decision about {named}")
+        return ExecutionResult(
+            context.run_id, outcome, list(rows), True, error=error, suspension=suspension, journal_id=rows.journal_id
+        )
+
+    async def _journaled_plan(
+        self, registry: Any, context: RunContext, journal: Journal
+    ) -> tuple[PlanRows, Suspension | None]:
+        """Run what is left of a plan, and suspend it if steps wait."""
+        store, steps = self._journals, journal.header[PLAN]
+        try:
+            journal.share_labels(context.state.labels)
+            rows, record = await self._run_plan(registry, {"steps": steps}, context, journal, journal.header)
+            assert record is not None
+            journal.entries.sort(key=lambda entry: entry.number)
+            if pending_of(journal.entries) and not record.is_cut_short:
+                if not journal.lost:
+                    rows.suspension = store.suspend(journal)
+                    return rows, rows.suspension
+                why = f"it needs a decision, and the plan cannot be suspended: {journal.lost}"
+                failed = {"status": "error", "error": why}
+                rows[:] = [row | failed if row["status"] == "waiting" else row for row in rows]
+        except BaseException:
+            if journal.entries:
+                store.put_down(journal)
+            else:  # no step has begun: there is nothing to carry on
+                store.finish(journal, context.run_id, str(Outcome.ERROR), 0)
+            raise
+        store.finish(journal, context.run_id, str(Outcome.OK), 0)
+        return rows, None
+
+    async def _run_plan(
+        self,
+        registry: Any,
+        plan: Mapping[str, Any],
+        context: RunContext,
+        journal: Journal,
+        header: Mapping[str, Any] | None,
+    ) -> tuple[PlanRows, JournaledSteps | None]:
+        made, record = MadeCalls(context.made), None
+        try:
+            with self._observed(context.child(abandoned=self._abandoned, made=made), "plan") as run:
+                run = self._under_rules(run)
+                if header is not None:
+                    record = JournaledSteps(journal, run.observer)
+                    run = run.child(observer=record)
+                    if header["on_approval"] == "suspend":
+                        run = run.child(approvals=record)
+                result = await registry.run_plan(plan, run, record)
+        finally:
+            self._reverts.keep(journal.id, made)
+        if result.is_error:
+            raise UsageError(result.text)
+        return PlanRows(result.value, context.run_id, journal.id), record

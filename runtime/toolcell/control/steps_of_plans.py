@@ -1,0 +1,129 @@
+"""The journal of a plan: the result of each step, and the steps that wait for decisions. Knows no runtime.
+
+A plan is carried on by running it again: steps that have a result are not called, whatever the order they end in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from toolcell.control.decisions import answer_of
+from toolcell.control.identity import call_digest, options_of
+from toolcell.control.journal import Journal, JournalEntry
+from toolcell.control.suspension import BELOW, IN_DOUBT
+from toolcell.results import PendingCall
+from toolcell.tools.call import Call, CallObserver
+from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.messages import ToolFail, ToolReturn
+
+WAITS: Final = "it waits for a decision"
+
+
+class JournaledSteps:
+    """The `PlanRecord`, the `Approvals` and the `CallObserver` of one run of a plan."""
+
+    def __init__(self, journal: Journal, below: CallObserver | None = None, prefix: str = "") -> None:
+        """`below`: the observer that was there before. `prefix`: of the ids of calls that wait."""
+        self.journal = journal
+        self._below = below
+        self._prefix = prefix
+        self._known = {entry.number: entry for entry in journal.entries}
+        self.is_cut_short = False
+
+    # What the plan asks
+
+    def recorded(self, call: Call, /) -> ToolResult | None:
+        """Take note of the call of a step. Return its result, if no call is to be made for it."""
+        entry = self._entry(call)
+        if entry.answer:
+            return entry.result()
+        if not entry.is_in_doubt:
+            return None
+        options = options_of(call.registry, call.name)
+        if options.read_only or options.idempotent:
+            entry.is_started = False
+            return None
+        if entry.decision is None:
+            return self._hold(entry, dict(entry.args if entry.edited is None else entry.edited), IN_DOUBT)
+        if entry.decision.kind == "made":
+            return ToolResult.of(entry.decision.data)
+        return _blocked(entry.decision.data or "a person refused this call")
+
+    def waits(self, call: Call, /) -> bool:
+        """Return whether the step waits for a decision."""
+        entry = self.journal.entry_of(call)
+        return entry is not None and entry.pending is not None
+
+    def _entry(self, call: Call) -> JournalEntry:
+        assert call.step is not None
+        entry = self._known.get(call.step + 1)
+        if entry is None:
+            self.journal.stamp += 1
+            entry = JournalEntry(call.step + 1, call.name, call.raw_args, self.journal.stamp)
+            self._known[entry.number] = entry
+            self.journal.entries.append(entry)
+        entry.args = call.raw_args
+        self.journal.current[call.call_id] = entry
+        return entry
+
+    def _hold(self, entry: JournalEntry, args: dict[str, Any], reason: str) -> ToolResult:
+        if self.journal.lost:
+            return _blocked(f"it needs a decision, and the plan cannot be suspended: {self.journal.lost}")
+        ident, digest = f"{self._prefix}step-{entry.number - 1}", call_digest(entry.tool, args)
+        entry.pending = PendingCall(ident, entry.tool, args, None, digest, reason)
+        return _blocked(WAITS)
+
+    # What the pipeline asks
+
+    async def decide(self, call: Call, /) -> Approve | Modify | Reject:
+        """Return what was decided about a step; without a decision, let it wait. The others of the plan go on."""
+        entry = self.journal.entry_of(call)
+        if entry is None or entry.is_started:
+            return Reject(f'tool "{call.name}" was refused: {BELOW}')
+        decision, digest = entry.decision, call_digest(call.name, call.args)
+        if decision is None or decision.reason != call.approval_reason:
+            return Reject(self._hold(entry, dict(call.args), call.approval_reason).message)
+        if decision.digest != digest:
+            return Reject("its arguments are not those that were decided about; it was not made")
+        return answer_of(decision)
+
+    def call_started(self, call: Call, /) -> Awaitable[None] | None:
+        """Record that the tool of a step is about to run."""
+        entry = self.journal.entry_of(call)
+        self.journal.note_labels()
+        if entry is not None and call.refusal is None and not (entry.is_started or entry.answer):
+            self.journal.start(entry)
+        return self._below.call_started(call) if self._below is not None else None
+
+    def call_ended(self, call: Call, /) -> Awaitable[None] | None:
+        """Record the result of a step. That of a call which was cut short is not known."""
+        entry, result = self.journal.entry_of(call), call.result
+        is_known = result is not None and not (result.status is Status.CANCELLED and entry is not None)
+        if entry is not None and entry.answer is None and entry.pending is None and is_known:
+            assert result is not None
+            entry.is_refused = not (call.is_executed or entry.is_started)
+            self._keep(entry, result)
+        return self._below.call_ended(call) if self._below is not None else None
+
+    def _keep(self, entry: JournalEntry, result: ToolResult) -> None:
+        try:
+            self.journal.keep_answer(entry, _frame(entry.number, result))
+        except (UnsendableValue, ValueTooLarge, ValueError, TypeError) as exc:
+            self.journal.lose(f"the result of step {entry.number - 1} cannot be recorded: {exc}")
+
+
+def _frame(number: int, result: ToolResult) -> bytes:
+    if result.error is None or not result.is_error:
+        return encode(ToolReturn(number, to_plain(result.guest_value(), "result")))
+    error = result.error
+    details = to_plain(dict(error.details), "details")
+    return encode(ToolFail(number, str(error.code), result.text, error.retryable, details))
+
+
+def _blocked(reason: str) -> ToolResult:
+    return ToolResult.fail(reason, code=ErrorCode.BLOCKED, status=Status.BLOCKED)
