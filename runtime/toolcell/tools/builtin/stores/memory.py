@@ -250,10 +250,11 @@ class MemoryStore:
         return [each for each in await self.list_scheduled_actions() if wanted in each.description.casefold()]
 
     async def reschedule(self, action_id: str, was: int, next_run: int, enabled: bool) -> bool:
-        """Set `next_run` and `enabled` if `next_run` is still `was`."""
+        """Set `next_run` and `enabled` if `next_run` is still `was` and the action is enabled."""
 
         def moved(action: ScheduledAction) -> ScheduledAction | None:
-            return replace(action, next_run=next_run, enabled=enabled) if action.next_run == was else None
+            is_same = action.enabled and action.next_run == was
+            return replace(action, next_run=next_run, enabled=enabled) if is_same else None
 
         return self._change(self._tables.actions, action_id, moved)
 

@@ -132,7 +132,10 @@ class ScheduleStore(OpenableStore, Protocol):
         """
 
     async def reschedule(self, action_id: str, was: int, next_run: int, enabled: bool) -> bool:
-        """Set `next_run` and `enabled` if `next_run` is still `was`; False otherwise. Atomic across processes."""
+        """Set `next_run` and `enabled` if `next_run` is still `was` and the action is enabled; False otherwise.
+
+        Atomic across processes. A paused action stays paused.
+        """
 
     async def begin_run(self, run: ScheduledRun) -> bool:
         """Record a run of an action and due time; False when there is one already. Atomic across processes."""
