@@ -72,7 +72,7 @@ class SchedulerConfig:
     jitter_s: float = 0.0
     """An action is made up to so many seconds late: always as many for the same action and due time."""
     lease_s: float = 60.0
-    """A run whose process has not been heard of for so long is in doubt."""
+    """A run whose lease was not extended for so long is in doubt."""
     poll_s: float = 5.0
     """How often the store is asked what is due."""
     concurrency: int = 4
