@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -106,6 +105,8 @@ class SettingsModel(BaseModel):
         Raises:
             UsageError: the file cannot be read, is not TOML, or a key or value is wrong.
         """
+        import tomllib  # only for those who have such a file
+
         try:
             return cls(**tomllib.loads(Path(path).read_text(encoding="utf-8")))
         except (UsageError, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:

@@ -570,13 +570,17 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.isolation
-def test_a_plain_run_from_the_command_line_loads_neither_rich_nor_the_other_backends(folder: Path) -> None:
+def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path) -> None:
+    needless = (
+        "rich", "docker", "tomllib", "toolcell.sandbox.contained",
+        "toolcell_bridge.guest.lint", "toolcell_bridge.isolation.seccomp",
+    )  # fmt: skip
     probe = (
-        "import sys\nfrom toolcell.cli import main\ntry: main()\nfinally: "
-        "print([n for n in ('rich', 'docker', 'toolcell.sandbox.contained') if n in sys.modules], file=sys.stderr)"
+        "import gc, sys\nfrom toolcell.cli import main\ntry: main()\nfinally: "
+        f"print([n for n in {needless} if n in sys.modules], gc.get_freeze_count() > 10_000, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe, "run", "-c", "6 * 7"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[]\n")
+    assert (done.returncode, done.stdout, done.stderr) == (exits.OK, "42\n", "[] True\n")
 
 
 @pytest.mark.isolation

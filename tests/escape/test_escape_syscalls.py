@@ -11,7 +11,7 @@ import pytest
 from escape.attack import BACKEND, Victim, outside
 from escape.prologues import RAW
 from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
-from toolcell_bridge.isolation.apply import GUEST_ID
+from toolcell_bridge.isolation.guest_paths import GUEST_ID
 
 pytestmark = [
     pytest.mark.isolation,

@@ -11,6 +11,7 @@ import pytest
 
 from toolcell_bridge.guest import lint
 from toolcell_bridge.guest.lint import check, compile_tree
+from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
 def run_strict(source: str, **names: Any) -> tuple[Any, str]:
@@ -188,7 +189,7 @@ def test_the_module_itself_does_not_import_restricted_python() -> None:
 
 
 def test_preloading_makes_every_profile_usable() -> None:
-    for name in lint.PRELOAD["strict"]:
+    for name in PRELOAD["strict"]:
         importlib.import_module(name)
     assert check("x = 1", "standard").tree is not None
     assert check("x = 1", "strict").guards

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from toolcell_bridge.isolation.apply import WORKSPACE
+from toolcell_bridge.isolation.guest_paths import WORKSPACE
 
 BRIDGE = 3
 """Where a guest keeps its bridge: the first descriptor after the standard three."""

@@ -38,9 +38,9 @@ from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner
-from toolcell_bridge.isolation.apply import WORKSPACE
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 from toolcell_bridge.isolation.capabilities import set_undumpable
+from toolcell_bridge.isolation.guest_paths import WORKSPACE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello

@@ -18,8 +18,8 @@ from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner
 from toolcell_bridge.isolation import capabilities
-from toolcell_bridge.isolation.apply import WORKSPACE
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, make_writable_directories
+from toolcell_bridge.isolation.guest_paths import WORKSPACE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Done, Hello, Message

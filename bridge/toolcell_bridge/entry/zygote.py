@@ -45,7 +45,8 @@ from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
-from toolcell_bridge.isolation.apply import SCRATCH, WORKSPACE, WRITABLE, IsolationPlan, SandboxIsolation
+from toolcell_bridge.isolation.apply import IsolationPlan, SandboxIsolation
+from toolcell_bridge.isolation.guest_paths import SCRATCH, WORKSPACE, WRITABLE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.root import DEVICES
 from toolcell_bridge.isolation.syscalls import (

@@ -19,14 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-Profile = Literal["off", "standard", "strict"]
-
-_POLICIES = "toolcell_bridge.guest.lint_policies"
-
-PRELOAD: dict[Profile, tuple[str, ...]] = {"off": (), "standard": (_POLICIES,), "strict": (_POLICIES,)}
-"""Modules to import while RestrictedPython can still be found: inside a sandbox it is not on the path."""
+from toolcell_bridge.guest.lint_profiles import POLICIES, Profile
 
 
 class LintUnavailable(RuntimeError):
@@ -110,7 +105,7 @@ def compile_tree(
 
 def _load_policies() -> _Policies:
     try:
-        policies: Any = importlib.import_module(_POLICIES)
+        policies: Any = importlib.import_module(POLICIES)
     except ModuleNotFoundError as exc:
         raise LintUnavailable(f"a lint profile other than 'off' needs RestrictedPython in the guest: {exc}") from exc
     loaded: _Policies = policies

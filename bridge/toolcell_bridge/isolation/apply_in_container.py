@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from toolcell_bridge.isolation import capabilities, landlock, rlimits, seccomp
-from toolcell_bridge.isolation.apply import WORKSPACE, WRITABLE
 from toolcell_bridge.isolation.capabilities import last_capability
+from toolcell_bridge.isolation.guest_paths import WORKSPACE, WRITABLE
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.seccomp_policy import Argument, Group, SeccompPolicy, SyscallRule
 from toolcell_bridge.isolation.syscalls import PR_CAPBSET_READ, close_range, prctl

@@ -25,7 +25,7 @@ from toolcell.sandbox.contained.zygote import ContainedZygote
 from toolcell.sandbox.direct_channel import DirectChannel
 from toolcell.sandbox.pipes import open_pipe
 from toolcell.sandbox.process import root_filesystem
-from toolcell_bridge.guest.lint import PRELOAD
+from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
 class ContainedBackend:

@@ -18,7 +18,7 @@ from toolcell.config import MIB, Layer, Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker.seccomp_profile import MACHINES, container_profile
 from toolcell.sandbox.interpreter import plan_rlimits
-from toolcell_bridge.guest.lint import PRELOAD
+from toolcell_bridge.guest.lint_profiles import PRELOAD
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 LABEL_MODE = "io.toolcell.mode"

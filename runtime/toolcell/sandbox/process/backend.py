@@ -27,7 +27,7 @@ from toolcell.sandbox.process.sandbox import ProcessSandbox, rlimits_for
 from toolcell.sandbox.process.zygote import ZygoteProcess
 from toolcell.sandbox.shortages import describe, unavailable
 from toolcell.sandbox.stream import SocketStream
-from toolcell_bridge.guest.lint import PRELOAD
+from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 _id_blocks = itertools.count(os.getpid())
 """Numbers for the id blocks of zygotes. They start at our pid, so that two hosts seldom choose the same block."""

@@ -21,7 +21,7 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.process import guest_package, interpreter_copy
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.interpreter_copy import InterpreterCopy
-from toolcell_bridge.isolation.apply import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
+from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
 
 PACKAGES = "/packages"
 GUEST_PACKAGE = "/toolcell"

@@ -9,10 +9,10 @@ import select
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-import psutil
 
 from toolcell import daemon_threads
 from toolcell.config import Limits
@@ -21,12 +21,14 @@ from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
-from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.process.zygote import SandboxProcess
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation.rlimits import RlimitPlan
+
+if TYPE_CHECKING:
+    from toolcell.sandbox.process.process_watch import TreeWatch
 
 END_S = 5.0
 """How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
@@ -100,6 +102,10 @@ class ProcessSandbox:
             self.layers["cgroup"] = self._cgroups.description
         else:
             # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
+            import psutil  # takes 10 ms, and where there is a cgroup nothing needs it
+
+            from toolcell.sandbox.process.process_watch import TreeWatch
+
             with suppress(psutil.Error, ProcessLookupError, FileNotFoundError):
                 self._tree = TreeWatch(self.pid, self.limits.memory_bytes)
 
