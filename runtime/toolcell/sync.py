@@ -176,6 +176,10 @@ class SyncSession:
         """Forget everything; see `Session.reset`."""
         self._call(self.session.reset)
 
+    def pause(self) -> bool:
+        """Stop the sandbox's processes until the next script; see `Session.pause`."""
+        return self._call(self.session.pause)
+
     def put_down(self) -> None:
         """Destroy the sandbox until the next script; see `Session.put_down`."""
         self._call(self.session.put_down)

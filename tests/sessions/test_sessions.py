@@ -11,6 +11,7 @@ import pytest
 
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.errors import SessionError
+from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.isolation
@@ -277,8 +278,12 @@ from toolcell_bridge.wire.messages import Leftover
 
 
 async def test_what_a_script_hides_between_scripts_is_counted_and_ends_with_the_cpu_time_of_the_session(
-    anyio_backend: str,
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def cannot(_sandbox: SessionSandbox) -> bool:
+        return False
+
+    monkeypatch.setattr(SessionSandbox, "pause", cannot)  # otherwise it would not use its time up
     hides = "leftovers.end_leftovers = lambda end_s: None\nif os.fork() == 0:\n    while True: pass"
     async with Runtime(pool=PoolConfig(warm=1)) as runtime, runtime.session(cpu_s=0.3) as session:
         hidden = await session.execute_code(EVADES + hides)

@@ -4,7 +4,10 @@ KILL = b"k"
 """Written to a supervisor's control pipe: kill every process of its sandbox."""
 
 FREEZE = b"f"
-"""Written to a supervisor's control pipe: stop every process of its sandbox until the sandbox is killed."""
+"""Written to a supervisor's control pipe: stop every process of its sandbox, until `THAW` or its end."""
+
+THAW = b"t"
+"""Written to a supervisor's control pipe: let every process of its sandbox run again."""
 
 ASK = b"a"
 """Written to a supervisor's control pipe: have the script's main thread write which line it is at to descriptor 2."""

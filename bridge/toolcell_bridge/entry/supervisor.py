@@ -7,7 +7,7 @@ are forking, and no guest can signal a supervisor, the zygote or another sandbox
 supervisor: that reads the zygote's socket, the control pipe, and the kernel's reports of ended children.
 
 The control pipe comes from the owner of the sandbox, which may be the host itself. `FREEZE` on it stops every process
-of the sandbox; anything else, or the end of the pipe, kills them.
+of the sandbox until `THAW`; anything unknown, or the end of the pipe, kills them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import msgpack
 from toolcell_bridge.entry.file_watch import INTERVAL_MS, FileRoom, excess
 from toolcell_bridge.entry.preparation import BRIDGE, FIRST_FREE
 from toolcell_bridge.entry.process_usage import descendants
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, THAW
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation import landlock, rlimits
@@ -172,6 +172,8 @@ def _wait_for_end(slot: SandboxSlot, wake: int, guest: int) -> tuple[int | None,
                 os.kill(guest, INTERRUPT_SIGNAL)
             elif word == FREEZE and slot.is_scoped:
                 signal_domain(signal.SIGSTOP)
+            elif word == THAW and slot.is_scoped:
+                signal_domain(signal.SIGCONT)
             else:
                 return None, ""
 

@@ -34,7 +34,7 @@ MISSES = 4
 """After so many polls in vain most waits sleep at once. One in so many still polls: answers may be quick again."""
 
 TURN_MS = 20
-"""How often a thread of a session that waits for an answer runs a line of Python."""
+"""How often a thread of a session that waits for an answer runs a line of Python. Signals wake the main thread."""
 
 MSG_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 sched_yield = getattr(os, "sched_yield", lambda: None)  # this file is also imported where no guest can run
@@ -75,6 +75,7 @@ class Channel:
         self._sending = False
         self._held: list[Message] = []
         self._readable: Any = None
+        self._main_thread = 0
         self.after_send: Callable[[], object] | None = None
         """Called once, when what is being sent is sent."""
 
@@ -191,6 +192,7 @@ class Channel:
 
     def wait_interruptibly(self) -> None:
         """From here on, wait for bytes apart from reading them: `is_interruptible` says when nothing can get lost."""
+        self._main_thread = threading.get_ident()
         self._readable = select.poll()
         self._readable.register(self._sock.fileno(), select.POLLIN)
 
@@ -254,7 +256,8 @@ class Channel:
         return self._sock.recv(READ_BYTES)
 
     def _sleep_until_readable(self) -> None:
-        while not self._readable.poll(TURN_MS):  # in between, a thread that is to end notices that
+        turn_ms = None if threading.get_ident() == self._main_thread else TURN_MS
+        while not self._readable.poll(turn_ms):  # in between, a thread that is to end notices that
             pass
 
     def _should_poll(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from toolcell.config import Limits, settings_of
 from toolcell.control.controlled import ControlledRuntime
-from toolcell.errors import SandboxUnavailable, SessionError, UsageError
+from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.keywords import keywords_known
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
@@ -28,6 +27,8 @@ class SessionKeeper:
         self._cap = cap
         self._open: dict[str, Session] = {}
         self._changed = anyio.Event()
+        self._next_look = math.inf
+        """When `tick` wakes."""
 
     def enter(self, session: Session) -> None:
         """Take note of a session that opens.
@@ -43,9 +44,10 @@ class SessionKeeper:
         """Forget a session that closes."""
         self._open.pop(session.id, None)
 
-    def note_idle(self) -> None:
-        """A session has begun to idle, or ended."""
-        self._changed.set()
+    def note_idle(self, look_at: float) -> None:
+        """A session has begun to idle, and is to be looked at then, on the event loop's clock."""
+        if look_at < self._next_look:
+            self._changed.set()
 
     async def make_room(self) -> None:
         """See to it that one more session can have a sandbox: the one that idles longest gives up its own.
@@ -53,6 +55,8 @@ class SessionKeeper:
         Raises:
             SandboxUnavailable: too many have one, and none of them can be put down.
         """
+        if len(self._open) <= self._cap:  # whoever asks is among them, and has none
+            return
         live = [session for session in self._open.values() if session.is_live]
         if len(live) < self._cap:
             return
@@ -65,16 +69,15 @@ class SessionKeeper:
         await min(idle, key=lambda session: session.idle_since or 0.0).put_down()
 
     async def tick(self) -> None:
-        """Put idle sessions down, for ever."""
+        """Pause sessions that idle, and put them down later, for ever."""
         while True:
+            now = anyio.current_time()
+            for session in [each for each in self._open.values() if each.look_at <= now]:
+                await session.look()
             self._changed = anyio.Event()
-            waits = [session.idle_left_s() for session in self._open.values()]
-            with anyio.move_on_after(min(waits, default=math.inf)):
+            self._next_look = min((session.look_at for session in self._open.values()), default=math.inf)
+            with anyio.move_on_after(self._next_look - anyio.current_time()):
                 await self._changed.wait()
-            for session in list(self._open.values()):
-                if session.idle_left_s() <= 0:
-                    with suppress(SessionError):  # it was closed meanwhile
-                        await session.end_idling()
 
     async def close(self) -> None:
         """Close every session."""

@@ -33,6 +33,7 @@ class SessionSandbox:
         self._before = Sample()
         self._at_start_s = sandbox.sample().cpu_s
         self._of_runs_s = 0.0
+        self._latest_s = self._at_start_s
         self.answer_s = 2 * getattr(sandbox, "interrupted_s", INTERRUPTED_S)
         """Time past the deadline after which the sandbox is killed, if the event loop has not done so."""
 
@@ -53,6 +54,11 @@ class SessionSandbox:
         """CPU seconds so far: of scripts, and of what goes on between them."""
         return max(self._of_runs_s, self._sandbox.sample().cpu_s - self._at_start_s)
 
+    @property
+    def latest_cpu_s(self) -> float:
+        """The same without a measurement: as of the end of the latest script."""
+        return max(self._of_runs_s, self._latest_s - self._at_start_s)
+
     def end_script(self, cpu_s: float) -> None:
         """Take note of what a run has used: of a sandbox that has ended, more may be known than can be measured now."""
         self._of_runs_s += cpu_s
@@ -62,12 +68,23 @@ class SessionSandbox:
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure what was used since the script began."""
-        return since(self._before, self._sandbox.sample(brief=brief, last=last))
+        now = self._sandbox.sample(brief=brief, last=last)
+        self._latest_s = now.cpu_s
+        return since(self._before, now)
 
     def cpu_now(self) -> float | None:
         """Return the CPU seconds used since the script began."""
         used = self._sandbox.cpu_now()
         return None if used is None else max(0.0, used - self._before.cpu_s)
+
+    async def pause(self) -> bool:
+        """Stop every process inside; False when this backend cannot, or something goes on."""
+        pause = getattr(self._sandbox, "pause", None)
+        return bool(pause is not None and await pause())
+
+    async def unpause(self) -> None:
+        """Let the processes inside run again. Only called after `pause`."""
+        await self._sandbox.unpause()  # type: ignore[attr-defined]  # what can pause can do this
 
     async def ended(self) -> Exit:
         """Wait until its main process has ended; return how."""

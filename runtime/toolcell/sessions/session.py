@@ -57,8 +57,8 @@ class SessionPlace(Protocol):
     async def make_room(self) -> None:
         """See to it that one more session may have a sandbox."""
 
-    def note_idle(self) -> None:
-        """A session has begun to idle."""
+    def note_idle(self, look_at: float) -> None:
+        """A session has begun to idle, and is to be looked at then."""
 
 
 class Session(OpenedInBlock):
@@ -99,6 +99,17 @@ class Session(OpenedInBlock):
     def idle_since(self) -> float | None:
         """When the last script ended, on the event loop's clock; None while it has no sandbox or a script runs."""
         return self._state.idle_since
+
+    @property
+    def is_paused(self) -> bool:
+        """True while its sandbox is stopped, because it idles. The next script lets it run again."""
+        return self._state.is_paused
+
+    @property
+    def look_at(self) -> float:
+        """When an idle sandbox is to be looked at again, on the event loop's clock."""
+        is_free = self.idle_since is not None and not self._turn.locked()
+        return self._state.look_at if is_free else math.inf
 
     @property
     def used_cpu_s(self) -> float:
@@ -164,7 +175,7 @@ class Session(OpenedInBlock):
                 yield
             finally:
                 self._state.rest()
-                self._place.note_idle()
+                self._place.note_idle(self._state.look_at)
 
     def _check_open(self) -> None:
         if self._life == "closed":
@@ -292,24 +303,25 @@ class Session(OpenedInBlock):
 
     def can_be_put_down(self) -> bool:
         """Return True when it idles, and its sandbox can be destroyed without losing more than `restore` says."""
-        is_free = self.idle_since is not None and not self._turn.statistics().locked
+        is_free = self.idle_since is not None and not self._turn.locked()
         return is_free and self._state.can_be_lost
 
-    def idle_left_s(self) -> float:
-        """Return in how many seconds an idle sandbox is to be looked at again, at the latest."""
-        if self.idle_since is None or self._turn.statistics().locked:
-            return math.inf
-        return self._state.idle_left_s(anyio.current_time())
+    async def pause(self) -> bool:
+        """Stop every process of the sandbox, as after a second without a script. The next script lets them run again.
 
-    async def end_idling(self) -> None:
-        """Destroy a sandbox that has idled too long, or has used up the CPU time of the session.
-
-        Raises:
-            SessionError: it was closed meanwhile.
+        Returns False where the backend cannot, and without a sandbox.
         """
+        self._host._tools([])  # checks that this is the event loop of the runtime
         async with self._exclusively():
-            if self.idle_since is not None and self._state.idle_left_s(anyio.current_time()) <= 0:
-                await self._state.drop()
+            return await self._state.pause()
+
+    async def look(self) -> None:
+        """Pause a sandbox that idles; destroy it when it has idled too long or used up the session's CPU time."""
+        if self.look_at == math.inf:
+            return
+        async with self._turn:
+            if self._life == "open":
+                await self._state.look()
 
     async def fork(self, name: str | None = None) -> Session:
         """Return another open session with the state of this one, rebuilt from the journal. No call is made again.

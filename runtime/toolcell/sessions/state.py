@@ -31,8 +31,13 @@ END_MS = 100
 LEFTOVERS, LEFTOVER_CHARS = 20, 120
 """Most that is reported of what a script left running."""
 
+PAUSE_S = 1.0
+"""After so long without a script the sandbox is paused. Scripts in a row need not wait for it."""
+
 WATCH_S = 0.1
 """An idle sandbox that has nearly used up its CPU time is measured so often."""
+
+PROCESSORS = os.cpu_count() or 1
 
 NO_HANDLERS: RunHandlers = (None, None, None)
 
@@ -72,6 +77,9 @@ class SessionState:
         self.used_calls = 0
         self.idle_since: float | None = None
         """On the event loop's clock; None while there is no sandbox or a script runs."""
+        self.look_at = math.inf
+        """When an idle sandbox is to be looked at, on the same clock."""
+        self.is_paused = False
 
     @property
     def used_cpu_s(self) -> float:
@@ -249,6 +257,9 @@ class SessionState:
             SessionError: the state cannot be rebuilt.
             SandboxUnavailable: no sandbox could be started.
         """
+        if self.is_paused:
+            await self._sandbox.unpause()
+            self.is_paused = False
         connection = self.connection
         if connection is not None and connection.is_usable:
             return "live" if self.position else "new"
@@ -301,25 +312,52 @@ class SessionState:
                 f"the state of session {self._id!r} cannot be rebuilt: {self.not_repeatable}; reset() begins again"
             )
 
-    def idle_left_s(self, now: float) -> float:
-        """Return in how many seconds an idle sandbox may have used up `idle_s` or the CPU time of the session.
-
-        A script can leave something running that the guest does not report.
-        """
-        assert self.idle_since is not None
-        idle_s = self.idle_since + self.settings.idle_s - now if self.can_be_lost else math.inf
-        cpu_s = self.settings.cpu_s - self.used_cpu_s
-        return min(idle_s, max(WATCH_S, cpu_s / (os.cpu_count() or 1)) if cpu_s > 0 else 0.0)
-
     def rest(self) -> None:
         """No script runs from here on."""
-        self.idle_since = anyio.current_time() if self.connection is not None else None
+        self.idle_since, self.look_at = None, math.inf
+        if self.connection is not None:
+            self.idle_since = anyio.current_time()
+            self._look_later(self.settings.cpu_s - self._ended_cpu_s - self._sandbox.latest_cpu_s, PAUSE_S)
+
+    def _look_later(self, cpu_s: float, pause_s: float) -> None:
+        """Say when to look next, so much before the pause and with so much left of the session's CPU time."""
+        now = anyio.current_time()
+        self.look_at = now + min(self._idle_left_s(now), max(WATCH_S, cpu_s / PROCESSORS), pause_s)
+
+    def _idle_left_s(self, now: float) -> float:
+        if self.idle_since is None or not self.can_be_lost:
+            return math.inf
+        return self.idle_since + self.settings.idle_s - now
+
+    async def look(self) -> None:
+        """Pause an idle sandbox, or drop it when its time is over, and say when to look again.
+
+        It is measured, also when it is paused: a script can leave something running that the guest does not report.
+        """
+        if self.idle_since is None:
+            return
+        cpu_s = self.settings.cpu_s - self.used_cpu_s
+        if cpu_s <= 0 or self._idle_left_s(anyio.current_time()) <= 0:
+            await self.drop()
+            return
+        pause_s = self.idle_since + PAUSE_S - anyio.current_time()
+        if pause_s <= 0:
+            await self.pause()
+        self._look_later(cpu_s, pause_s if pause_s > 0 else math.inf)
+
+    async def pause(self) -> bool:
+        """Stop everything in the sandbox; see `Session.pause`. May be called again: something may run all the same."""
+        if self.connection is None or not self.connection.is_usable:
+            return False
+        before, self.is_paused = self.is_paused, True  # also when this is cancelled: nobody knows what was done then
+        self.is_paused = await self._sandbox.pause() or before
+        return self.is_paused
 
     async def drop(self) -> None:
         """Destroy the sandbox."""
         self._ended_cpu_s = self.used_cpu_s
         connection, self.connection = self.connection, None
-        self.idle_since = None
+        self.idle_since, self.look_at, self.is_paused = None, math.inf, False
         if connection is not None:
             with anyio.CancelScope(shield=True):
                 await self._host._let_go(connection, self._is_pooled)

@@ -14,7 +14,7 @@ from toolcell.sandbox.contained.usage import ContainedUsage
 from toolcell.sandbox.contained.zygote import ContainedProcess, ContainedZygote
 from toolcell.sandbox.direct_channel import DirectChannel
 from toolcell.sandbox.interpreter import plan_rlimits
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
@@ -123,6 +123,14 @@ class ContainedSandbox:
         if self._sample.peak_memory_bytes > FROZEN_BYTES or not self.is_alive():
             return False
         return self._channel.send_control(FREEZE)
+
+    async def pause(self) -> bool:
+        """Have the supervisor stop every process inside until `unpause` or the end."""
+        return self.is_alive() and self._channel.send_control(FREEZE)
+
+    async def unpause(self) -> None:
+        """Let everything run again."""
+        self._channel.send_control(THAW)
 
     async def ended(self) -> Exit:
         """Wait until it has ended, at most a few seconds; returns how."""

@@ -154,6 +154,14 @@ class DockerSandbox:
         """Return False: the container is destroyed right after its run."""
         return False
 
+    async def pause(self) -> bool:
+        """Have the daemon pause the container; False when it does not."""
+        return await self._container.pause()
+
+    async def unpause(self) -> None:
+        """Let the container run again. One that cannot is killed."""
+        await self._container.unpause()
+
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the container has ended; return how."""
         end = await self._container.ended()

@@ -18,7 +18,7 @@ from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.attach import AttachedStream
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import Client, Conflict
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -172,7 +172,7 @@ class Container:
         self.state = state
         self.inspected: Mapping[str, Any] = {}
         self.usage = UsageReader(None, None)
-        self.is_killed = False
+        self.is_killed = self.is_paused = False
         self._was_alive = False
         """The container was alive, as far as the host knew, when `kill` was called. Else something else killed it."""
         self._is_destroyed = False
@@ -204,6 +204,26 @@ class Container:
     def interrupt(self) -> None:
         """Interrupt the script of a session. The daemon takes some milliseconds to pass that on."""
         self._owner.run_in_background(self._owner.client.kill, self.name, INTERRUPT_SIGNAL)
+
+    async def pause(self) -> bool:
+        """Stop every process inside until `unpause`; False when the daemon cannot. May be called again."""
+        if not self.is_paused:
+            self.is_paused = True
+            try:
+                await self._owner.client.call(self._owner.client.api.pause, self.name)
+            except SandboxUnavailable:
+                self.is_paused = False
+        return self.is_paused
+
+    async def unpause(self) -> None:
+        """Let everything inside run again. A container that cannot is killed."""
+        self.is_paused = False
+        try:
+            await self._owner.client.call(self._owner.client.api.unpause, self.name)
+        except Conflict:  # it was not paused
+            return
+        except SandboxUnavailable:
+            self.kill()
 
     def kill_now(self) -> None:
         """Kill the container from another thread. `kill` is called later, in the event loop."""

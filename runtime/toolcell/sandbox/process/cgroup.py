@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolcell.sandbox.process.signals import signal_all
+
 _FIRST_WAIT_S = 0.0005
 _LONGEST_WAIT_S = 0.05
 
@@ -167,6 +169,13 @@ class Cgroup(abc.ABC):
             found.update(int(pid) for pid in listed if pid != "0")  # 0: its namespace is not visible to us
         return found
 
+    def freeze(self, is_frozen: bool) -> bool:
+        """Have the kernel stop every process inside, or let them go on; False where it cannot and signals must do.
+
+        Not with the freezer of v1: what it has stopped cannot be killed, and stays for ever if the host dies.
+        """
+        return False
+
     def kill(self) -> None:
         """Send SIGKILL to every process inside. `destroy` also waits until they have ended."""
         try:
@@ -180,23 +189,8 @@ class Cgroup(abc.ABC):
             self._forbid_forks()
         except FileNotFoundError:  # that directory was removed, so it was empty
             pass
-        signalled: set[int] = set()
-        while fresh := self.pids() - signalled:
-            self._signal(fresh)
-            signalled |= fresh
-
-    def _signal(self, victims: set[int]) -> None:
-        """Kill processes through pidfds, if they are still inside. A pid alone may belong to another process by now."""
-        pinned = {pid: fd for pid in victims if (fd := _pin(pid)) is not None}
-        try:
-            for pid in self.pids() & pinned.keys():
-                try:
-                    signal.pidfd_send_signal(pinned[pid], signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-        finally:
-            for fd in pinned.values():
-                os.close(fd)
+        while not signal_all(self.pids, signal.SIGKILL):
+            pass
 
     def remove(self) -> bool:
         """Remove the directories; False if a process is still inside."""
@@ -298,6 +292,13 @@ class V2Cgroup(Cgroup):
         cpu_s = _field(self._files.read(f"{self.directory}/cpu.stat"), "usage_usec") / 1e6
         return cpu_s, _optional_number(self._files, f"{self.directory}/memory.peak")
 
+    def freeze(self, is_frozen: bool) -> bool:
+        try:
+            self._files.write(f"{self.directory}/cgroup.freeze", "1" if is_frozen else "0")
+        except FileNotFoundError:  # before Linux 5.2
+            return False
+        return True
+
     def _kernel_bytes(self) -> int:
         return _field(self._files.read(f"{self.directory}/memory.stat"), "slab_reclaimable")
 
@@ -307,13 +308,6 @@ class V2Cgroup(Cgroup):
 
 def _absent(error: OSError, file: Path | str) -> OSError:
     return FileNotFoundError(errno.ENOENT, "removed meanwhile", str(file)) if error.errno == errno.ENODEV else error
-
-
-def _pin(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
 
 
 def _field(text: str, key: str) -> int:

@@ -21,6 +21,7 @@ from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
+from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sandbox.process.zygote import SandboxProcess
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -213,6 +214,32 @@ class ProcessSandbox:
         try:
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGSTOP)
             return self._cgroup.count_processes() == 1
+        except OSError:
+            return False
+
+    async def pause(self) -> bool:
+        """Stop every process inside until `unpause` or the end; False when some may go on.
+
+        Signals stop also a process whose host dies: its zygote ends with the host, and the kernel kills what is below.
+        """
+        self.stream.rest()
+        return self._stop_all(True)
+
+    async def unpause(self) -> None:
+        """Let everything run again."""
+        self._stop_all(False)
+
+    def _stop_all(self, is_paused: bool) -> bool:
+        cgroup, number = self._cgroup, signal.SIGSTOP if is_paused else signal.SIGCONT
+        if self._child.pidfd < 0 or self._child.end is not None:
+            return False
+        try:
+            if cgroup is not None and cgroup.freeze(is_paused):
+                return True
+            signal.pidfd_send_signal(self._child.pidfd, number)  # a fork in progress is counted already, or fails
+            if cgroup is None:
+                return signal_all(lambda: tree_of(self.pid), number)
+            return cgroup.count_processes() == 1 or signal_all(cgroup.pids, number)
         except OSError:
             return False
 

@@ -31,7 +31,7 @@ from toolcell.sandbox.docker.hardening import (
 )
 from toolcell.sandbox.docker.shared.container import SharedContainer
 from toolcell.sandbox.docker.shared.remote_sandbox import RemoteSandbox
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL
+from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 
 SLOTS = 16
 """Sandboxes that one container holds at once. When all slots are taken, another container is started."""
@@ -201,6 +201,18 @@ class SharedSandbox:
         if direct is None or holds_much or not self.container.free or self._is_killed or not self.is_alive():
             return False
         return direct.send_control(FREEZE)
+
+    async def pause(self) -> bool:
+        """Have the supervisor stop every process until `unpause`; False without a direct channel or scoped signals."""
+        direct = self._remote.direct
+        if direct is None or not self.container.is_scoped or not self.is_alive():
+            return False
+        return direct.send_control(FREEZE)
+
+    async def unpause(self) -> None:
+        """Let everything run again."""
+        if self._remote.direct is not None:
+            self._remote.direct.send_control(THAW)
 
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the sandbox has ended; return how."""
