@@ -13,6 +13,7 @@ __all__ = [
     "Document",
     "DocumentStore",
     "EmbeddingProvider",
+    "Files",
     "HashEmbeddings",
     "MemoryStore",
     "Message",
@@ -28,6 +29,7 @@ __all__ = [
     "SkillStore",
     "Store",
     "ToolPackage",
+    "Workspace",
 ]
 
 _ROOT = "toolcell.tools.builtin"
@@ -42,4 +44,6 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.package",
     f"{_ROOT}.schedule",
     f"{_ROOT}.scheduler",
+    f"{_ROOT}.workspace",
+    f"{_ROOT}.file",
 )
