@@ -10,11 +10,13 @@ from toolcell.lazy import lazy_names
 __all__ = [
     "Chunk",
     "ChunkFilter",
+    "Credential",
     "Document",
     "DocumentStore",
     "EmbeddingProvider",
     "Files",
     "HashEmbeddings",
+    "Http",
     "MemoryStore",
     "Message",
     "MessageStore",
@@ -30,6 +32,8 @@ __all__ = [
     "Store",
     "ToolPackage",
     "Workspace",
+    "WebPolicy",
+    "WebSearch",
 ]
 
 _ROOT = "toolcell.tools.builtin"
@@ -46,4 +50,7 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.scheduler",
     f"{_ROOT}.workspace",
     f"{_ROOT}.file",
+    f"{_ROOT}.http",
+    f"{_ROOT}.search",
+    f"{_ROOT}.web.policy",
 )
