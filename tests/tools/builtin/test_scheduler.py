@@ -262,6 +262,21 @@ async def test_a_run_that_is_cut_short_is_in_doubt(desk: Desk) -> None:
     assert (run.status, run.detail) == ("in_doubt", "cut short: the scheduler was stopped")
 
 
+async def test_a_scheduler_that_is_to_stop_ends_what_it_began_and_begins_nothing() -> None:
+    desk = Desk(concurrency=1, poll_s=3600)
+    await desk.add(description="one")
+    await desk.add(description="two")
+    desk.plans.may_end, stop = anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(desk.scheduler.run, stop)
+        await desk.plans.begun.wait()
+        stop.set()
+        desk.plans.may_end.set()
+
+    assert [run.status for run in await desk.store.list_runs()] == ["done"]
+    assert len(await desk.store.get_due_scheduled_actions(MORNING)) == 1
+
+
 @pytest.mark.parametrize(
     ("fails", "status"), [(UsageError("no such plan"), "failed"), (ToolAbort("enough"), "in_doubt")]
 )

@@ -116,23 +116,25 @@ class Scheduler:
         self.owner = f"{socket.gethostname()[:60]}:{os.getpid()}:{os.urandom(4).hex()}"
         """This scheduler, in the history."""
 
-    async def run(self) -> None:
-        """Make actions as they become due, until cancelled.
+    async def run(self, stop: anyio.Event | None = None) -> None:
+        """Make actions as they become due, until cancelled, or until `stop` is set and what was begun has ended.
 
         A store that cannot be reached is tried again; what became due meanwhile is then late.
 
         Cancellation: runs under way are cut short and written down as in doubt.
         """
+        stop = stop or anyio.Event()
         places = anyio.CapacityLimiter(self.config.concurrency)
         async with anyio.create_task_group() as group:
-            while True:
+            while not stop.is_set():
                 try:
                     ready = await self._ready([])
                 except StoreError as exc:
                     logger.warning("cannot read what is due, trying again in %g s: %s", self.config.poll_s, exc)
                 else:
-                    await self._start(ready, group, places, [])
-                await anyio.sleep(self.config.poll_s)
+                    await self._start(ready, group, places, [], stop)
+                with anyio.move_on_after(self.config.poll_s):
+                    await stop.wait()
 
     async def run_due(self) -> list[ScheduledRun]:
         """Make everything that is due now, and return the runs: those made here, and those found in doubt.
@@ -145,7 +147,7 @@ class Scheduler:
         ended: list[ScheduledRun] = []
         ready = await self._ready(ended)
         async with anyio.create_task_group() as group:
-            await self._start(ready, group, anyio.CapacityLimiter(self.config.concurrency), ended)
+            await self._start(ready, group, anyio.CapacityLimiter(self.config.concurrency), ended, anyio.Event())
         return ended
 
     async def _ready(self, ended: list[ScheduledRun]) -> list[ScheduledAction]:
@@ -163,10 +165,14 @@ class Scheduler:
         group: TaskGroup,
         places: anyio.CapacityLimiter,
         ended: list[ScheduledRun],
+        stop: anyio.Event,
     ) -> None:
         for action in ready:
             place = object()
             await places.acquire_on_behalf_of(place)
+            if stop.is_set():
+                places.release_on_behalf_of(place)
+                return
             group.start_soon(self._take_place, action, places, place, ended)
 
     async def _take_place(
