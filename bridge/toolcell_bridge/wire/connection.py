@@ -117,7 +117,7 @@ class Connection:
         self._decoding: Generator[None, None, tuple[Message, int]] | None = None
         self.is_decoding = False
         """A long message is here and only partly decoded: `next_message` goes on with it."""
-        self._frames = FrameReader(max_frame_bytes)
+        self.frames = FrameReader(max_frame_bytes)
         self.message_bytes = self.message_elements = 0
         """Size of the last message that was received: bytes, and the elements inside its fields."""
         self._death = ""
@@ -186,7 +186,7 @@ class Connection:
         """
         if self.state is State.DEAD:
             raise RemoteProtocolError(f"the connection is dead: {self._death}")
-        self._frames.receive_data(data)
+        self.frames.receive_data(data)
 
     def next_message(self) -> Message | None:
         """Return the next message, or None when more bytes are needed or when it `is_decoding`.
@@ -199,7 +199,7 @@ class Connection:
         try:
             if self._decoding is not None:
                 return self._decode_on()
-            while (body := self._frames.next_frame()) is not None:
+            while (body := self.frames.next_frame()) is not None:
                 self.message_bytes = len(body)
                 if len(body) > self._at_once_bytes:
                     self.is_decoding = True
@@ -243,7 +243,7 @@ class Connection:
         self.state = State.DEAD
         self._death = reason
         self._decoding, self.is_decoding = None, False
-        self._frames = FrameReader(self.max_frame_bytes)
+        self.frames = FrameReader(self.max_frame_bytes)
         self._calls.clear()
         self._forgotten.clear()
 

@@ -33,19 +33,20 @@ class FrameReader:
     `receive_data` holds less than one frame more than it was given.
     """
 
-    __slots__ = ("_buffer", "_end", "_max_frame_bytes")
+    __slots__ = ("_end", "_max_frame_bytes", "buffer")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
         # Appending to and deleting from the front of a bytearray are both amortised O(1) per byte in CPython,
         # so no split of the stream, and no number of frames in one piece, costs more than linear time.
-        self._buffer = bytearray()
+        self.buffer = bytearray()
+        """What was received and not handed out."""
         self._end = 0
         """Where the current frame ends in the buffer; 0 while its length is not known."""
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take more of the stream."""
-        self._buffer += data
+        self.buffer += data
 
     def next_frame(self) -> bytearray | None:
         """Return the next body, or None when more bytes are needed.
@@ -53,7 +54,7 @@ class FrameReader:
         Raises:
             RemoteProtocolError: the announced length is zero or over the limit.
         """
-        buffer = self._buffer
+        buffer = self.buffer
         if not self._end:
             if len(buffer) < _HEADER_BYTES:
                 return None

@@ -270,7 +270,7 @@ class Journal:
             return
         if self.writer is not None and not self.lost:
             self.writer.write_labels(held)
-        self.labels |= held
+        self.labels = held if self.labels <= held else self.labels | held
 
     def answer(self, call_number: int, frame: bytes) -> None:
         """Keep the answer to a call of a script. Never raises: what cannot be written is in doubt later."""
@@ -293,7 +293,7 @@ class Journal:
             self.lost = f"the answers of this run take more than {JOURNAL_BYTES} bytes, which is all a journal keeps"
         if self.lost:
             entry.answer = CANCELLED
-        if not self.lost:
+        if not self.lost and self.held.held is not self.labels:
             try:
                 self.note_labels()
             except OSError as exc:

@@ -180,7 +180,8 @@ class Run:
                     await turn.give_way()
                     if self._connection.stopped is not None:  # meanwhile
                         break
-                message = read()
+                # Nearly always a guest has sent one message and waits: there is nothing more to look for.
+                message = read() if wire.frames.buffer or wire.is_decoding else None
                 if message is None:
                     if wire.is_decoding:
                         read = connection.decode_on

@@ -250,6 +250,8 @@ class Call:
     is_shown = False
     """The after hooks have seen its result: it is that of a job."""
     is_concluded = False
+    is_logged = False
+    """Python's log has its start."""
     holds_worker = False
     """Of those that do work; tools that wait for others hold none."""
     threads: tuple[ToolThread, ...] = ()

@@ -175,6 +175,7 @@ def _start(call: Call) -> None:
     if call.run.events.active:
         call.emit(TOOL_START, args=call.raw_args)
     if logger.isEnabledFor(logging.INFO):
+        call.is_logged = True
         log_start(call)
 
 
@@ -388,5 +389,5 @@ def _finish(call: Call, result: ToolResult) -> None:
             duration_ms=result.meta.duration_ms,
         )
     is_failure = result.status is not Status.OK and result.is_error
-    if logger.isEnabledFor(logging.WARNING if is_failure else logging.INFO):
+    if call.is_logged or (is_failure and logger.isEnabledFor(logging.WARNING)):
         log_end(call, result)

@@ -7,6 +7,8 @@ from typing import Any
 
 from toolcell.tools.result import ToolResult
 
+FINAL = "its tool has no revert="
+
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
@@ -26,16 +28,21 @@ class MadeCalls:
     def __init__(self, above: MadeCalls | None = None) -> None:
         self._above = above
         self.calls: list[MadeCall] = []
+        self._final: dict[str, MadeCall] = {}
+        """By tool: all calls of one without `revert=` have the same entry. Most tools are such."""
 
     def add(self, call: Any, result: ToolResult) -> None:
         """Take note of a call; those of a part of a run belong to the whole too."""
         if call.options.read_only or call.options.orchestrates:
             return
-        made = MadeCall(call, call.name, result)
         if call.options.revert is None:
-            made = MadeCall(None, call.name, problem="its tool has no revert=")
+            if (known := self._final.get(call.name)) is None:
+                known = self._final[call.name] = MadeCall(None, call.name, problem=FINAL)
+            made = known
         elif result.is_error:
             made = MadeCall(None, call.name, problem="it had failed, and may have done a part of its work")
+        else:
+            made = MadeCall(call, call.name, result)
         runs: MadeCalls | None = self
         while runs is not None:
             runs.calls.append(made)

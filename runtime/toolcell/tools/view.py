@@ -156,9 +156,8 @@ class RegistryView(ABC):
 
         Cancellation: passes through; the tool was cancelled, and its end was recorded.
         """
-        given: object = context
-        if not isinstance(given, RunContext | None):
-            check_kind("context=", given, RunContext, cure="write RunContext(user_id=...)")
+        if context is not None and type(context) is not RunContext:
+            check_kind("context=", context, RunContext, cure="write RunContext(user_id=...)")
         return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
 
     def new_call(
