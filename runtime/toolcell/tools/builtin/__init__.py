@@ -20,6 +20,7 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageStore",
+    "PostgresStore",
     "Schedule",
     "ScheduleStore",
     "ScheduledAction",
@@ -29,11 +30,12 @@ __all__ = [
     "Scored",
     "Skill",
     "SkillStore",
+    "SqliteStore",
     "Store",
     "ToolPackage",
-    "Workspace",
     "WebPolicy",
     "WebSearch",
+    "Workspace",
 ]
 
 _ROOT = "toolcell.tools.builtin"
@@ -53,4 +55,6 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.http",
     f"{_ROOT}.search",
     f"{_ROOT}.web.policy",
+    f"{_ROOT}.stores.sqlite",
+    f"{_ROOT}.stores.postgres",
 )

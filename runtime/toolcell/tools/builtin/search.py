@@ -14,7 +14,7 @@ from toolcell.errors import EmbeddingError, ToolError
 from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.http import fetcher
 from toolcell.tools.builtin.package import ToolPackage, offered
-from toolcell.tools.builtin.stores.memory import cosine
+from toolcell.tools.builtin.stores.similarity import cosine
 from toolcell.tools.builtin.web.policy import WebPolicy
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
@@ -158,7 +158,7 @@ class WebSearch(ToolPackage):
         except EmbeddingError:
             return None
         scored = [
-            Passage(each.title, each.url, each.text, cosine(first, vector))
+            Passage(each.title, each.url, each.text, cosine(first, vector) or 0.0)
             for each, vector in zip(found, others, strict=True)
         ]
         return sorted(scored, key=lambda each: each.score or 0.0, reverse=True)

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from operator import mul
 from typing import Final, TypeVar
 
 from toolcell.errors import UsageError
@@ -33,6 +32,7 @@ from toolcell.tools.builtin.stores.rules import (
     check_run_end,
     filtered_value,
 )
+from toolcell.tools.builtin.stores.similarity import cosine
 from toolcell.tools.builtin.words import query_words, words
 
 BM25_K1: Final = 1.2
@@ -356,11 +356,6 @@ def _add(table: dict[str, T], id_: str, record: T) -> None:
 
 
 def _nearest(embedding: Vector, records: Sequence[Embedded], top_k: int) -> list[Scored[Embedded]]:
-    scored = [Scored(each, cosine(embedding, each.embedding or ())) for each in records]
-    return nlargest(top_k, scored, key=lambda each: each.score)
-
-
-def cosine(one: Vector, other: Vector) -> float:
-    """Return the cosine of two vectors of one length, at least 0 and at most 1; 0 when one of them is all zeros."""
-    lengths = math.sqrt(sum(map(mul, one, one)) * sum(map(mul, other, other)))
-    return min(1.0, max(0.0, sum(map(mul, one, other)) / lengths)) if lengths else 0.0
+    scores = [(each, cosine(embedding, each.embedding)) for each in records if each.embedding is not None]
+    found = [Scored(each, score) for each, score in scores if score is not None]
+    return nlargest(top_k, found, key=lambda each: each.score)
