@@ -22,21 +22,19 @@ from toolcell.run.callbacks import CALLBACK_ERRORS
 from toolcell.run.calls import Answer, Dispatch, ThreadsLeft, ToolCalls
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.deadline import Deadline
-from toolcell.run.interruption import interrupt, read_done
+from toolcell.run.ending import take_printed, wait_for_exit
+from toolcell.run.interruption import interrupt
 from toolcell.run.line import read_line
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, highest, outcome_of
+from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest
 from toolcell.run.rest import Rest
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import CallTool, Done
+from toolcell_bridge.wire.messages import CallTool
 
 CANCELLED = "cancelled by the caller"
-
-DRAIN_S = 0.25
-"""For reading what a dead sandbox had sent. Part of what a run takes past `wall_s`."""
 
 
 class Run:
@@ -92,7 +90,7 @@ class Run:
                     self._line = await read_line(self._sandbox, self._output.take_raw)
             finally:
                 self.deadline.end()
-            end = await self._wait_for_exit()
+            end, self._sample = await wait_for_exit(connection, self._output, self._sample)
             if type(connection.stopped) is Failed:
                 raise connection.stopped.error
             await self.callbacks.finish(self._limits.wall_s - (time.perf_counter() - self._started))
@@ -129,7 +127,7 @@ class Run:
             self._connection.stop(self.deadline.exceeded)
             return
         try:
-            self._take_raw_output()
+            take_printed(self._sandbox, self._output)
             if self._work.used > self._work.limit:
                 self._stop_for_work()
             self._sample = self._sandbox.sample()
@@ -324,48 +322,6 @@ class Run:
         self.abort(CANCELLED)
 
     # The end.
-
-    async def _wait_for_exit(self) -> Exit:
-        """After `Done`, measure for the last time. Otherwise wait for the process to exit, and read what is left."""
-        sandbox, stopped = self._sandbox, self._connection.stopped
-        if type(stopped) is Done or (self._connection.was_interrupted and self._connection.is_usable):
-            is_ok = type(stopped) is Done and stopped.ok
-            self._sample = sandbox.sample(brief=is_ok, last=not is_ok)
-            self._take_raw_output()
-            return Exit()
-        if type(stopped) is Failed:
-            return Exit()
-        self._sample = highest(self._sample, sandbox.sample())
-        sandbox.kill()
-        end = await sandbox.ended()
-        self._sample = highest(self._sample, sandbox.sample())
-        await self._drain()
-        return end
-
-    async def _drain(self) -> None:
-        """Read what the script sent and printed before its sandbox died."""
-        connection = self._connection
-        if not isinstance(connection.stopped, ProtocolViolation):
-            try:
-                with anyio.move_on_after(DRAIN_S, shield=True):
-                    if (done := await read_done(connection, self._output)) is not None:
-                        connection.stop(done)
-            except RemoteProtocolError as exc:
-                connection.stop(ProtocolViolation(str(exc)))
-        self._drain_output()
-
-    def _drain_output(self) -> None:
-        output = self._output
-        while True:
-            before = output.printed_bytes
-            self._take_raw_output()
-            if output.printed_bytes == before:
-                return
-
-    def _take_raw_output(self) -> None:
-        out, err = self._sandbox.read_output()
-        if out or err:
-            self._output.take_raw(out, err)
 
     def _result(self, end: Exit) -> ExecutionResult:
         sample, connection, output, calls = self._sample, self._connection, self._output, self._calls.records()
