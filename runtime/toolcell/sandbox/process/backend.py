@@ -24,14 +24,10 @@ from toolcell.sandbox.process import cgroup_manager, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
 from toolcell.sandbox.process.imported_ahead import imported_ahead
 from toolcell.sandbox.process.sandbox import ProcessSandbox, rlimits_for
-from toolcell.sandbox.process.zygote import ZygoteProcess
+from toolcell.sandbox.process.zygote import ZygoteProcess, next_slot
 from toolcell.sandbox.shortages import describe, unavailable
 from toolcell.sandbox.stream import SocketStream
 from toolcell_bridge.guest.lint_profiles import PRELOAD
-
-_id_blocks = itertools.count(os.getpid())
-"""Numbers for the id blocks of zygotes. They start at our pid, so that two hosts seldom choose the same block."""
-
 
 class ProcessBackend:
     """Starts sandboxes by forking a zygote."""
@@ -114,7 +110,7 @@ class ProcessBackend:
         return ZygoteProcess.spawn(
             root_filesystem.build(self._packages, extras, self._python),
             (preload, imported_ahead(self._packages)),
-            next(_id_blocks),
+            next_slot(),
             self._policy.hash_seed,
             where,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import marshal
 import os
 import select
@@ -57,6 +58,27 @@ class IdBlock:
     count: int
 
 
+SLOTS = 4096
+"""Blocks that there are on a machine with all ids."""
+
+_STRIDE = 1021
+"""Slots between the zygotes of one host, odd: so each has another one, and none of a host with a pid close to ours."""
+
+_zygotes = itertools.count()
+
+
+def next_slot() -> int:
+    """Choose a number for the ids of one more zygote; two hosts seldom choose the same.
+
+    Every input is read at each call: a forked child has another pid, and goes on with the count of its parent.
+    """
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # hosts in two containers may have one pid
+    except OSError:
+        namespace = 0
+    return (os.getpid() + _STRIDE * next(_zygotes) + 2654435761 * namespace) % SLOTS  # Knuth's multiplicative hash
+
+
 def id_block(slot: int) -> IdBlock | None:
     """Choose ids that own nothing on this machine; None for an ordinary user, who has one id only.
 
@@ -72,7 +94,7 @@ def id_block(slot: int) -> IdBlock | None:
         ranges = [[0, 0, 2**32 - 1]]
     first, _, count = max(ranges, key=lambda row: row[2])
     if first + count > 0x7FFFFFFF:
-        return IdBlock(0x70000000 + slot % 4096 * 65536, 65536)
+        return IdBlock(0x70000000 + slot % SLOTS * 65536, 65536)
     if count > 2 * 65536:
         return IdBlock(first + count - 65536, 65536)
     return IdBlock(first + count - 1, 1)
