@@ -5,7 +5,8 @@ Knows no tool and no run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -180,17 +181,48 @@ def shown_effects(effects: Iterable[Effect]) -> str:
 
 
 def shown_args(args: Mapping[str, Any]) -> str:
-    """Return arguments as text."""
-    return ", ".join(f"{name}={_shown(value)}" for name, value in args.items())
+    """Return arguments as text. What is large is cut before it is written out."""
+    first = itertools.islice(args.items(), MAX_ARG_CHARS)
+    more = f", ... ({len(args)} arguments)" if len(args) > MAX_ARG_CHARS else ""
+    return ", ".join(f"{_name(name)}={_shown(value)}" for name, value in first) + more
+
+
+def _name(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= MAX_ARG_CHARS else f"{text[:MAX_ARG_CHARS]}..."
 
 
 def _shown(value: Any) -> str:
+    pieces, room = list[str](), MAX_ARG_CHARS
+    for piece in _pieces(value):
+        pieces.append(piece[:room])
+        room -= len(piece)
+        if room < 0:
+            return f"{''.join(pieces)}... ({_size(value)})"
+    return "".join(pieces)
+
+
+def _size(value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return f"{len(value)} {'characters' if isinstance(value, str) else 'bytes'}"
+    return f"{len(value)} values" if isinstance(value, Mapping | list | tuple) else "more"
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Yield the text of a value, piece by piece, each of bounded length."""
     if isinstance(value, Mapping) and len(value) == 1 and isinstance(reference := value.get(RESULT_OF), str):
-        return f"<result of {reference.partition('.')[0]}>"
-    if isinstance(value, Mapping):
-        text = f"{{{', '.join(f'{json_text(name)}: {_shown(item)}' for name, item in value.items())}}}"
+        yield f"<result of {reference[:MAX_ARG_CHARS].partition('.')[0]}>"
+    elif isinstance(value, Mapping):
+        for number, (name, item) in enumerate(value.items()):
+            yield ", " if number else "{"
+            yield from _pieces(name)
+            yield ": "
+            yield from _pieces(item)
+        yield "}" if value else "{}"
     elif isinstance(value, list | tuple):
-        text = f"[{', '.join(map(_shown, value))}]"
+        for number, item in enumerate(value):
+            yield ", " if number else "["
+            yield from _pieces(item)
+        yield "]" if value else "[]"
     else:
-        text = json_text(value)
-    return text if len(text) <= MAX_ARG_CHARS else f"{text[:MAX_ARG_CHARS]}... ({len(text)} characters)"
+        yield json_text(value[: MAX_ARG_CHARS + 1] if isinstance(value, str | bytes) else value)

@@ -24,7 +24,7 @@ def begun(path: Path, key: bytes = b"") -> tuple[Journal, JournalFile]:
 
 
 def call(journal: Journal, number: int) -> None:
-    entry, _ = journal.ask(f"call_{number}", "write", {"n": number})
+    entry = journal.ask(f"call_{number}", "write", {"n": number})
     journal.start(entry)
 
 

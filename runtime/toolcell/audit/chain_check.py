@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from toolcell.audit import records
@@ -33,6 +33,7 @@ WRONG_SEGMENT = "wrong_segment"
 CUT_OFF = "cut_off"
 BAD_HEAD = "bad_head"
 UNREADABLE = "unreadable"
+PASSED_OVER = "passed_over"
 
 REMEMBERED: Final = 100_000
 """Hashes kept, to tell a repeated record from a changed one."""
@@ -40,6 +41,10 @@ REMEMBERED: Final = 100_000
 
 MAX_FINDINGS: Final = 1000
 """Of one kind that are kept of a chain: anybody can add records by the million."""
+
+
+MAX_UNSIGNED, MAX_UNSIGNED_BYTES = 50_000, 16 << 20
+"""Records about the log itself that are kept until a signature tells whether a writer wrote them, and their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,10 @@ class ChainCheck:
     """How many findings of each kind there were, also those that are not kept."""
     stops_early: bool = False
     """The chain goes on after what was checked."""
+    passed_over: int = 0
+    """Records about the log itself that were not kept: there were too many without a signature."""
+    _unsigned: int = 0
+    _unsigned_bytes: int = 0
     _rotated_in: int = 0
     _unsigned_prunings: dict[str, int] = field(default_factory=dict)
     _missing: dict[int, Finding] = field(default_factory=dict)
@@ -117,24 +126,9 @@ class ChainCheck:
 
     def copy(self) -> ChainCheck:
         """Return a copy that goes on independently."""
-        return replace(
-            self,
-            findings=list(self.findings),
-            notes=list(self.notes),
-            hashes=dict(self.hashes),
-            watched=dict(self.watched),
-            left=list(self.left),
-            redacted=dict(self.redacted),
-            redactions=list(self.redactions),
-            holds=list(self.holds),
-            prunings=dict(self.prunings),
-            _unsigned_prunings=dict(self._unsigned_prunings),
-            witnessed=list(self.witnessed),
-            checkpoint_hashes=dict(self.checkpoint_hashes),
-            unknown_keys=set(self.unknown_keys),
-            counts=Counter(self.counts),
-            _missing=dict(self._missing),
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        kinds = (list, dict, set, Counter)
+        return replace(self, **{name: type(value)(value) for name, value in own.items() if type(value) in kinds})
 
     def start_after(self, pruned: PruneRecord) -> None:
         """Start after the segments that were removed."""
@@ -149,11 +143,11 @@ class ChainCheck:
         first, last = self.segment + 1, number - 1
         if first <= last:
             many = f"segment {first} is" if first == last else f"segments {first} to {last} are"
-            self._find(WRONG_SEGMENT, f"{many} not there", segment=first)
+            self.find(WRONG_SEGMENT, f"{many} not there", segment=first)
         self.segment = number
         if not data.startswith(MAGIC):
             if not MAGIC.startswith(data):
-                self._find(GARBAGE, "the segment does not begin like one", offset=0)
+                self.find(GARBAGE, "the segment does not begin like one", offset=0)
             return
         offset, hashing = len(MAGIC), HashingBudget.of(data)
         while offset < len(data):
@@ -187,13 +181,13 @@ class ChainCheck:
                 self.torn = self.segment
                 self.notes.append(f"segment {self.segment} ends in {len(data)} bytes of a record cut short at {offset}")
             case Garbage(offset, end):
-                self._find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
+                self.find(GARBAGE, f"{end - offset} bytes are no record", offset=offset, seq=self.seq + 1)
                 self.last_reason = ""
 
     def _check_torn(self) -> None:
         """Find a record cut short that something follows: no writer goes on after one."""
         if self.torn is not None and self.torn != self.segment:
-            self._find(CUT_OFF, f"segment {self.torn} ends in the middle of a record", segment=self.torn)
+            self.find(CUT_OFF, f"segment {self.torn} ends in the middle of a record", segment=self.torn)
             self.torn = None
 
     # Records
@@ -205,11 +199,11 @@ class ChainCheck:
             self._check_edited(piece, record)
             return
         if record is None:
-            self._find(NOT_A_RECORD, "its bytes are intact but are no record", piece, self.seq + 1)
+            self.find(NOT_A_RECORD, "its bytes are intact but are no record", piece, self.seq + 1)
             self._advance(self.seq + 1, piece)
             return
         if not records.is_canonical(record):
-            self._find(NOT_CANONICAL, "it was not written by this program", piece, record.seq)
+            self.find(NOT_CANONICAL, "it was not written by this program", piece, record.seq)
         self._check_place(record, piece)
         self._check_first(record, piece, is_first)
         self.last_reason = ""
@@ -217,6 +211,21 @@ class ChainCheck:
             self.redacted[record.seq] = (record.original, hashlib.sha256(piece.body).digest())
         if record.kind == records.RUN_STARTED:
             self.runs += 1
+        elif record.kind in _ABOUT_LOG:
+            self._keep(record)
+        elif record.kind == records.PRUNED:
+            chain = (record.fields["more"] or {}).get("chain", self.chain)
+            if isinstance(chain, str):
+                self._note_pruning(chain, record.fields["last"])
+        elif record.kind == records.CHECKPOINT:
+            self._check_signature(record, piece)
+
+    def _keep(self, record: Record) -> None:
+        """Keep what a record says of the log. Anybody can add such records behind the last signature, by the million."""
+        self._unsigned += 1
+        self._unsigned_bytes += len(record.content)
+        if self._unsigned > MAX_UNSIGNED or self._unsigned_bytes > MAX_UNSIGNED_BYTES:
+            self.passed_over += 1
         elif record.kind == records.WITNESSED and not record.fields["problem"]:
             kept = (record.fields["witness"], record.fields["chain"], record.fields["seq"])
             self.witnessed.append((record.seq, *kept))
@@ -226,17 +235,11 @@ class ChainCheck:
             self.holds.append((record.seq, record.at_ns, record.fields))
         elif record.kind == records.OPENED:
             self.left += [(record.seq, each) for each in record.fields["left"] or ()]
-        elif record.kind == records.PRUNED:
-            chain = (record.fields["more"] or {}).get("chain", self.chain)
-            if isinstance(chain, str):
-                self._note_pruning(chain, record.fields["last"])
-        elif record.kind == records.CHECKPOINT:
-            self._check_signature(record, piece)
 
     def _check_edited(self, piece: Frame, record: Record | None) -> None:
         seq = self.seq + 1
         about = f", a {record.kind}" if record is not None else ""
-        self._find(EDITED, f"record {seq}{about}, is not what was written", piece, seq)
+        self.find(EDITED, f"record {seq}{about}, is not what was written", piece, seq)
         self._advance(seq, piece)
         self._alternative_hash = hash_record(piece.previous_hash, piece.body)
         self.last_reason = ""
@@ -248,14 +251,14 @@ class ChainCheck:
             self._advance(record.seq, piece)
         elif record.seq in self._missing:
             del self._missing[record.seq]
-            self._find(REORDERED, f"record {record.seq} comes after record {self.seq}", piece, record.seq)
+            self.find(REORDERED, f"record {record.seq} comes after record {self.seq}", piece, record.seq)
         elif record.seq <= self.seq:
             is_same = self.hashes.get(record.seq) == piece.record_hash
             word = "is there a second time" if is_same else f"comes after record {self.seq}"
-            self._find(DUPLICATED if is_same else REORDERED, f"record {record.seq} {word}", piece, record.seq)
+            self.find(DUPLICATED if is_same else REORDERED, f"record {record.seq} {word}", piece, record.seq)
         elif record.seq == expected:
             message = f"record {record.seq} was written after another record than the one before it here"
-            self._find(BROKEN_LINK, message, piece, record.seq)
+            self.find(BROKEN_LINK, message, piece, record.seq)
             self._advance(record.seq, piece)
         else:
             self._miss(expected, record.seq - 1, piece)
@@ -263,19 +266,19 @@ class ChainCheck:
 
     def _miss(self, first: int, last: int, piece: Frame) -> None:
         many = f"record {first} is missing" if first == last else f"records {first} to {last} are missing"
-        finding = self._find(MISSING, many, piece, first)
+        finding = self.find(MISSING, many, piece, first)
         room = REMEMBERED - len(self._missing)
         for seq in range(first, min(last + 1, first + room)):
             self._missing[seq] = finding
 
     def _check_first(self, record: Record, piece: Frame, is_first: bool) -> None:
         if is_first != (record.kind == records.SEGMENT):
-            self._find(WRONG_SEGMENT, "a segment does not begin with its own record", piece, record.seq)
+            self.find(WRONG_SEGMENT, "a segment does not begin with its own record", piece, record.seq)
         elif is_first:
             fields = record.fields
             if (fields["log"], fields["chain"], fields["number"]) != (self.log, self.chain, self.segment):
                 where = f"segment {fields['number']} of chain {fields['chain']} in log {fields['log']}"
-                self._find(WRONG_SEGMENT, f"this was written as {where}", piece, record.seq)
+                self.find(WRONG_SEGMENT, f"this was written as {where}", piece, record.seq)
 
     def _check_signature(self, record: Record, piece: Frame) -> None:
         reason, key, signature = (record.fields[name] for name in ("reason", "key", "signature"))
@@ -289,12 +292,13 @@ class ChainCheck:
         statement = checkpoint_statement(self.log, self.chain, record.seq, record.at_ns, piece.previous_hash, reason)
         if verifier.is_valid(statement, signature):
             self.signed_seq = record.seq
+            self._unsigned = self._unsigned_bytes = 0
             self.prunings |= self._unsigned_prunings
             self._unsigned_prunings.clear()
         else:
             self._unsigned_prunings.clear()
             message = f"something in records {self.signed_seq + 1} to {record.seq} is not what was signed"
-            self._find(BAD_SIGNATURE, message, piece, record.seq)
+            self.find(BAD_SIGNATURE, message, piece, record.seq)
 
     def _note_pruning(self, chain: str, last: int) -> None:
         """Keep the last segment removed from a chain until a signature tells whether a writer wrote this."""
@@ -306,7 +310,7 @@ class ChainCheck:
         """Add a finding for a signature whose key was not given; one for each key."""
         if key not in self.unknown_keys and len(self.unknown_keys) < MAX_FINDINGS:
             self.unknown_keys.add(key)
-            self._find(UNKNOWN_KEY, f"{signed} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
+            self.find(UNKNOWN_KEY, f"{signed} is signed with {key_wanted(key, signature)}", seq=seq, offset=offset)
 
     def _advance(self, seq: int, piece: Frame) -> None:
         self.seq, self.last_hash, self._alternative_hash = seq, piece.record_hash, piece.record_hash
@@ -320,7 +324,7 @@ class ChainCheck:
         if self.watched:
             self.watched |= {seq: each for seq, each in enumerate(hashes, start=first) if seq in self.watched}
 
-    def _find(
+    def find(
         self,
         kind: str,
         message: str,
@@ -330,6 +334,7 @@ class ChainCheck:
         offset: int | None = None,
         segment: int | None = None,
     ) -> Finding:
+        """Add a finding, and keep it unless there are too many of its kind."""
         at = piece.offset if piece is not None else offset
         finding = Finding(kind, self.chain, segment or self.segment, seq, at, message)
         self.counts[kind] += 1
@@ -340,7 +345,7 @@ class ChainCheck:
     def report_unreadable(self, number: int, why: str) -> None:
         """Add a finding for a segment that cannot be read. The check goes on behind it."""
         self.segment = number
-        self._find(UNREADABLE, why, segment=number)
+        self.find(UNREADABLE, why, segment=number)
         self.last_reason = ""
 
     # The end
@@ -360,13 +365,23 @@ class ChainCheck:
         moved = {finding for finding in self.findings if finding.kind == MISSING} - set(self._missing.values())
         # A record that came later is not missing; it is reported where it was found.
         self.findings = [finding for finding in self.findings if finding not in moved]
+        if self.passed_over:
+            many = f"{self.passed_over} records about the log itself were not looked at: more than {MAX_UNSIGNED}, or "
+            many += f"{MAX_UNSIGNED_BYTES} bytes, of them have no signature that can be checked"
+            if self.unknown_keys:
+                self.notes.append(many)
+            else:
+                self.find(PASSED_OVER, many, seq=self.signed_seq + 1)
         for kind, count in self.counts.items():
             if count > MAX_FINDINGS:
                 self.notes.append(f"{count - MAX_FINDINGS} more findings of kind {kind} are not listed")
         if not self.records:
             self.notes.append("there are no records")
         if self.ends_rotated and not self.stops_early:
-            self._find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
+            self.find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
+
+
+_ABOUT_LOG: Final = frozenset({records.WITNESSED, records.REDACTED, records.HELD, records.OPENED})
 
 
 def _parse(body: bytes) -> Record | None:

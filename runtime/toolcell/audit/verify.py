@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcell.audit import chain_check
-from toolcell.audit.chain_check import ChainCheck, Finding
+from toolcell.audit.chain_check import MAX_FINDINGS, ChainCheck, Finding
 from toolcell.audit.format import begun_segments, chain_directories, read_log_id, read_segment_file, segment_files
 from toolcell.audit.keys import Verifier, by_id
 from toolcell.audit.signatures import Head, PruneRecord, read_prune_record, saved_heads
@@ -226,7 +226,11 @@ def _compare_redactions(checks: Mapping[str, ChainCheck]) -> None:
             fields = signed.get((name, seq), {})
             if found != (fields.get("original"), fields.get("left")):
                 message = f"content of record {seq} was removed, and no signed record says that this is what is left"
-                check.findings.append(Finding(BAD_REDACTION, name, None, seq, None, message))
+                check.counts[BAD_REDACTION] += 1
+                if check.counts[BAD_REDACTION] <= MAX_FINDINGS:
+                    check.findings.append(Finding(BAD_REDACTION, name, None, seq, None, message))
+        if (more := check.counts[BAD_REDACTION] - MAX_FINDINGS) > 0:
+            check.notes.append(f"{more} more findings of kind {BAD_REDACTION} are not listed")
     for (name, seq), fields in signed.items():
         there = checks.get(name)
         if there is not None and there.first_seq <= seq <= there.seq and seq not in there.redacted:

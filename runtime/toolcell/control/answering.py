@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import anyio
 
-from toolcell.control.identity import call_digest, options_of
+from toolcell.control.identity import digest_of_call, options_of
 from toolcell.control.journal import CANCELLED, Journal, JournalEntry
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
@@ -41,6 +41,8 @@ class JournaledTools:
         self._refresh_reads = refresh_reads
         self._is_rebuilding = is_rebuilding
         self._is_first_run = journal.turns is None and not journal.past
+        self._lookup = anyio.Lock()
+        """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
         self.divergence: Divergence | None = None
         self.options = partial(options_of, tools)
         """What is known about a tool, by its name."""
@@ -74,11 +76,14 @@ class JournaledTools:
             ToolAbort: a tool ended the run, the run is suspended, or it diverged.
             AuditError: the call could not be recorded.
         """
-        entry, is_known = self._journal.ask(call_id, name, args)
-        suspender = self._suspender
+        suspender, recorded = self._suspender, None
         suspender.asked += 1
         suspender.active += 1
         try:
+            if self._journal.turns is not None:
+                async with self._lookup:
+                    recorded = await self._journal.recorded(name, args)
+            entry, is_known = self._journal.ask(call_id, name, args, recorded), recorded is not None
             if not self._is_first_run:
                 answer = await self._recorded_answer(entry, is_known)
                 if answer is not None:
@@ -115,7 +120,7 @@ class JournaledTools:
             self._refuse_new(entry)
         if entry.is_in_doubt:
             return await self._settle_doubt(entry)
-        return None if is_known else self._repaired_answer(entry)
+        return None if is_known else await self._repaired_answer(entry)
 
     async def _settle_doubt(self, entry: JournalEntry) -> ToolResult | None:
         options = self.options(entry.tool)
@@ -125,7 +130,7 @@ class JournaledTools:
         decision = entry.decision
         if decision is None:
             args = dict(entry.args if entry.edited is None else entry.edited)
-            digest = call_digest(entry.tool, args)
+            digest = await digest_of_call(entry.tool, args)
             refusal: Reject = await self._suspender.hold(entry, args, digest, IN_DOUBT)
             return _refused(refusal.reason)
         return ToolResult.of(decision.data) if decision.kind == "made" else _refused(decision.data)
@@ -160,12 +165,13 @@ class JournaledTools:
 
     # Repair
 
-    def _repaired_answer(self, entry: JournalEntry) -> ToolResult | None:
+    async def _repaired_answer(self, entry: JournalEntry) -> ToolResult | None:
         """Return the answer that an identical call got in the repaired run; None when it is to be made."""
         options = self.options(entry.tool)
         if options.read_only and self._refresh_reads:
             return None
-        found = self._journal.take_past(entry.tool, entry.args)
+        async with self._lookup:
+            found = await self._journal.take_past(entry.tool, entry.args)
         if found is None:
             return None
         index, past = found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
-from toolcell.control.identity import call_digest
+from toolcell.control.identity import digest_of_call
 from toolcell.effects import EffectResult, EffectStatus
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.tools.call import Call, RunContext
@@ -142,7 +142,9 @@ async def changed_read(draft: Draft, run: RunContext) -> str:
 
     What a tool that reads calls below it may write, so these calls are collected again, and dropped.
     """
-    last = {call_digest(call.name, arguments_of(call)): (call, answer) for call, answer in draft.reads}
+    last = dict[str, tuple[Call, str]]()
+    for call, answer in draft.reads:
+        last[await digest_of_call(call.name, arguments_of(call))] = call, answer
     for number, (call, answer) in enumerate(last.values(), 1):
         if answer_digest(await again(call, call.raw_args, f"recheck-{number}", run, Draft())) != answer:
             return call.name

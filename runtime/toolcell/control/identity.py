@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import anyio
+import anyio.lowlevel
+
+from toolcell import daemon_threads
 from toolcell.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
+from toolcell.tools.values import is_large
 from toolcell.tools.view import RegistryView
 
 NESTED: Final = frozenset({dict, list})
@@ -27,6 +32,21 @@ def call_digest(tool: str, args: Any) -> str:
     """Return the sha256 of a tool's name and arguments, in hex."""
     plain = dict(args) if not isinstance(args, str) else args
     return bytes_digest(pack([tool, canonical(plain)]))
+
+
+_one_thread: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("toolcell_call_digests")
+"""Of each event loop. Several threads at this would keep the interpreter from the loop."""
+
+
+async def digest_of_call(tool: str, args: Any) -> str:
+    """Return the same as `call_digest`. Large arguments are sorted and hashed in a thread: it may take 0.1 s."""
+    if not is_large(args):
+        return call_digest(tool, args)
+    try:
+        limiter = _one_thread.get()
+    except LookupError:
+        _one_thread.set(limiter := anyio.CapacityLimiter(1))
+    return await daemon_threads.run_sync(call_digest, tool, args, limiter=limiter)
 
 
 def options_of(tools: CallableTools, name: str) -> ToolOptions:

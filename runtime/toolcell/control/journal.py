@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from toolcell.control.identity import call_digest
+from toolcell.control.identity import digest_of_call
 from toolcell.flows import Labels
 from toolcell.results import PendingCall
 from toolcell.tools.call import Call
@@ -161,7 +161,10 @@ class Journal:
     size: int = 0
     stamp: int = 0
     """Number of the last start or answer."""
+    _unread: deque[JournalEntry] = field(default_factory=deque)
+    """Recorded calls whose digests were not needed yet."""
     _unmatched: dict[str, deque[JournalEntry]] = field(default_factory=dict)
+    """Recorded calls that the script has not made again, by their digests."""
     _past_of: dict[str, deque[int]] = field(default_factory=dict)
     """Indices of `past`, by the digests of their calls; of the first `_known_past`."""
     _known_past: int = 0
@@ -172,13 +175,17 @@ class Journal:
         """Answer the next run of the script from this journal."""
         self.current = {}
         self.turns = AnswerTurns(map(_turn, self.entries))
-        self._unmatched = {}
-        for entry in self.entries:
-            self._unmatched.setdefault(call_digest(entry.tool, entry.args), deque()).append(entry)
+        self._unread, self._unmatched = deque(self.entries), {}
 
-    def _recorded(self, tool: str, args: Any) -> JournalEntry | None:
-        """Find the k-th call of this tool with these arguments, when it is made for the k-th time."""
-        same = self._unmatched.get(call_digest(tool, args))
+    async def recorded(self, tool: str, args: Any) -> JournalEntry | None:
+        """Find the k-th call of this tool with these arguments, when it is made for the k-th time. One at a time."""
+        if not (self._unread or self._unmatched):
+            return None
+        digest = await digest_of_call(tool, args)
+        while not (same := self._unmatched.get(digest)) and self._unread:
+            entry = self._unread[0]
+            known = await digest_of_call(entry.tool, entry.args)
+            self._unmatched.setdefault(known, deque()).append(self._unread.popleft())
         if not same:
             return None
         entry = same.popleft()
@@ -187,11 +194,11 @@ class Journal:
         self.turns.note(entry.number)
         return entry
 
-    def take_past(self, tool: str, args: Any) -> tuple[int, JournalEntry] | None:
-        """Take the first call of the repaired run that is identical, and was not taken yet."""
-        digest = call_digest(tool, args)
+    async def take_past(self, tool: str, args: Any) -> tuple[int, JournalEntry] | None:
+        """Take the first call of the repaired run that is identical, and was not taken yet. One at a time."""
+        digest = await digest_of_call(tool, args)
         while not (same := self._past_of.get(digest)) and self._known_past < len(self.past):
-            self._note_past()
+            await self._note_past()
         if not same:
             return None
         index = same.popleft()
@@ -199,11 +206,12 @@ class Journal:
         assert entry is not None
         return index, entry
 
-    def _note_past(self) -> None:
+    async def _note_past(self) -> None:
         """Compute the digest of one more call of the repaired run. Each is computed once: arguments can be large."""
-        index, self._known_past = self._known_past, self._known_past + 1
+        index = self._known_past
         if (entry := self.past[index]) is not None:
-            self._past_of.setdefault(call_digest(entry.tool, entry.args), deque()).append(index)
+            self._past_of.setdefault(await digest_of_call(entry.tool, entry.args), deque()).append(index)
+        self._known_past += 1
 
     def all_entries(self) -> list[JournalEntry]:
         """Return the calls of this run and those it inherited and did not take over."""
@@ -219,17 +227,15 @@ class Journal:
 
     # What happens in a run
 
-    def ask(self, call_id: str, tool: str, args: Any) -> tuple[JournalEntry, bool]:
-        """Take note of a call. Shape: its entry, and whether an earlier run of the script made it."""
-        entry = self._recorded(tool, args) if self._unmatched else None
-        is_known = entry is not None
+    def ask(self, call_id: str, tool: str, args: Any, entry: JournalEntry | None = None) -> JournalEntry:
+        """Take note of a call, and return its entry. `entry`: what an earlier run of the script recorded of it."""
         if entry is None:
             self.stamp += 1
             number = self.entries[-1].number + 1 if self.entries else 1
             entry = JournalEntry(number, tool, args, self.stamp)
             self.entries.append(entry)
         self.current[call_id] = entry
-        return entry, is_known
+        return entry
 
     def entry_of(self, call: Call) -> JournalEntry | None:
         """Return the entry of a call that the script itself made; None for calls below it, whatever their ids."""

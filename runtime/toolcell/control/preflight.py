@@ -5,7 +5,6 @@ The script is read inside a sandbox. What comes of it is for people and models, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.config import Limits
@@ -18,11 +17,16 @@ from toolcell.tools.checks import check_kind
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import did_you_mean, listed
+from toolcell_bridge.guest.planned_calls import MAX_CALLS
 
 SCRIPT: Final = "from toolcell_bridge.guest.planned_calls import planned_calls\nset_result(planned_calls(source))"
 """Reads the script that it gets as its input `source`."""
 
 MAX_NAME_CHARS: Final = 64
+MAX_ARGUMENTS: Final = 1000
+"""Of one call, that are looked at."""
+MAX_HINTS: Final = 10
+"""Names that do not exist and are compared with those that do."""
 WALL_S: Final = 5.0
 """What reading a script may take."""
 
@@ -46,13 +50,13 @@ def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:
     if not result.ok or error:
         said = error if isinstance(error, str) and error else f"{result.outcome}"
         return Preflight(note=f"the script could not be read: {said[:300]}")
-    definitions = {each.name: each for each in tools.definitions(Origin.CODE)}
+    offered = _Offered(tools)
     calls, dynamic = list[PlannedCall](), list[int]()
     rows = found.get("calls")
-    for row in rows if isinstance(rows, list) else ():
+    for row in rows[:MAX_CALLS] if isinstance(rows, list) else ():
         match row:
             case [int(line), str(name), names] if names is None or isinstance(names, list):
-                calls.append(_planned(line, name, names, definitions, tools))
+                calls.append(offered.planned(line, name, names))
             case [int(line), None, _]:
                 dynamic.append(line)
     more = found.get("more")
@@ -60,25 +64,40 @@ def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:
     return Preflight(tuple(calls), tuple(dynamic), note)
 
 
-def _planned(
-    line: int, name: str, names: list[Any] | None, definitions: Mapping[str, ToolDefinition], tools: CallableTools
-) -> PlannedCall:
-    if name not in definitions:  # tools.some_name stands for some-name
-        same = (each for each in definitions if "".join(c if c.isalnum() else "_" for c in each) == name)
-        name = next(same, name)
-    definition = definitions.get(name)
-    if definition is None:
-        known = [*definitions]
-        problem = f"there is no tool of this name{did_you_mean(name, known)}; there are: {listed(known) or 'none'}"
-        return PlannedCall(name[:MAX_NAME_CHARS], line, problem=problem)
-    options = options_of(tools, name)
-    return PlannedCall(name, line, not options.read_only, options.requires_approval, _wrong(definition, names))
+class _Offered:
+    """The tools that a script can call, as its calls are compared with them. Work for each call is bounded."""
+
+    def __init__(self, tools: CallableTools) -> None:
+        self._tools = tools
+        self._definitions = {each.name: each for each in tools.definitions(Origin.CODE)}
+        self._names = {"".join(c if c.isalnum() else "_" for c in each): each for each in reversed(self._definitions)}
+        """As attributes: `tools.some_name` stands for some-name."""
+        self._listed = listed(self._definitions) or "none"
+        self._hints: dict[str, str] = {}
+
+    def planned(self, line: int, name: str, names: list[Any] | None) -> PlannedCall:
+        """Compare one call, as a guest has told of it, with the tools."""
+        known = name if name in self._definitions else self._names.get(name, "")
+        if not known:
+            cut = name[:MAX_NAME_CHARS]
+            problem = f"there is no tool of this name{self._hint(cut)}; there are: {self._listed}"
+            return PlannedCall(cut, line, problem=problem)
+        options = options_of(self._tools, known)
+        problem = _wrong(self._definitions[known], names)
+        return PlannedCall(known, line, not options.read_only, options.requires_approval, problem)
+
+    def _hint(self, name: str) -> str:
+        """Say which tool is meant. Comparing a name with all tools takes long, so the first few names get a hint."""
+        if name not in self._hints and len(self._hints) < MAX_HINTS:
+            self._hints[name] = did_you_mean(name, self._definitions)
+        return self._hints.get(name, "")
 
 
 def _wrong(definition: ToolDefinition, names: list[Any] | None) -> str:
     if names is None:
         return ""
-    missing = [each for each in definition.parameters.get("required", ()) if each not in names]
+    given = {each for each in names[:MAX_ARGUMENTS] if isinstance(each, str)}
+    missing = [each for each in definition.parameters.get("required", ()) if each not in given]
     return f"missing: {', '.join(missing)}" if missing else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import anyio
 
 from toolcell.control.decisions import answer_of
-from toolcell.control.identity import call_digest
+from toolcell.control.identity import digest_of_call
 from toolcell.control.journal import Journal, JournalEntry, pending_of
 from toolcell.errors import RunEnded, UsageError
 from toolcell.results import Outcome, PendingCall
@@ -74,7 +74,7 @@ class Suspender:
         entry = self._journal.entry_of(call)
         if entry is None or entry.is_started:
             return Reject(f'tool "{call.name}" was refused: {BELOW}')
-        digest = call_digest(call.name, call.args)
+        digest = await digest_of_call(call.name, call.args)
         decision = entry.decision
         if decision is not None and decision.digest != digest:
             raise RunEnded(

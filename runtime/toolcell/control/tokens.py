@@ -34,7 +34,7 @@ def make_token(
         "calls": [{name: getattr(each, name) for name in shown} for each in calls],
     }
     text = _text(payload)
-    return _text({KIND: json.loads(text), "signature": _signature(key, text)})
+    return f'{{"signature":"{_signature(key, text)}","{KIND}":{text}}}'
 
 
 def read_token(token: str, key: bytes) -> dict[str, Any]:

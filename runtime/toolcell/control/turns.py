@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
-from toolcell.control.identity import call_digest, registry_digest, tool_digests
+from toolcell.control.identity import digest_of_call, registry_digest, tool_digests
 from toolcell.control.journal import RecordedDecision
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import IN_DOUBT
@@ -70,7 +70,7 @@ class TurnApprovals:
             return Reject(f'tool "{call.name}" was refused: {why}')
         if call.call_id in self._scripts:
             return Approve()  # its script has begun, and only goes on
-        digest = call_digest(call.name, call.args)
+        digest = await digest_of_call(call.name, call.args)
         decision = self._decided.pop(call.call_id, None)
         if decision is None or decision.reason != call.approval_reason:
             pending = PendingCall(call.call_id, call.name, dict(call.args), None, digest, call.approval_reason)
@@ -142,7 +142,7 @@ class Turn:
             expires=expires,
             calls=calls,
         )
-        text = json.dumps({OF_AGENT: json.loads(token), "scripts": approvals.tokens})
+        text = f'{{"{OF_AGENT}": {token}, "scripts": {json.dumps(approvals.tokens)}}}'
         return Suspension(run_id, calls, expires, text)
 
     def _tools_digest(self) -> str:

@@ -17,8 +17,10 @@ from toolcell.audit import chain_check, indexing, records
 from toolcell.audit import verify as verifying
 from toolcell.audit.chain_check import MAX_FINDINGS
 from toolcell.audit.format import HEADER, INVERT, MAGIC, OVERHEAD_BYTES, read_segment_file, segment_path, split_segment
+from toolcell.audit.keys import by_id
+from toolcell.audit.pruning import why_holds_are_uncertain
 from toolcell.audit.query import Index
-from toolcell.audit.verify import verify
+from toolcell.audit.verify import check_chain, verify
 from toolcell.errors import AuditError
 
 SMALL: dict[str, Any] = {"segment_bytes": 4096}
@@ -110,6 +112,56 @@ def test_records_added_by_the_thousand_are_counted_and_not_all_kept(ledger: Ledg
     assert counts[chain_check.NOT_A_RECORD] == counts[chain_check.UNKNOWN_KEY] == MAX_FINDINGS
     assert f"{MAX_FINDINGS} more findings of kind not_a_record are not listed" in " ".join(report.notes)
     assert not report.is_unchecked
+
+
+ABOUT_LOG = {
+    records.HELD: ("0" * 12, 1, "run", True, "eve", "r" * 60, {}),
+    records.REDACTED: ("0" * 12, 1, "run", b"o" * 32, b"l" * 32, ["args"], "eve", "r" * 60, {}),
+    records.OPENED: ("host", 1, "1", "3", "0" * 16, "hmac", [["0" * 12, 1, b"h" * 32, "left"]], {}),
+    records.WITNESSED: ("file:/x", "0" * 12, 1, b"l" * 32, "", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ABOUT_LOG)
+def test_unsigned_records_about_the_log_are_kept_to_a_number_and_the_rest_is_one_finding(
+    ledger: Ledger, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can add records of holds and redactions: what a check keeps of them must not grow with them."""
+    monkeypatch.setattr(chain_check, "MAX_UNSIGNED", 20)
+    ledger.fill(1)
+    forger = Forger(ledger.segments()[0])
+    for _ in range(50):
+        forger.add(kind, packed(ABOUT_LOG[kind]))
+    forger.write()
+    report = ledger.verify()
+    (finding,) = (each for each in report.findings if each.kind == chain_check.PASSED_OVER)
+    check = check_chain(ledger.chain(), report.log, by_id([ledger.key]))
+    kept = [*check.holds, *check.redactions, *check.left, *check.witnessed]
+
+    assert finding.message.startswith("30 records about the log itself were not looked at")
+    assert len(kept) <= 20 + 2  # and what the writer signed
+    assert "were not looked at" in why_holds_are_uncertain([check], [])
+
+
+def test_large_unsigned_records_about_the_log_are_not_kept(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_check, "MAX_UNSIGNED_BYTES", 5000)
+    ledger.fill(1)
+    forger = Forger(ledger.segments()[0])
+    for _ in range(3):
+        forger.add(records.HELD, packed(("0" * 12, 1, "run", True, "eve", "r" * 4000, {})))
+    forger.write()
+
+    assert [each.kind for each in ledger.verify().findings] == [chain_check.PASSED_OVER]
+
+
+def test_as_many_records_about_the_log_as_there_are_may_be_signed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_check, "MAX_UNSIGNED", 5)
+    for _ in range(12):  # each opening is a record, and is signed
+        ledger.fill(1)
+
+    assert ledger.verify().ok
 
 
 def test_a_link_in_place_of_a_chain_is_neither_read_nor_written_through(ledger: Ledger, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from toolcell.sandbox.shortages import describe, unavailable
 from toolcell.sandbox.stream import SocketStream
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
+
 class ProcessBackend:
     """Starts sandboxes by forking a zygote."""
 
