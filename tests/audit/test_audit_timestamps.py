@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import fcntl
 import hashlib
 import http.server
 import json
@@ -25,11 +26,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
+from audit.test_audit_retention import KEEP_LITTLE, SMALL
 from toolcell.audit import keys, records
 from toolcell.audit.format import read_log_id, segment_path, split_segment
 from toolcell.audit.keys import HmacKey
-from toolcell.audit.signatures import Head, default_heads_dir
-from toolcell.audit.timestamp_witness import BAD_TOKEN, MAX_ANSWER_BYTES, TOKENS_FILE, TimestampWitness
+from toolcell.audit.signatures import Head, default_heads_dir, read_prune_record
+from toolcell.audit.timestamp_witness import (
+    BAD_TOKEN,
+    MAX_ANSWER_BYTES,
+    TOKENS_FILE,
+    TimestampWitness,
+    forget_tokens,
+)
 from toolcell.audit.verify import Report
 from toolcell.audit.witness import WitnessFailed, to_line
 from toolcell.audit.witness_check import UNWITNESSED, WITNESS_BEHIND
@@ -298,6 +306,53 @@ def test_an_answer_that_never_ends_is_given_up(authority: Authority, head: Head,
             asked.push(head)
     finally:
         is_over.set()
+
+
+def test_retention_removes_the_tokens_of_what_it_removes(ledger: Ledger, authority: Authority) -> None:
+    options = {"witnesses": [authority.place], "settings": SMALL | SLOW}
+    for _ in range(3):
+        ledger.fill(6, **options)
+    path = ledger.directory / TOKENS_FILE
+    others = [b"no token\n", path.read_bytes().split(b"\n")[1].replace(ledger.verify().log.encode(), b"0" * 32) + b"\n"]
+    with open(path, "ab") as file:
+        file.writelines(others)
+    first = min(stamp.head.seq for stamp in witness(authority, ledger.directory).stamps(ledger.verify().log))
+    with ledger.log(**{**options, "settings": SMALL | SLOW | KEEP_LITTLE}) as log:
+        assert log.prune() > 0
+    pruned, kept = read_prune_record(ledger.chain()), path.read_bytes()
+    seqs = [stamp.head.seq for stamp in witness(authority, ledger.directory).stamps(ledger.verify().log)]
+
+    assert pruned is not None and first < pruned.seq == min(seqs)
+    assert all(each in kept for each in others)
+    assert ledger.verify(witnesses=[witness(authority, ledger.directory)]).ok
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert {each.name for each in ledger.directory.iterdir() if each.is_file()} >= {TOKENS_FILE}
+    assert not [*ledger.directory.glob(".*")]
+
+
+def test_a_token_that_is_written_while_the_file_is_replaced_is_not_lost(
+    authority: Authority, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, replaced = tmp_path / TOKENS_FILE, fcntl.flock, list[int]()
+    path.write_bytes(b"")
+
+    def after_it_was_replaced(file: int, how: int) -> None:
+        if not replaced:
+            (tmp_path / "new").write_bytes(b"")
+            os.replace(tmp_path / "new", path)
+        replaced.append(how)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_it_was_replaced)
+    witness(authority, tmp_path)._keep(head, b"an answer")
+
+    assert len(replaced) == 2
+    assert json.loads(path.read_bytes())["head"]["seq"] == head.seq
+    assert forget_tokens(tmp_path, head.log, head.chain, head.seq) == 0
+    assert forget_tokens(tmp_path, head.log, head.chain, head.seq + 1) == 1
+    assert path.read_bytes() == b"\n"
+    path.unlink()
+    assert forget_tokens(tmp_path, head.log, head.chain, 99) == 0
 
 
 @pytest.mark.parametrize("is_required", [True, False])

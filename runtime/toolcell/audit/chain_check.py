@@ -221,7 +221,7 @@ class ChainCheck:
             self._check_signature(record, piece)
 
     def _keep(self, record: Record) -> None:
-        """Keep what a record says of the log. Anybody can add such records behind the last signature, by the million."""
+        """Keep what a record says of the log. Anybody can add such records behind the last signature."""
         self._unsigned += 1
         self._unsigned_bytes += len(record.content)
         if self._unsigned > MAX_UNSIGNED or self._unsigned_bytes > MAX_UNSIGNED_BYTES:

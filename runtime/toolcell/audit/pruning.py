@@ -23,6 +23,7 @@ from toolcell.audit.format import PRUNE_FILE, chain_directories, json_bytes, rea
 from toolcell.audit.keys import Signer, Verifier, by_id
 from toolcell.audit.signatures import Head, PruneRecord, known_heads, read_prune_record
 from toolcell.audit.tail import end_of_segment
+from toolcell.audit.timestamp_witness import forget_tokens
 from toolcell.audit.verify import check_chain, possible_holds, signed_redactions
 from toolcell.errors import AuditError
 
@@ -124,7 +125,8 @@ class Pruner:
         before, files = self._read_prune_record(), segment_files(chain.path)
         if self._config.keep_bytes is None and self._config.keep_s is None:
             return 0
-        _remove(files, 0 if before is None else before.last_segment)
+        if before is not None:
+            _remove(files, before.last_segment)
         removed = self.expired()
         if not removed:
             return 0
@@ -138,6 +140,10 @@ class Pruner:
             found: tuple[object, ...] = (removed[0].number, made.last_segment, made.seq, made.record_hash, reason, {})
             chain.append(records.PRUNED, 0, found)
         _remove(files, made.last_segment)
+        try:
+            forget_tokens(chain.path.parent, chain.log, chain.name, made.seq)
+        except OSError as exc:
+            logger.warning("the time stamps of what retention removed from chain %s are kept: %s", chain.name, exc)
         return count
 
     def expired(self) -> list[ClosedSegment]:

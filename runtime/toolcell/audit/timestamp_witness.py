@@ -16,9 +16,10 @@ import re
 import stat
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,10 +160,8 @@ class TimestampWitness:
 
     def _keep(self, head: Head, answer: bytes) -> None:
         plain = {"witness": self.name, "head": head.to_dict(), "answer": base64.b64encode(answer).decode()}
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            with open(os.open(self._path, flags, 0o600), "r+b", buffering=0) as file:
-                _require_regular(file.fileno())
+            with _locked(self._path, os.O_CREAT) as file:
                 # What a full disk or a power failure left of a line must not spoil this one.
                 data = f"\n{json.dumps(plain, sort_keys=True)}\n".encode()
                 if file.write(data) != len(data):
@@ -183,6 +182,66 @@ class TimestampWitness:
             return
         except OSError as exc:
             raise WitnessFailed(f"{self.name}: cannot read the tokens in {self._path}: {exc.strerror}") from exc
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[FileIO]:
+    """Open the tokens to be written, alone: who appends a token must not do it to a file that is being replaced.
+
+    Raises:
+        OSError: the file is not there, is no regular one, or cannot be locked.
+    """
+    import fcntl
+
+    flags |= os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    while True:
+        with FileIO(os.open(path, flags, 0o600), "r+") as file:
+            _require_regular(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else it was replaced meanwhile
+                yield file
+                return
+
+
+def forget_tokens(directory: Path, log: str, chain: str, seq: int) -> int:
+    """Remove the tokens of heads before `seq`, whose records retention has removed; return how many.
+
+    The token of the last removed record stays: it says that the authority was told of the removal. Lines that are no
+    tokens of this chain stay as they are.
+
+    Raises:
+        OSError: the tokens cannot be read or written. The file is as it was.
+    """
+    path, removed = directory / TOKENS_FILE, 0
+    draft = path.with_name(f".{TOKENS_FILE}.{os.urandom(8).hex()}")
+    try:
+        with _locked(path) as file, open(draft, "xb", opener=_private) as kept:
+            reader = BufferedReader(file)
+            while line := reader.readline(MAX_TOKEN_LINE_BYTES + 1):
+                if _is_before(line, log, chain, seq):
+                    removed += 1
+                else:
+                    kept.write(line)
+            if removed:
+                kept.flush()
+                os.fsync(kept.fileno())
+                os.replace(draft, path)
+    except FileNotFoundError:
+        return 0
+    finally:
+        draft.unlink(missing_ok=True)
+    return removed
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _is_before(line: bytes, log: str, chain: str, seq: int) -> bool:
+    with suppress(ValueError, TypeError, KeyError, RecursionError, AuditError):
+        head = Head.from_dict(json.loads(line)["head"])
+        return (head.log, head.chain) == (log, chain) and head.seq < seq
+    return False
 
 
 def check_tokens(witness: TimestampWitness, log: str) -> Iterator[Finding]:
