@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolcell import ResumeError, SyncRuntime, UsageError
+from toolcell import ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.control.directory import shared_key
 from toolcell.control.journal import Journal
 from toolcell.control.journal_file import RESUMED, JournalFile, JournalLoader
@@ -74,7 +74,7 @@ def test_a_journal_that_is_torn_at_its_end_is_read_and_one_that_was_changed_is_n
     store = JournalStore(tmp_path)
     store.open()
     with pytest.raises(ResumeError, match="is damaged"):
-        store.take("run", {})
+        store.take("run", ToolRegistry())
 
 
 def test_a_length_that_was_changed_is_no_torn_end(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_records_that_were_added_or_moved_without_the_key_are_refused(tmp_path: 
     for changed in (added, data[: ends[0]] + second + first, data + second):
         path.write_bytes(changed)
         with pytest.raises(ResumeError, match="is damaged"):
-            opened(tmp_path).take("run", {})
+            opened(tmp_path).take("run", ToolRegistry())
     path.write_bytes(data)
-    assert len(opened(tmp_path).take("run", {}).entries) == 2
+    assert len(opened(tmp_path).take("run", ToolRegistry()).entries) == 2
 
 
 def test_an_older_copy_of_a_journal_is_not_carried_on(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_an_older_copy_of_a_journal_is_not_carried_on(tmp_path: Path) -> None:
     for copy in older:
         path.write_bytes(copy)
         with pytest.raises(ResumeError, match="an older copy was put back"):
-            opened(tmp_path).take("run", {})
+            opened(tmp_path).take("run", ToolRegistry())
         assert path.read_bytes() == copy
         assert opened(tmp_path).interrupted() == []
     path.write_bytes(newest + b"torn")
-    again = opened(tmp_path).take("run", {})
+    again = opened(tmp_path).take("run", ToolRegistry())
     assert len(again.entries) == 3 and path.read_bytes() == newest
     store.put_down(again)
     path.unlink()
@@ -168,11 +168,11 @@ def test_a_journal_that_another_machine_went_on_with_is_carried_on(
     with monkeypatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
         other = opened(tmp_path / "runs")
-        journal = other.take("run", {})
+        journal = other.take("run", ToolRegistry())
         call(journal, 2)
         other.put_down(journal)
 
-    assert len(opened(tmp_path / "runs").take("run", {}).entries) == 2
+    assert len(opened(tmp_path / "runs").take("run", ToolRegistry()).entries) == 2
 
 
 def test_a_state_directory_that_cannot_be_written_costs_only_the_marks(
