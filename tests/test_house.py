@@ -23,6 +23,7 @@ LAYERS = (
     ("toolcell_bridge.entry",),
     (
         "toolcell.atomic",
+        "toolcell.copies",
         "toolcell.lazy",
         "toolcell.effects",
         "toolcell.errors",

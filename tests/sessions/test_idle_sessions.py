@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
-from toolcell.sandbox.process.cgroup import CgroupFiles, V2Cgroup
+from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
 from toolcell.sandbox.process.sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sessions import state
@@ -175,3 +175,20 @@ def test_a_unified_cgroup_is_frozen_by_the_kernel_and_an_old_kernel_says_that_it
 
     assert cgroup.freeze(True) and file.read_text()[0] == "1"
     assert cgroup.freeze(False) and file.read_text()[0] == "0"
+
+
+def test_files_that_stay_open_are_read_as_they_are_now_and_closed_with_their_cgroup(tmp_path: Path) -> None:
+    (tmp_path / "pids.current").write_text("3\n")
+    before = len(os.listdir("/proc/self/fd"))
+    cgroups = [V2Cgroup(f"s{number}", str(tmp_path), CgroupFiles()) for number in range(MOST_KEPT + 2)]
+    for cgroup in cgroups:
+        cgroup.keep_open(True)
+        assert cgroup.count_processes() == 3
+    (tmp_path / "pids.current").write_text("4\n")
+
+    assert {cgroup.count_processes() for cgroup in cgroups} == {4}
+    assert len(os.listdir("/proc/self/fd")) == before + MOST_KEPT
+    for cgroup in cgroups:
+        cgroup.keep_open(False)
+        cgroup.keep_open(False)
+    assert len(os.listdir("/proc/self/fd")) == before and KeptFiles.in_use == 0

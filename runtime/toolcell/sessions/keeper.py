@@ -47,6 +47,7 @@ class SessionKeeper:
     def note_idle(self, look_at: float) -> None:
         """A session has begun to idle, and is to be looked at then, on the event loop's clock."""
         if look_at < self._next_look:
+            self._next_look = look_at
             self._changed.set()
 
     async def make_room(self) -> None:
@@ -71,13 +72,16 @@ class SessionKeeper:
     async def tick(self) -> None:
         """Pause sessions that idle, and put them down later, for ever."""
         while True:
-            now = anyio.current_time()
-            for session in [each for each in self._open.values() if each.look_at <= now]:
-                await session.look()
             self._changed = anyio.Event()
-            self._next_look = min((session.look_at for session in self._open.values()), default=math.inf)
             with anyio.move_on_after(self._next_look - anyio.current_time()):
                 await self._changed.wait()
+            if (now := anyio.current_time()) < self._next_look:
+                continue
+            self._next_look = math.inf
+            for session in [each for each in self._open.values() if each.look_at <= now]:
+                await session.look()
+            waits = (session.look_at for session in self._open.values())  # running ones say when they idle
+            self._next_look = min(self._next_look, *waits, math.inf)
 
     async def close(self) -> None:
         """Close every session."""

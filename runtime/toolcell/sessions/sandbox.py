@@ -16,12 +16,13 @@ from toolcell.sandbox.backend import Exit, Sample, Sandbox
 def since(before: Sample, now: Sample) -> Sample:
     """Return what was used between two measurements. Peaks of memory are those of the whole session."""
     is_new_peak = now.peak_processes > before.peak_processes
-    return replace(
-        now,
-        cpu_s=max(0.0, now.cpu_s - before.cpu_s),
-        peak_processes=now.peak_processes if is_new_peak else now.processes,
-        memory_kills=max(0, now.memory_kills - before.memory_kills),
-        refused_processes=max(0, now.refused_processes - before.refused_processes),
+    return Sample(
+        max(0.0, now.cpu_s - before.cpu_s),
+        now.peak_memory_bytes,
+        now.processes,
+        now.peak_processes if is_new_peak else now.processes,
+        max(0, now.memory_kills - before.memory_kills),
+        max(0, now.refused_processes - before.refused_processes),
     )
 
 
@@ -30,6 +31,8 @@ class SessionSandbox:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+        self._measure_often = getattr(sandbox, "measure_often", None)
+        self.is_alive, self.read_output = sandbox.is_alive, sandbox.read_output
         self._before = Sample()
         self._at_start_s = sandbox.sample().cpu_s
         self._of_runs_s = 0.0
@@ -42,6 +45,8 @@ class SessionSandbox:
 
     def begin_script(self) -> None:
         """Count from here."""
+        if self._measure_often is not None:
+            self._measure_often(True)
         self._before = self._sandbox.sample()
 
     @property

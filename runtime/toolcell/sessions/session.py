@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -61,6 +60,30 @@ class SessionPlace(Protocol):
         """A session has begun to idle, and is to be looked at then."""
 
 
+class Turn:
+    """One's turn in a session. A class: entering a generator takes a script's time twice."""
+
+    __slots__ = ("_check", "_lock", "_rest")
+
+    def __init__(self, lock: anyio.Lock, check: Callable[[], None], rest: Callable[[], None]) -> None:
+        self._lock, self._check, self._rest = lock, check, rest
+
+    async def __aenter__(self) -> None:
+        self._check()
+        await self._lock.acquire()
+        try:
+            self._check()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *_exc: object) -> None:
+        try:
+            self._rest()
+        finally:
+            self._lock.release()
+
+
 class Session(OpenedInBlock):
     """A sandbox that stays. Scripts from several tasks run one after the other, in the order in which they came."""
 
@@ -83,7 +106,7 @@ class Session(OpenedInBlock):
         self._host, self._place, self._tools, self._context = host, place, tools, context
         self._life: Literal["new", "open", "closed"] = "new"
         self._loop: object = None
-        self._turn = anyio.Lock()
+        self._turn = anyio.Lock(fast_acquire=True)  # a script gives way to other tasks while it runs
         self._state = SessionState(ident, host, limits, settings, place.make_room, steps, labels)
 
     def __repr__(self) -> str:
@@ -165,17 +188,13 @@ class Session(OpenedInBlock):
             async with self._turn:
                 await self._state.drop()
 
-    @asynccontextmanager
-    async def _exclusively(self) -> AsyncIterator[None]:
+    def _exclusively(self) -> Turn:
         """Wait for one's turn. Then nothing else happens in the session."""
-        self._check_open()
-        async with self._turn:
-            self._check_open()
-            try:
-                yield
-            finally:
-                self._state.rest()
-                self._place.note_idle(self._state.look_at)
+        return Turn(self._turn, self._check_open, self._rest)
+
+    def _rest(self) -> None:
+        self._state.rest()
+        self._place.note_idle(self._state.look_at)
 
     def _check_open(self) -> None:
         if self._life == "closed":

@@ -13,6 +13,7 @@ import anyio
 from toolcell.config import Limits
 from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers, Script
 from toolcell.control.journal import Journal
+from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
 from toolcell.results import ErrorInfo, ExecutionResult, SessionReport
@@ -117,7 +118,7 @@ class SessionState:
         seed, clock = self._host._seed_and_clock(None, None, is_repeatable)
         number = self.position + 1
         seed = seed if number == 1 else None
-        script = replace(script, limits=limits, seed=seed, clock=clock, number=number)
+        script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
         begun: list[tuple[Journal, RunScript]] = []
 
@@ -142,7 +143,7 @@ class SessionState:
                 self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
         ended = _named(connection.leftover.ended) if connection.leftover is not None else ()
         report = SessionReport(self._id, number, began, lost, ended)
-        return replace(result, session=report, error=self._told(result.error, connection, lost))
+        return changed(result, session=report, error=self._told(result.error, connection, lost))
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
@@ -152,14 +153,18 @@ class SessionState:
         def begin(_message: RunScript, given: RunContext) -> RunControl:
             return RunControl(self._host._journals, Journal(os.urandom(16).hex()), tools, given, "ask")
 
-        script = replace(script, number=self.position + 1)
+        script = changed(script, number=self.position + 1)
         result = await self._execute(script, tools, self._context(context, "read"), NO_HANDLERS, begin)
         await self._drop_if_lost(result)
         return result
 
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
-        context = (given or RunContext()).child(run_id=run_id, session_id=self._id)
+        context = (
+            RunContext(run_id=run_id, session_id=self._id)
+            if given is None
+            else given.child(run_id=run_id, session_id=self._id)
+        )
         context.state.labels.join(self.labels)
         return context
 

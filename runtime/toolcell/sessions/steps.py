@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from toolcell.control.controlled import RunControl, Script
 from toolcell.control.journal import Journal
 from toolcell.control.store import JournalStore
+from toolcell.copies import changed
 from toolcell.packing import pack
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools.call import CallableTools, RunContext
@@ -80,7 +81,7 @@ class Repetition:
 
 def kept_inputs(script: Script, message: RunScript) -> Script:
     """Return the script with the inputs that were sent, which the caller may change from now on."""
-    return replace(script, inputs=copy.deepcopy(message.inputs))
+    return changed(script, inputs=copy.deepcopy(message.inputs) if message.inputs else None)
 
 
 def difference(step: KeptScript, again: ExecutionResult) -> str:

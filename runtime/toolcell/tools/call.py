@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from toolcell.copies import changed
 from toolcell.errors import UsageError
 from toolcell.host_work import HostWork
 from toolcell.tools.checks import check_fields
@@ -200,7 +201,7 @@ class RunContext:
 
     def child(self, **changes: Any) -> Self:
         """Return the same run with some fields replaced; state, events and budget stay shared."""
-        return replace(self, **changes)
+        return changed(self, **changes)
 
     def cancel(self, reason: str = "run cancelled") -> None:
         """Cancel the run's tool calls; see `RunState.cancel`.

@@ -169,6 +169,11 @@ class ProcessSandbox:
         )
         return self._sample
 
+    def measure_often(self, is_often: bool) -> None:
+        """Make measurements cheaper, at the cost of some descriptors while few sandboxes ask for it; until `pause`."""
+        if self._cgroup is not None:
+            self._cgroup.keep_open(is_often)
+
     def kill(self) -> None:
         """Kill every process inside at once: the child is init of its pid namespace."""
         # A destroyed one has no pidfd any more: its number may be that of another sandbox.
@@ -223,6 +228,7 @@ class ProcessSandbox:
         Signals stop also a process whose host dies: its zygote ends with the host, and the kernel kills what is below.
         """
         self.stream.rest()
+        self.measure_often(False)
         return self._stop_all(True)
 
     async def unpause(self) -> None:
