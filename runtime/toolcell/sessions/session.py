@@ -60,7 +60,7 @@ class SessionPlace(Protocol):
         """A session has begun to idle, and is to be looked at then."""
 
 
-class Turn:
+class SessionTurn:
     """One's turn in a session. A class: entering a generator takes a script's time twice."""
 
     __slots__ = ("_check", "_lock", "_rest")
@@ -188,9 +188,9 @@ class Session(OpenedInBlock):
             async with self._turn:
                 await self._state.drop()
 
-    def _exclusively(self) -> Turn:
+    def _exclusively(self) -> SessionTurn:
         """Wait for one's turn. Then nothing else happens in the session."""
-        return Turn(self._turn, self._check_open, self._rest)
+        return SessionTurn(self._turn, self._check_open, self._rest)
 
     def _rest(self) -> None:
         self._state.rest()
