@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 @asynccontextmanager
-async def open_store(request: pytest.FixtureRequest, kind: str, directory: Path) -> AsyncIterator[Store]:
+async def open_store(request: pytest.FixtureRequest | None, kind: str, directory: Path) -> AsyncIterator[Store]:
     """Yield an empty store of a kind, open."""
     made = _store(request, kind, directory)
     await made.init()
@@ -40,7 +40,7 @@ async def open_store(request: pytest.FixtureRequest, kind: str, directory: Path)
                 )
 
 
-def _store(request: pytest.FixtureRequest, kind: str, directory: Path) -> Store:
+def _store(request: pytest.FixtureRequest | None, kind: str, directory: Path) -> Store:
     match kind:
         case "memory":
             return MemoryStore()
@@ -51,6 +51,7 @@ def _store(request: pytest.FixtureRequest, kind: str, directory: Path) -> Store:
                 pytest.skip("this Python's sqlite3 cannot load extensions")
             return SqliteStore(directory / "store.db", vectors="sqlite-vec")
         case _:
+            assert request is not None
             return PostgresStore(request.getfixturevalue("postgres_server"), schema=new_schema())
 
 

@@ -10,6 +10,7 @@ from toolcell.lazy import lazy_names
 __all__ = [
     "Chunk",
     "ChunkFilter",
+    "ChunkSizes",
     "Credential",
     "Document",
     "DocumentStore",
@@ -17,10 +18,14 @@ __all__ = [
     "Files",
     "HashEmbeddings",
     "Http",
+    "KeywordStore",
+    "Knowledge",
     "MemoryStore",
     "Message",
     "MessageStore",
     "PostgresStore",
+    "Remember",
+    "Retriever",
     "Schedule",
     "ScheduleStore",
     "ScheduledAction",
@@ -28,6 +33,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "Scored",
+    "Section",
     "Skill",
     "SkillStore",
     "SqliteStore",
@@ -36,6 +42,7 @@ __all__ = [
     "WebPolicy",
     "WebSearch",
     "Workspace",
+    "index_document",
 ]
 
 _ROOT = "toolcell.tools.builtin"
@@ -57,4 +64,9 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.web.policy",
     f"{_ROOT}.stores.sqlite",
     f"{_ROOT}.stores.postgres",
+    f"{_ROOT}.retrieval",
+    f"{_ROOT}.chunking",
+    f"{_ROOT}.indexing",
+    f"{_ROOT}.knowledge",
+    f"{_ROOT}.remember",
 )

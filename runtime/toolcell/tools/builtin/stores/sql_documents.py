@@ -108,17 +108,20 @@ class SqlDocuments:
     async def use_embeddings(self, name: str, dimensions: int) -> None:
         """Remember which provider makes this store's vectors, or check that it is the one that did."""
 
-        def work(transaction: Transaction) -> None:
-            known: dict[str, str] = dict(
-                transaction.rows("SELECT name, value FROM settings WHERE name IN ('dimensions', 'embeddings')")
-            )
-            pair = (known.get("embeddings", ""), int(known["dimensions"])) if "dimensions" in known else None
+        def known(transaction: Transaction) -> tuple[str, int] | None:
+            sql = "SELECT name, value FROM settings WHERE name IN ('dimensions', 'embeddings')"
+            found: dict[str, str] = dict(transaction.rows(sql))
+            pair = (found.get("embeddings", ""), int(found["dimensions"])) if "dimensions" in found else None
             check_provider(pair, name, dimensions)
-            if pair != (name, dimensions):
+            return pair
+
+        def work(transaction: Transaction) -> None:
+            if known(transaction) != (name, dimensions):
                 put_setting(transaction, "dimensions", str(dimensions))
                 put_setting(transaction, "embeddings", name)
 
-        await self._database.write(work)
+        if await self._database.read(known) != (name, dimensions):
+            await self._database.write(work)
 
     async def store_document(self, document: Document, chunks: Sequence[Chunk]) -> str:
         """Store a document with all its chunks, and return its id, or that of the one with the same content."""
