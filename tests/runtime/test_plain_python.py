@@ -48,3 +48,8 @@ set_result("made", files=["top"])
 def test_a_link_that_is_returned_is_named_as_one(run: Run) -> None:
     result = run("import os\nopen('a', 'w').close()\nos.symlink('a', 'b')\nset_result(1, files=['b'])")
     assert result.files[0].problem == "a symbolic link; return the file it points to"
+
+
+def test_the_collector_works_and_passes_over_what_was_there_before_the_script(run: Run) -> None:
+    result = run("import gc\nset_result([gc.isenabled(), gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000])")
+    assert result.value == [True, True, True], result.error

@@ -6,6 +6,7 @@ does. Without a pid namespace nothing ends with it by itself, so it adopts every
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -54,6 +55,7 @@ def main(control_fd: int) -> None:
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
         zygote = SharedZygote(settings, control, isolation, FreshDirectories(base))
+        gc.enable()  # it was off since the interpreter's start
         zygote.serve()
         zygote.release()
     except BaseException as exc:

@@ -103,9 +103,12 @@ class Zygote:
         with scratch():
             problems = preload(config["preload"])
             preload(config["ahead"])
+        if config["preload"] or config["ahead"]:
+            gc.collect()  # after our own imports nothing is garbage
+        gc.freeze()
+        gc.enable()  # it was off since the interpreter's start
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._freeze_objects()
         errors.answer_with_line()
         self._send({"ready": True, "python": sys.version.split()[0], "problems": problems})
         poll = select.poll()

@@ -19,7 +19,7 @@ import msgpack
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.asked_zygote import AskedZygote
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.interpreter import hashing
+from toolcell.sandbox.interpreter import START, hashing
 from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.zygote import END_S, ENVIRONMENT, READY_S
 from toolcell.sandbox.shortages import unavailable
@@ -89,7 +89,7 @@ class ContainedZygote(AskedZygote):
             base = tempfile.mkdtemp(prefix=PREFIX)
         except OSError as exc:
             raise SandboxUnavailable(NO_PLACE.format(exc)) from exc
-        code = f"import sys; sys.path[:] = {list(place.sys_path)!r}; " \
+        code = f"{START}; sys.path[:] = {list(place.sys_path)!r}; " \
                "from toolcell_bridge.entry.contained_zygote import main; main(int(sys.argv[1]))"  # fmt: skip
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

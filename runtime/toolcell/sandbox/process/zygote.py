@@ -21,7 +21,7 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.asked_zygote import AskedZygote
-from toolcell.sandbox.interpreter import ONE_THREAD, hashing
+from toolcell.sandbox.interpreter import ONE_THREAD, START, hashing
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
 from toolcell.sandbox.shortages import describe, unavailable
 from toolcell.sandbox.stream import POLL_S, wait_readable, wait_writable
@@ -185,7 +185,7 @@ class ZygoteProcess(AskedZygote):
             ours.close()
             raise
         environment = ENVIRONMENT | hashing(hash_seed)
-        code = f"import sys; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
+        code = f"{START}; sys.path[:] = {list(root.sys_path)!r}; from toolcell_bridge.entry.zygote import main; " \
                "main(int(sys.argv[1]), int(sys.argv[2]))"  # fmt: skip
         plan = {
             "root": asdict(root.root),
