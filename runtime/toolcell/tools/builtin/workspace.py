@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from toolcell.errors import ToolError, UsageError
 from toolcell.text import for_terminal, one_line
@@ -142,17 +142,35 @@ class Workspace:
         with self._root("read") as root, _reported("read", path):
             return self._read(root, parts)
 
-    def _read(self, root: int, parts: tuple[str, ...]) -> bytes:
+    def open(self, path: str) -> BinaryIO:
+        """Open a file of any size for reading. The caller closes it.
+
+        Raises:
+            ToolError: `read error: ...`, or the path is not allowed.
+        """
+        parts = parse_path(path)
+        with self._root("read") as root, _reported("read", path):
+            return self._open(root, parts)
+
+    @staticmethod
+    def _open(root: int, parts: tuple[str, ...]) -> BinaryIO:
         # Looked at first: to open a device can have effects of its own.
         looked = open_beneath(root, parts, _LOOK)
         try:
             _require_own_file(os.fstat(looked))
         finally:
             os.close(looked)
-        with open(open_beneath(root, parts, _READ), "rb") as file:
-            status = os.fstat(file.fileno())
-            _require_own_file(status)
-            self._check_size(status.st_size)
+        file = open(open_beneath(root, parts, _READ), "rb")  # noqa: SIM115
+        try:
+            _require_own_file(os.fstat(file.fileno()))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _read(self, root: int, parts: tuple[str, ...]) -> bytes:
+        with self._open(root, parts) as file:
+            self._check_size(os.fstat(file.fileno()).st_size)
             data = file.read(self.max_file_bytes + 1)  # it may have grown
             self._check_size(len(data))
             return data

@@ -1,0 +1,1 @@
+"""Tables of the wild: read from files and text in bounded memory, filtered, aggregated and transformed."""
