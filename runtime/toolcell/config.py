@@ -310,6 +310,10 @@ class Policy(SettingsModel):
     """Layers that must be live. If one is not, every run raises `SandboxUnavailable`; there is no silent downgrade. By
     default those of the profile."""
 
+    shell: bool = False
+    """Scripts may execute programs: a shell, the usual small tools, and Python. The process backend shows them a copy
+    of this machine's; Docker has them in the image `toolcell/shell`. Every other layer stays. For `shell_exec`."""
+
     lint: LintProfile = "off"
     """RestrictedPython profile that checks a script inside the sandbox before it runs. It refuses early, with readable
     messages. It is not isolation."""

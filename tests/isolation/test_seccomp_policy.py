@@ -10,10 +10,12 @@ from toolcell_bridge.isolation.seccomp_policy import (
     GUEST_POLICY,
     MISSING,
     PACKAGES_POLICY,
+    PROGRAMS_POLICY,
     REFUSED,
     RULES,
     SKIPPED,
     SeccompAction,
+    SeccompPolicy,
 )
 from toolcell_bridge.isolation.syscall_numbers import SYSCALL_NUMBERS
 
@@ -212,3 +214,23 @@ def test_what_would_wait_for_a_disk_of_the_host_is_answered_and_not_made(machine
 
 def test_every_row_says_why() -> None:
     assert all(len(row.reason) > 3 for row in (*ALLOWED, EPOLL, *REFUSED, *MISSING, *SKIPPED, *RULES))
+
+
+def decided(policy: SeccompPolicy, machine: str, call: str) -> list[SeccompAction]:
+    return [policy.decide(machine, SYSCALL_NUMBERS[machine][call], [fill] * 6) for fill in (0, 1, 2**64 - 1)]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_guest_that_may_execute_programs_gets_execve_and_what_a_program_needs_to_start(machine: str) -> None:
+    for call in SYSCALL_NUMBERS[machine]:
+        if decided(PROGRAMS_POLICY, machine, call) != decided(PACKAGES_POLICY, machine, call):
+            assert call in {"execve", "rt_sigaction", "setxattr", "lsetxattr", "fsetxattr", "arch_prctl"}, call
+    assert decided(PROGRAMS_POLICY, machine, "execve") == [SeccompAction.ALLOW] * 3
+    assert decided(PROGRAMS_POLICY, machine, "setxattr") == [SeccompAction.ENOSYS] * 3
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("call", [call for call in NEVER if call not in ("execve", *EPOLL.calls)])
+def test_a_guest_that_may_execute_programs_is_refused_what_every_guest_is(machine: str, call: str) -> None:
+    if call in SYSCALL_NUMBERS[machine]:
+        assert set(decided(PROGRAMS_POLICY, machine, call)) == {SeccompAction.EPERM}

@@ -101,9 +101,10 @@ class MarkingChannel(Channel):
 
 def serve(settings: dict[str, Any]) -> None:
     """Prepare, apply isolation, and run scripts until the host hangs up."""
-    errors.install_refusals()
+    if not settings.get("executes", False):
+        errors.install_refusals()
     errors.answer_with_line()
-    policy = standard_library.policy_for_imports()
+    policy = standard_library.policy_for_imports(executes=settings.get("executes", False))
     standard_library.adapt(policy)
     preload_all(settings["preload"])
     set_environment(settings["environment"])

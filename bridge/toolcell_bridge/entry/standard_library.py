@@ -15,13 +15,20 @@ from typing import NoReturn
 
 import toolcell_bridge
 from toolcell_bridge.guest import surroundings
-from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompPolicy
+from toolcell_bridge.isolation.seccomp_policy import (
+    GUEST_POLICY,
+    PACKAGES_POLICY,
+    PROGRAMS_POLICY,
+    SeccompPolicy,
+)
 
 SENDMSG = "sendmsg"
 
 
-def policy_for_imports() -> SeccompPolicy:
-    """Return the filter's policy for what this interpreter can import."""
+def policy_for_imports(*, executes: bool = False) -> SeccompPolicy:
+    """Return the filter's policy for what this interpreter can import. `executes`: scripts may execute programs."""
+    if executes:
+        return PROGRAMS_POLICY
     return PACKAGES_POLICY if has_packages() else GUEST_POLICY
 
 

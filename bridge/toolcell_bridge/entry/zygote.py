@@ -70,7 +70,7 @@ WARM_UPS = 32
 fewer page faults in each child's rehearsal (349 against 389, five interleaved rounds)."""
 
 READ = ("/etc",)
-READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell")
+READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell", "/programs")
 
 REPEATABLE = ("toolcell_bridge.guest.determinism",)
 """Loaded only where hashes are repeatable, because only then runs are: rehearsing it is slow."""
@@ -79,7 +79,7 @@ REPEATABLE = ("toolcell_bridge.guest.determinism",)
 class Zygote:
     """Serves fork requests from `control` until it closes."""
 
-    def __init__(self, control: socket.socket, proc: int, own_ids: bool) -> None:
+    def __init__(self, control: socket.socket, proc: int, own_ids: bool, executes: bool) -> None:
         self._control = control
         self._proc = proc
         self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -91,7 +91,7 @@ class Zygote:
         self._to_load = [*COMMON_MODULES, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
-        policy = standard_library.policy_for_imports()
+        policy = standard_library.policy_for_imports(executes=executes)
         devices = [f"/dev/{name}" for name in DEVICES]
         self._isolation = SandboxIsolation(READ, existing, devices, own_ids, policy)
         standard_library.adapt(policy)
@@ -99,7 +99,8 @@ class Zygote:
 
     def serve(self, config: dict[str, Any]) -> None:
         """Preload, report ready, and answer requests."""
-        errors.install_refusals()
+        if not config["executes"]:
+            errors.install_refusals()
         with scratch():
             problems = preload(config["preload"])
             preload(config["ahead"])
@@ -298,7 +299,7 @@ def main(control_fd: int, proc: int) -> None:
     sys.path[:] = config["sys_path"]
     try:
         occupy_descriptors(BRIDGE + 1)
-        Zygote(control, proc, config["own_ids"]).serve(config)
+        Zygote(control, proc, config["own_ids"], config["executes"]).serve(config)
     except BaseException as exc:
         control.send(msgpack.packb({"error": f"{type(exc).__name__}: {exc}"}))
     os._exit(0)

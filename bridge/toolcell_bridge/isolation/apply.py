@@ -98,7 +98,7 @@ class SandboxIsolation:
             "uts": "own hostname",
             "cgroup_ns": "own root",
             "landlock": f"ABI {self._abi}",
-            "seccomp": f"allowlist, {self._program.instructions} instructions",
+            "seccomp": f"allowlist, {self._program.instructions} instructions{policy.note}",
             "capabilities": "none, securebits locked",
             "no_new_privs": "set",
             "rlimits": "hard limits",

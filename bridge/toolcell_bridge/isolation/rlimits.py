@@ -11,6 +11,10 @@ from dataclasses import dataclass
 _STACK_BYTES = 8 * 1024 * 1024
 """What distributions give the main thread; glibc sizes every thread's stack from it."""
 
+NO_PIPED_CORE = 1
+"""A limit of 0 does not stop a core dump that goes to a program, such as systemd-coredump; this value stops that too.
+Source: vfs_coredump in Linux fs/coredump.c, since 2.6.24; files below one page are not written at all."""
+
 _PENDING_SIGNALS = 64
 """Queued signals and POSIX timers. Zero would break timer_create and thread cancellation."""
 
@@ -28,6 +32,9 @@ class RlimitPlan:
     file_size_bytes: int
     stack_bytes: int = _STACK_BYTES
 
+    core_bytes: int = 0
+    """`NO_PIPED_CORE` where programs are executed: each begins dumpable again."""
+
     def rows(self) -> tuple[tuple[str, int], ...]:
         """The table: name in the resource module, value for soft and hard."""
         return (
@@ -37,7 +44,7 @@ class RlimitPlan:
             ("RLIMIT_NOFILE", self.open_files),
             ("RLIMIT_FSIZE", self.file_size_bytes),
             ("RLIMIT_STACK", self.stack_bytes),
-            ("RLIMIT_CORE", 0),
+            ("RLIMIT_CORE", self.core_bytes),
             ("RLIMIT_MEMLOCK", 0),
             ("RLIMIT_MSGQUEUE", 0),
             ("RLIMIT_SIGPENDING", _PENDING_SIGNALS),

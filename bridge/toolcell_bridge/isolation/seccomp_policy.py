@@ -79,6 +79,9 @@ class SeccompPolicy:
     skipped: tuple[Group, ...] = ()
     """Known calls answered with success and not made."""
 
+    note: str = ""
+    """What the layer's description says of it."""
+
     def table(self, machine: str) -> dict[int, SeccompAction | SyscallRule]:
         """Every decided number of `machine`."""
         numbers = SYSCALL_NUMBERS[machine]
@@ -323,3 +326,35 @@ GUEST_POLICY = SeccompPolicy(ALLOWED, RULES, (*REFUSED, EPOLL), MISSING, SKIPPED
 
 PACKAGES_POLICY = SeccompPolicy((*ALLOWED, EPOLL), RULES, REFUSED, MISSING, SKIPPED)
 """What a guest with packages runs under."""
+
+PROGRAMS = _group(
+    "the programs of a shell, of which its root has a few; each inherits the filter and everything else",
+    "execve",
+)
+
+_SET_XATTR = _group(
+    "programs that copy permissions take EPERM for a failure; ENOSYS is none", "setxattr lsetxattr fsetxattr"
+)
+
+_OTHERWISE = frozenset((*PROGRAMS.calls, *_SET_XATTR.calls))
+
+PROGRAMS_POLICY = SeccompPolicy(
+    (*ALLOWED, EPOLL, PROGRAMS, _group("a shell waits for its jobs with SIGCHLD", "rt_sigaction")),
+    (
+        *(rule for rule in RULES if rule.call not in ("rt_sigaction", "arch_prctl")),
+        SyscallRule(
+            "arch_prctl",
+            "as for every guest, and the dynamic loader of a program sets its thread's segment base",
+            (Argument(0, (0x1002, 0x1021, 0x1022, 0x1023, 0x3001, 0x5005)),),
+        ),
+    ),
+    tuple(Group(each.reason, tuple(call for call in each.calls if call not in _OTHERWISE)) for each in REFUSED),
+    (*MISSING, _SET_XATTR),
+    SKIPPED,
+    ", programs of a shell may be executed",
+)
+"""What a guest that may execute programs runs under: `Policy(shell=True)`.
+
+Beside execve it allows a handler for SIGCHLD. A script that ignores SIGCHLD hides the CPU time of its ended children
+where there is no cgroup; `wall_s` and `processes` bound it there.
+"""

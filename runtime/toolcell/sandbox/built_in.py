@@ -34,6 +34,10 @@ async def built_in_backend(
     if choice == "process":
         resolved = await environment()
         if policy.profile == "container":
+            if policy.shell:
+                raise UsageError(
+                    'shell=True needs profile="full" or Docker: a program would see the files of this machine'
+                )
             from toolcell.sandbox.contained.backend import ContainedBackend
 
             return ContainedBackend(policy=policy, packages=resolved, preload=preload, python=python)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from toolcell.config import GIB, Limits
-from toolcell_bridge.isolation.rlimits import RlimitPlan
+from toolcell_bridge.isolation.rlimits import NO_PIPED_CORE, RlimitPlan
 
 FILE_SLACK_BYTES = 1 << 20
 """How far RLIMIT_FSIZE is above `disk_bytes`, so that a write past it finds the disk full, as it would anywhere."""
@@ -32,12 +32,16 @@ def hashing(seed: int | None) -> dict[str, str]:
     return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
 
-def plan_rlimits(limits: Limits, processes: int) -> RlimitPlan:
-    """Choose the per-process limits that enforce `limits` as far as rlimits can. `processes`: RLIMIT_NPROC."""
+def plan_rlimits(limits: Limits, processes: int, *, executes: bool = False) -> RlimitPlan:
+    """Choose the per-process limits that enforce `limits` as far as rlimits can. `processes`: RLIMIT_NPROC.
+
+    `executes`: scripts may execute programs.
+    """
     return RlimitPlan(
         cpu_s=ceil(limits.cpu_s) + 1,
         address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
         processes=processes,
         open_files=limits.open_files,
         file_size_bytes=limits.disk_bytes + FILE_SLACK_BYTES,
+        core_bytes=NO_PIPED_CORE if executes else 0,
     )

@@ -29,6 +29,7 @@ from toolcell.sandbox.docker.hardening import (
     rlimits_for,
     settings_frame,
 )
+from toolcell.sandbox.docker.images.reference import SHELL_IMAGE
 from toolcell.sandbox.docker.shared.backend import SharedContainers
 from toolcell.sandbox.interpreter import ONE_THREAD, hashing
 
@@ -209,10 +210,17 @@ class DockerBackend:
                 f'mode="forked" does not go with runtime={runtime!r}: it keeps sandboxes apart with Landlock, which '
                 f'gVisor has not; use mode="single" under gVisor, or leave the runtime out'
             )
+        if mode == "forked" and policy is not None and policy.shell:
+            raise UsageError(
+                'mode="forked" does not go with shell=True: programs would be in one container; use "single"'
+            )
+        if policy is not None and policy.shell and packages:
+            raise UsageError("packages= does not go with shell=True in Docker; give image= one that has both")
         if cpus < 0.01:
             raise UsageError(f"cpus must be at least 0.01, not {cpus}")
-        self._image, self._runtime, self._mode = image, runtime, mode
         self._policy = policy or Policy()
+        self._image = image or (SHELL_IMAGE if self._policy.shell else None)
+        self._runtime, self._mode = runtime, mode
         self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
         self._docker_host, self._cpus = docker_host, cpus
         self._required = required_layers(self._policy, runtime)
@@ -274,6 +282,7 @@ class DockerBackend:
             runtime=self._runtime,
             cpus=self._cpus,
             labels=engine.labels(self._mode),
+            executes=self._policy.shell,
             environment=ONE_THREAD | hashing(self._policy.hash_seed),
         )
         self._engine = engine

@@ -76,6 +76,9 @@ CONTAINER_LAYERS: frozenset[Layer] = frozenset(
 """Layers that a container must have unless the policy says otherwise. A daemon seldom gives a user namespace. Whether
 it gives a cgroup namespace depends on the kernel's cgroup version."""
 
+SHELL_ENVIRONMENT = {"PATH": "/usr/bin:/usr/local/bin", "SHELL": "/usr/bin/sh"}
+"""Of scripts in the image `toolcell/shell`."""
+
 NOT_UNDER_GVISOR: frozenset[Layer] = frozenset({"landlock"})
 """gVisor's kernel has no Landlock; gVisor itself stands between a guest's file names and the host's."""
 
@@ -100,6 +103,8 @@ class Blueprint:
     """The name that the daemon has for it, for example "runsc". None is the daemon's default."""
     cpus: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    executes: bool = False
+    """Scripts may execute programs of the image."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment of the interpreter before the guest takes over, for example PYTHONHASHSEED."""
 
@@ -176,7 +181,7 @@ def _host_config(blueprint: Blueprint, limits: Limits) -> dict[str, Any]:
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "OomKillDisable": False,
-        "Ulimits": ulimits(limits),
+        "Ulimits": ulimits(limits, blueprint.executes),
         **resources(blueprint, limits, starting=True),
     }
     if blueprint.runtime is not None:
@@ -203,9 +208,10 @@ def _tmpfs(blueprint: Blueprint, limits: Limits) -> dict[str, str]:
     }
 
 
-def ulimits(limits: Limits) -> list[dict[str, Any]]:
+def ulimits(limits: Limits, executes: bool = False) -> list[dict[str, Any]]:
     """Return the rlimits of every process of the container. The guest lowers its own further."""
-    rows = {"core": 0, "nofile": max(limits.open_files, START_FILES), "memlock": 0, "msgqueue": 0}
+    core = plan_rlimits(limits, 0, executes=executes).core_bytes
+    rows = {"core": core, "nofile": max(limits.open_files, START_FILES), "memlock": 0, "msgqueue": 0}
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in rows.items()]
 
 
@@ -270,7 +276,8 @@ def live_layers(
 def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPlan:
     """Return the per-process limits inside a container. gVisor counts per container, so there NPROC refuses."""
     has_own_kernel = blueprint is not None and blueprint.is_gvisor
-    return plan_rlimits(limits, limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES)
+    processes = limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES
+    return plan_rlimits(limits, processes, executes=blueprint is not None and blueprint.executes)
 
 
 def settings_frame(
@@ -285,7 +292,8 @@ def settings_frame(
     body: bytes = msgpack.packb(
         {
             "frame_bytes": limits.frame_bytes,
-            "environment": policy.environment(),
+            "environment": (SHELL_ENVIRONMENT if policy.shell else {}) | policy.environment(),
+            "executes": policy.shell,
             "rlimits": asdict(rlimits),
             "preload": [*PRELOAD[policy.lint], *preload],
             "lint": policy.lint,

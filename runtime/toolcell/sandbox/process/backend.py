@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.pipes import open_pipe
-from toolcell.sandbox.process import cgroup_manager, root_filesystem
+from toolcell.sandbox.process import cgroup_manager, programs, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
 from toolcell.sandbox.process.imported_ahead import imported_ahead
 from toolcell.sandbox.process.sandbox import ProcessSandbox, rlimits_for
@@ -49,7 +49,7 @@ class ProcessBackend:
         self._packages = packages
         self._preload = tuple(preload)
         self._python = python
-        self._environment = self._policy.environment()
+        self._environment = (programs.ENVIRONMENT if self._policy.shell else {}) | self._policy.environment()
         self._zygote: ZygoteProcess | None = None
         self._spawned: ZygoteProcess | None = None
         """Not waited for yet."""
@@ -109,11 +109,12 @@ class ProcessBackend:
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
         return ZygoteProcess.spawn(
-            root_filesystem.build(self._packages, extras, self._python),
+            root_filesystem.build(self._packages, extras, self._python, self._policy.shell),
             (preload, imported_ahead(self._packages)),
             next_slot(),
             self._policy.hash_seed,
             where,
+            executes=self._policy.shell,
         )
 
     async def _start_zygote(self) -> ZygoteProcess:
@@ -211,7 +212,7 @@ class ProcessBackend:
             "inodes": limits.inodes,
             "frame_bytes": limits.frame_bytes,
             "environment": self._environment,
-            "rlimits": asdict(rlimits_for(limits, has_cgroup)),
+            "rlimits": asdict(rlimits_for(limits, has_cgroup, executes=self._policy.shell)),
         }
 
     def _make_cgroup(self, name: str, limits: Limits) -> Cgroup | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process import guest_package, interpreter_copy
+from toolcell.sandbox.process import guest_package, interpreter_copy, programs
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
 from toolcell.sandbox.process.interpreter_copy import InterpreterCopy
 from toolcell_bridge.isolation.guest_paths import GROUP, GUEST_ID, IDENTITY_LINKS, LINKS, PASSWD, SCRATCH
@@ -142,8 +142,10 @@ def parts(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
 
 
 @functools.cache
-def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None) -> RootFilesystem:
-    """Build the root file system of a guest from its `parts`.
+def build(
+    packages: Path | None = None, extras: tuple[str, ...] = (), python: str | None = None, shell: bool = False
+) -> RootFilesystem:
+    """Build the root file system of a guest from its `parts`. `shell`: with programs that scripts may execute.
 
     Raises:
         SandboxUnavailable: as `parts`.
@@ -154,6 +156,9 @@ def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
     binds = [(str(copy.root), "/usr"), (str(guest), GUEST_PACKAGE)]
     if packages is not None:
         binds.append((str(packages), PACKAGES))
+    executable = f"/usr/bin/{own.library.name}"
+    if shell:
+        binds.append((str(programs.build(private_directory(default_cache_dir()), executable)), programs.PROGRAMS))
     loader = os.path.basename(copy.loader)
     links = ((copy.libraries, libraries), (copy.loader, f"{libraries}/{loader}"))
     # An ordinary user has one id for all sandboxes, so one passwd and group; `id_block` in zygote.py says the same.
@@ -165,6 +170,8 @@ def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
         links=(
             *LINKS,
             *(IDENTITY_LINKS if has_own_ids else ()),
+            # Programs start others by these paths: `#!/bin/sh`, system() of C.
+            *((("/bin", f"{programs.PROGRAMS}/bin"),) if shell else ()),
             *((old, new) for old, new in links if not old.startswith("/usr/")),
         ),
         directories=(SCRATCH,),
@@ -172,7 +179,7 @@ def build(packages: Path | None = None, extras: tuple[str, ...] = (), python: st
     return RootFilesystem(
         root,
         str(own.executable),
-        f"/usr/bin/{own.library.name}",
+        executable,
         made.sys_path("/usr", PACKAGES, GUEST_PACKAGE),
         f"{guest}/toolcell_bridge/entry/launcher.py",
     )

@@ -48,9 +48,9 @@ NPROC_FACTOR = 2
 counts every fork in progress for RLIMIT_NPROC, also those about to be refused, so a fork bomb is briefly far above."""
 
 
-def rlimits_for(limits: Limits, has_cgroup: bool) -> RlimitPlan:
-    """Choose the per-process limits of a sandbox."""
-    return plan_rlimits(limits, limits.processes * (NPROC_FACTOR if has_cgroup else 1))
+def rlimits_for(limits: Limits, has_cgroup: bool, *, executes: bool = False) -> RlimitPlan:
+    """Choose the per-process limits of a sandbox. `executes`: its script may execute programs."""
+    return plan_rlimits(limits, limits.processes * (NPROC_FACTOR if has_cgroup else 1), executes=executes)
 
 
 class ProcessSandbox:

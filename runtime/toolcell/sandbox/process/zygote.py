@@ -161,11 +161,14 @@ class ZygoteProcess(AskedZygote):
         slot: int,
         hash_seed: int | None,
         cgroups: tuple[Sequence[str], str],
+        *,
+        executes: bool = False,
     ) -> ZygoteProcess:
         """Start the launcher and send it the plan, without waiting.
 
         `preload`: modules that must be importable, and modules that are only imported to save time.
         `cgroups`: base directories, and our folder in each. The launcher removes it if the host is killed.
+        `executes`: scripts may execute programs.
 
         Raises:
             OSError: the machine is short of something; nothing was started.
@@ -202,7 +205,7 @@ class ZygoteProcess(AskedZygote):
             ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
             required, ahead = map(list, preload)
             config: dict[str, Any] = {"preload": required, "ahead": ahead, "sys_path": list(root.sys_path)}
-            config |= {"own_ids": zygote.id_count > 1}
+            config |= {"own_ids": zygote.id_count > 1, "executes": executes}
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()

@@ -35,6 +35,7 @@ __all__ = [
     "SchedulerConfig",
     "Scored",
     "Section",
+    "Shell",
     "Skill",
     "SkillStore",
     "SqliteStore",
@@ -71,4 +72,5 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.indexing",
     f"{_ROOT}.knowledge",
     f"{_ROOT}.remember",
+    f"{_ROOT}.shell",
 )

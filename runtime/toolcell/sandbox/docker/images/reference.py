@@ -28,7 +28,7 @@ PACKAGES = f"{LABEL}packages"
 KEY = f"{LABEL}key"
 """Content address of an image that was derived for a list of packages."""
 
-REPOSITORY, DATA_REPOSITORY = "toolcell/python", "toolcell/python-data"
+REPOSITORY, DATA_REPOSITORY, SHELL_REPOSITORY = "toolcell/python", "toolcell/python-data", "toolcell/shell"
 DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell.sandbox.process.package_sources", "toolcell/debian"
 SANDBOX, DEBIAN, STAGE, PROBE = "sandbox", "debian", "stage", "question"
 """Roles. A stage is an intermediate image that makes the next build quick. A probe is a container that runs once."""
@@ -36,6 +36,7 @@ SANDBOX, DEBIAN, STAGE, PROBE = "sandbox", "debian", "stage", "question"
 VERSION = toolcell_bridge.__version__
 DEFAULT_IMAGE = f"{REPOSITORY}:{VERSION}"
 DATA_IMAGE = f"{DATA_REPOSITORY}:{VERSION}"
+SHELL_IMAGE = f"{SHELL_REPOSITORY}:{VERSION}"
 
 HOW_TO_BUILD = "toolcell images build (add --debian where no container registry can be reached)"
 

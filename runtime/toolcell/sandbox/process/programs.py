@@ -1,0 +1,104 @@
+"""Copy a shell and the usual small programs of this machine for guests that may execute programs, once.
+
+A guest sees the copy as /programs, read-only. It has what is in `NAMES` and installed here, the libraries of those
+programs, and nothing else: no program that gives rights, opens a connection or changes the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolcell.atomic import new_directory
+from toolcell.errors import SandboxUnavailable
+
+FORMAT = 1
+"""Part of the key: goes up when the content of a copy changes."""
+
+PROGRAMS = "/programs"
+SHELL = "sh"
+
+NAMES = (
+    SHELL, "bash",
+    "[", "awk", "b2sum", "base32", "base64", "basename", "bzip2", "cat", "chmod", "cksum", "cmp", "comm", "cp",
+    "csplit", "cut", "date", "dd", "df", "diff", "diff3", "dirname", "du", "echo", "env", "expand", "expr",
+    "factor", "false", "find", "fmt", "fold", "grep", "gzip", "head", "id", "install", "join", "jq", "link", "ln",
+    "ls", "md5sum", "mkdir", "mktemp", "mv", "nl", "nproc", "numfmt", "od", "paste", "patch", "pr", "printenv",
+    "printf", "pwd", "readlink", "realpath", "rm", "rmdir", "sed", "seq", "sha1sum", "sha256sum", "sha512sum",
+    "shred", "shuf", "sleep", "sort", "split", "stat", "sum", "tac", "tail", "tar", "tee", "test", "timeout",
+    "touch", "tr", "true", "truncate", "tsort", "uname", "unexpand", "uniq", "unlink", "wc", "whoami", "xargs",
+    "xz", "yes",
+)  # fmt: skip
+
+PLACES = "/usr/bin:/bin"
+"""Not the PATH of this process: what a person installed elsewhere is not shown to guests."""
+
+ENVIRONMENT = {"PATH": f"{PROGRAMS}/bin", "LD_LIBRARY_PATH": f"{PROGRAMS}/lib", "SHELL": f"{PROGRAMS}/bin/{SHELL}"}
+"""Of every script that may execute programs."""
+
+
+def build(cache: Path, interpreter: str) -> Path:
+    """Return the copy, with a link to the guest's own `interpreter` as python3.
+
+    Raises:
+        SandboxUnavailable: there is no shell here, or the cache cannot be written.
+    """
+    found = {name: Path(os.path.realpath(path)) for name in NAMES if (path := shutil.which(name, path=PLACES))}
+    if SHELL not in found:
+        raise SandboxUnavailable(f"Policy(shell=True) needs the program {SHELL} of this machine, and {PLACES} has none")
+    target = cache / "programs" / _key(found, interpreter)
+    try:
+        if not target.is_dir():
+            with new_directory(target) as building:
+                _fill(building, found, interpreter)
+    except OSError as exc:
+        raise SandboxUnavailable(
+            f"the copy of the shell's programs cannot be kept in {cache}: {exc}; set XDG_CACHE_HOME to a directory "
+            "that can be written"
+        ) from exc
+    return target
+
+
+def _key(found: Mapping[str, Path], interpreter: str) -> str:
+    facts: list[object] = [FORMAT, interpreter]
+    for path in (*found.values(), Path("/etc/ld.so.cache")):
+        try:
+            status = path.stat()
+            facts += [str(path), status.st_mtime_ns, status.st_size]
+        except OSError:
+            facts.append("absent")
+    return hashlib.sha256(json.dumps([facts, sorted(found)]).encode()).hexdigest()[:32]
+
+
+def _fill(building: Path, found: Mapping[str, Path], interpreter: str) -> None:
+    from toolcell.sandbox.process import elf  # only a new copy needs pyelftools, whose import takes long
+
+    programs = {path for path in found.values() if _is_elf(path)}
+    try:
+        libraries = elf.closure(sorted(programs), also=()).libs
+    except ValueError as exc:
+        raise SandboxUnavailable(f"the libraries of the shell's programs cannot be resolved: {exc}") from exc
+    for folder in ("bin", "lib"):
+        (building / folder).mkdir()
+        (building / folder).chmod(0o755)
+    for name, path in found.items():
+        if path in programs:
+            _copy(path, building / "bin" / name)
+    for soname, path in libraries.items():
+        _copy(Path(os.path.realpath(path)), building / "lib" / soname)
+    (building / "bin" / "python3").symlink_to(interpreter)
+    building.chmod(0o755)
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.write_bytes(source.read_bytes())
+    target.chmod(0o555)  # no set-uid: a copy has the rights of nobody

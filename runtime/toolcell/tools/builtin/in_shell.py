@@ -1,0 +1,159 @@
+"""Run one command of a shell. This file's text is the script that `shell_exec` executes in its sandbox.
+
+It imports the standard library only, and nothing that it returns is believed: the command may have changed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import threading
+import time
+from typing import Any
+
+DIRECTORY = 9
+"""The descriptor on which the shell says its directory when it ends."""
+
+SHELL = "sh"
+
+
+def run_command(
+    command: str, timeout_s: float, output_bytes: int, directory: str, directories: list[str], keeps_directory: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Run `sh -c command` in the workspace: what came out, and the names of new and changed files."""
+    root = os.getcwd()
+    for name in directories:
+        os.makedirs(name, exist_ok=True)
+    before = digests(root)
+    here = os.path.join(root, directory)
+    outcome = execute(command, timeout_s, output_bytes, here if os.path.isdir(here) else root, keeps_directory)
+    after = digests(root)
+    changed = [name for name, digest in after.files.items() if before.files.get(name) != digest]
+    said = outcome.pop("directory", "")
+    return {
+        **outcome,
+        "directory": os.path.relpath(said, root) if os.path.isdir(said) else "",
+        "deleted": sorted(before.files.keys() - after.files.keys()),
+        "made_directories": sorted(after.directories - before.directories),
+        "deleted_directories": sorted(before.directories - after.directories, reverse=True),
+        "skipped": after.skipped,
+    }, changed
+
+
+def execute(command: str, timeout_s: float, output_bytes: int, folder: str, keeps_directory: bool) -> dict[str, Any]:
+    """Run a command in a process group of its own, which ends with it or at its deadline."""
+    told, tells = os.pipe()
+    if keeps_directory:
+        os.dup2(tells, DIRECTORY)
+        command = f"trap 'pwd -P >&{DIRECTORY}' 0; {command}"
+    process = subprocess.Popen(
+        [SHELL, "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, pass_fds=[DIRECTORY] if keeps_directory else [],
+    )  # fmt: skip
+    ended, ends = os.pipe()
+    waiting = threading.Thread(target=lambda: (process.wait(), os.write(ends, b"x")), daemon=True)
+    waiting.start()
+    streams = {stream.fileno(): Kept(output_bytes) for stream in (process.stdout, process.stderr) if stream}
+    timed_out = not read_until(streams, ended, time.monotonic() + timeout_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    waiting.join()
+    for descriptor, kept in streams.items():
+        read_rest(descriptor, kept)
+    stdout, stderr = streams.values()
+    os.set_blocking(told, False)
+    with contextlib.suppress(BlockingIOError):
+        directory = os.read(told, 4096).decode("utf-8", "replace").rstrip("\n")
+        return {**answer(process.returncode, timed_out, stdout, stderr), "directory": directory}
+    return answer(process.returncode, timed_out, stdout, stderr)
+
+
+def answer(code: int, timed_out: bool, stdout: Kept, stderr: Kept) -> dict[str, Any]:
+    """Say how the command ended and what it printed."""
+    return {
+        "exit_code": code if code >= 0 else 128 - code, "signal": -code if code < 0 else 0, "timed_out": timed_out,
+        "stdout": stdout.text(), "stderr": stderr.text(), "truncated": stdout.dropped + stderr.dropped > 0,
+    }  # fmt: skip
+
+
+class Kept:
+    """The beginning of a stream."""
+
+    def __init__(self, most: int) -> None:
+        self._data = bytearray()
+        self._most = most
+        self.dropped = 0
+
+    def add(self, data: bytes) -> None:
+        """Keep what there is room for."""
+        room = self._most - len(self._data)
+        self._data += data[:room]
+        self.dropped += max(0, len(data) - room)
+
+    def text(self) -> str:
+        """Return it as text."""
+        return self._data.decode("utf-8", "replace")
+
+
+def read_until(streams: dict[int, Kept], ended: int, deadline: float) -> bool:
+    """Read both streams until the command has ended; False when the deadline came first.
+
+    A program in the background keeps the streams open: their end is not waited for.
+    """
+    with selectors.DefaultSelector() as selector:
+        for descriptor in (*streams, ended):
+            selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            for key, _ in ready:
+                if key.fd == ended:
+                    return True
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fd)
+                streams[key.fd].add(data)
+            if not ready or time.monotonic() >= deadline:
+                return False
+
+
+def read_rest(descriptor: int, kept: Kept) -> None:
+    """Read what is in a pipe now."""
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(descriptor, 65536):
+            kept.add(data)
+            if kept.dropped > 1 << 20:  # a process that left the group goes on writing
+                return
+
+
+class Tree:
+    """What the workspace has."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.directories: set[str] = set()
+        self.skipped: list[str] = []
+
+
+def digests(root: str) -> Tree:
+    """Return the regular files with their digests, the directories, and what is neither."""
+    tree = Tree()
+    for folder, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            path = os.path.join(folder, name)
+            shown = os.path.relpath(path, root)
+            with contextlib.suppress(OSError):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISDIR(mode):
+                    tree.directories.add(shown)
+                elif stat.S_ISREG(mode):
+                    with open(path, "rb") as file:
+                        tree.files[shown] = hashlib.file_digest(file, "blake2b").digest()
+                else:
+                    tree.skipped.append(shown)
+    return tree
