@@ -48,7 +48,7 @@ _OF_FILES: Final = ("path", "encoding")
 Records = list[dict[str, Any]]
 
 
-class Comparison(TypedDict):
+class CellCondition(TypedDict):
     """A comparison of a column with a value."""
 
     column: str
@@ -150,7 +150,7 @@ class DataTools(ToolPackage):
     async def data_filter(
         self,
         ctx: ToolContext,
-        where: list[Comparison],
+        where: list[CellCondition],
         records: Records | None = None,
         path: str = "",
         format: Format | None = None,
