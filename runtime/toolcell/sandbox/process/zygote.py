@@ -161,14 +161,12 @@ class ZygoteProcess(AskedZygote):
         slot: int,
         hash_seed: int | None,
         cgroups: tuple[Sequence[str], str],
-        *,
         executes: bool = False,
     ) -> ZygoteProcess:
         """Start the launcher and send it the plan, without waiting.
 
         `preload`: modules that must be importable, and modules that are only imported to save time.
-        `cgroups`: base directories, and our folder in each. The launcher removes it if the host is killed.
-        `executes`: scripts may execute programs.
+        `cgroups`: base directories, and our folder in each, which the launcher removes if the host is killed.
 
         Raises:
             OSError: the machine is short of something; nothing was started.
@@ -179,8 +177,7 @@ class ZygoteProcess(AskedZygote):
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [root.executable, "-I", "-S", "-B", root.launcher,
-                     str(theirs.fileno())],
+                    [root.executable, "-I", "-S", "-B", root.launcher, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
                 )  # fmt: skip
@@ -203,9 +200,8 @@ class ZygoteProcess(AskedZygote):
         try:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
             ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
-            required, ahead = map(list, preload)
-            config: dict[str, Any] = {"preload": required, "ahead": ahead, "sys_path": list(root.sys_path)}
-            config |= {"own_ids": zygote.id_count > 1, "executes": executes}
+            config: dict[str, Any] = {"preload": [*preload[0]], "ahead": [*preload[1]], "sys_path": [*root.sys_path]}
+            config |= {"executes": executes, "own_ids": zygote.id_count > 1}
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()
