@@ -13,19 +13,25 @@ from typing import Final
 
 from toolcell.audit.format import HASH_BYTES, HEADER, INVERT, MAX_BODY_BYTES, OVERHEAD_BYTES, RUN
 from toolcell.audit.records import CHECKED, FIELDS, HEAD, NUMBERS, RUN_KINDS, RUN_STARTED, SALT_BYTES, SALTED
-from toolcell.audit.shapes import MAX_INTEGER
+from toolcell.audit.shapes import MAX_INTEGER, Shape
 from toolcell.packing import thread_packer, unpack
+
+
+def _empty(fits: Shape) -> frozenset[type]:
+    """Return the containers that may be empty."""
+    return frozenset(kind for kind in (dict, list) if fits(kind()))
+
 
 _STARTED: Final = NUMBERS[RUN_STARTED] | SALTED
 _SHAPES: Final = {
     NUMBERS[kind] | SALTED: (
         len(FIELDS[kind]),
-        [(at, fitting, fits(0) and fits(MAX_INTEGER), fits({}), fits) for at, _, fitting, fits in CHECKED[kind]],
+        [(at, fitting, fits(0) and fits(MAX_INTEGER), _empty(fits), fits) for at, _, fitting, fits in CHECKED[kind]],
     )
     for kind in RUN_KINDS
 }
 """Number of a salted kind to how many fields it has, and of those with a shape: position, types of which every value
-fits, whether counts fit, whether an empty mapping does, shape. What is frequent needs no call of the shape."""
+fits, whether counts fit, types of which the empty value fits, shape. What is frequent needs no call of the shape."""
 
 _LEAST_BYTES: Final = HEAD.size + SALT_BYTES + 1
 
@@ -72,11 +78,11 @@ def pass_clean(data: bytes, offset: int, seq: int, last_hash: bytes) -> CleanRec
                 break
         except (TypeError, ValueError, OverflowError, RecursionError):
             break
-        for at, fitting, has_counts, has_empty, fits in shapes:  # a loop: a generator would take twice as long
+        for at, fitting, has_counts, empty, fits in shapes:  # a loop: a generator would take twice as long
             value = values[at]
             if (found := type(value)) in fitting:
                 continue
-            if (has_counts and found is int and 0 <= value <= MAX_INTEGER) or (has_empty and value == {}):
+            if (has_counts and found is int and 0 <= value <= MAX_INTEGER) or (found in empty and not value):
                 continue
             if not fits(value):
                 return CleanRecords(offset, hashes, runs)

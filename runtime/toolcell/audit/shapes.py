@@ -66,9 +66,15 @@ def each(shape: Shape) -> Shape:
 def row(*shapes: Shape) -> Shape:
     """A list of so many values, each of its own shape."""
 
+    count = len(shapes)
+
     def fits(value: Any) -> bool:
-        same_length = type(value) is list and len(value) == len(shapes)
-        return same_length and all(shape(item) for shape, item in zip(shapes, value, strict=True))
+        if type(value) is not list or len(value) != count:
+            return False
+        for shape, item in zip(shapes, value, strict=True):  # noqa: SIM110 - a generator takes twice as long
+            if not shape(item):
+                return False
+        return True
 
     return fits
 
@@ -83,7 +89,10 @@ def mapping(**shapes: Shape) -> Shape:
             return True
         if not all(map(text, value)):
             return False
-        return all(shape(value[name]) for name, shape in shapes.items() if name in value)
+        for name, shape in shapes.items():  # noqa: SIM110 - a generator takes twice as long
+            if name in value and not shape(value[name]):
+                return False
+        return True
 
     return fits
 
