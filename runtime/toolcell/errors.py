@@ -13,6 +13,7 @@
     ├── ToolAbort               a tool: it ends the whole run, not only its call
     │   └── RunEnded            toolcell: the run ends with an outcome of its own, such as `suspended`
     ├── StoreError              the machine: a store of the built-in tools is locked, full, damaged or not ours
+    ├── DocumentError           a document that was to be ingested: damaged, encrypted, of no known kind, too long
     ├── EmbeddingError          the embedding provider: no vectors, or vectors that cannot be used
     ├── AuditError              the audit log: it could not be written, or it does not verify
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
@@ -136,6 +137,12 @@ class StoreError(ToolcellError, RuntimeError):
         self.reason = reason or "the store cannot be used now"
         """For a model: without paths and addresses of the host."""
         self.retryable = retryable
+
+
+class DocumentError(ToolcellError, ValueError):
+    """A document could not be read. Nothing of it was stored."""
+
+    code = "document_error"
 
 
 class EmbeddingError(ToolcellError, RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from toolcell.lazy import lazy_names
 
 __all__ = [
+    "PARSERS",
     "Chunk",
     "ChunkFilter",
     "ChunkSizes",
@@ -19,6 +20,8 @@ __all__ = [
     "Files",
     "HashEmbeddings",
     "Http",
+    "Ingested",
+    "Ingestion",
     "KeywordStore",
     "Knowledge",
     "MemoryStore",
@@ -71,6 +74,7 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.chunking",
     f"{_ROOT}.indexing",
     f"{_ROOT}.knowledge",
+    f"{_ROOT}.ingestion",
     f"{_ROOT}.remember",
     f"{_ROOT}.shell",
 )
