@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from toolcell.cli import repl_input
+from toolcell.cli.builtin import BuiltinFlags, closing_stores
 from toolcell.cli.execution import Watch
 from toolcell.cli.flags import with_flags
 from toolcell.cli.run import RuntimeFlags, save_files, showing_installation, tool_error_listener
@@ -51,6 +52,7 @@ def repl(
         Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files scripts return.")
     ] = None,
     settings: RuntimeFlags,
+    builtins: BuiltinFlags,
     limits: Limits,
 ) -> None:
     """Type Python into a sandbox that stays, with the tools as its only way out.
@@ -59,12 +61,12 @@ def repl(
     """
     if not sys.stdin.isatty():
         raise UsageError("toolcell repl needs a terminal; for a script from a file or a pipe there is toolcell run")
-    options = settings.options() | {"limits": limits}
+    options = settings.options(builtins) | {"limits": limits}
 
     async def converse() -> None:
         from toolcell.runtime import Runtime
 
-        async with Runtime(**options) as runtime:
+        async with closing_stores(), Runtime(**options) as runtime:
             with showing_installation(Watch()):
                 read = repl_input.reader(tool_names(runtime), history)
                 await run_repl(runtime, read, stdout(), stderr(), output_dir)

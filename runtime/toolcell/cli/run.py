@@ -26,6 +26,7 @@ from toolcell.cli.arguments import (
     read_files,
     read_script,
 )
+from toolcell.cli.builtin import BuiltinFlags, closing_stores
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
@@ -124,7 +125,7 @@ class RuntimeFlags:
         typer.Option("--otel", help="Make OpenTelemetry spans of the run; otlp obeys $OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self, builtins: BuiltinFlags) -> dict[str, Any]:
         """Return the keyword arguments for `Runtime`.
 
         Raises:
@@ -132,7 +133,7 @@ class RuntimeFlags:
         """
         settings = {"seed": self.seed, "clock": self.clock, "hash_seed": self.hash_seed}
         options: dict[str, Any] = {
-            "registry": load_registry(self.tools) if self.tools else None,
+            "registry": builtins.with_tools(load_registry(self.tools) if self.tools else None),
             "packages": split(self.packages),
             "preload": split(self.preload),
             "pool": PoolConfig(warm=0),
@@ -183,6 +184,7 @@ def run(
         Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to save the files a script returns.")
     ] = None,
     settings: RuntimeFlags,
+    builtins: BuiltinFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
 ) -> None:
@@ -198,7 +200,7 @@ def run(
     arguments = {"inputs": parse_inputs(inputs or ()), "files": read_files(put_files or ())}
     # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        result = execute(source, settings.options() | {"limits": limits}, arguments)
+        result = execute(source, settings.options(builtins) | {"limits": limits}, arguments)
     saved = save_files(result.files, output_dir) if output_dir else []
     if as_json:
         print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
@@ -234,7 +236,7 @@ def execute(source: str, options: dict[str, Any], arguments: dict[str, Any]) -> 
             return await opened(watch)
 
     async def opened(watch: Watch) -> ExecutionResult:
-        async with Runtime(**options) as runtime:
+        async with closing_stores(), Runtime(**options) as runtime:
             watch.doing = "running"
             return await runtime.execute_code(
                 source,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 from rich.table import Table
 
 from toolcell.cli.arguments import load_registry
+from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.text import one_line
 from toolcell.tools import ToolRegistry
+from toolcell.tools.builtin.catalogue import all_packages
 
 
 class Format(enum.StrEnum):
@@ -22,6 +25,10 @@ class Format(enum.StrEnum):
     ANTHROPIC = "anthropic"
     MCP = "mcp"
     PYTHON = "python"
+
+
+BUILTIN = "builtin"
+"""In place of a file or module: the packages that come with toolcell."""
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -39,8 +46,12 @@ def tools(
     """List the tools of a file or module as a model would see them.
 
     A source is a Python file or a module name; it may hold a ToolRegistry (FILE:NAME picks one of several), tools, or
-    plain functions, whose signatures and docstrings then say what they take.
+    plain functions, whose signatures and docstrings then say what they take. The word builtin stands for the packages
+    that come with toolcell.
     """
+    if sources == [BUILTIN]:
+        show_builtin(as_json)
+        return
     registry = load_registry(sources)
     if format is Format.PYTHON:
         write_text(stdout(), "\n\n".join(stub(each) for each in registry.definitions()))
@@ -48,6 +59,14 @@ def tools(
         stdout().print(_table(registry))
     else:
         print_json([as_dict(definition, format) for definition in registry.definitions()])
+
+
+def show_builtin(as_json: bool) -> None:
+    """List the built-in packages: their tools, and what each needs."""
+    if as_json:
+        print_json([dataclasses.asdict(info) for info in all_packages()])
+    else:
+        stdout().print(packages_table())
 
 
 def as_dict(definition: Any, format: Format) -> dict[str, Any]:

@@ -319,17 +319,18 @@ async def test_an_action_that_cannot_be_read_is_paused_with_the_reason(desk: Des
 async def test_results_are_delivered_and_a_listener_that_fails_stops_nothing(desk: Desk) -> None:
     got: list[Any] = []
 
-    def deliver(action: ScheduledAction, run: ScheduledRun, rows: list[dict[str, Any]]) -> None:
-        got.append((action.description, run.status, rows))
+    def deliver(run: ScheduledRun, action: ScheduledAction | None, rows: list[dict[str, Any]]) -> None:
+        got.append((action.description if action is not None else run.owner, run.status, rows))
         raise RuntimeError("nobody is at home")
 
+    await desk.store.begin_run(ScheduledRun(action_id="gone", due_at=1, owner="dead", lease_until=2))
     await desk.add(description="one")
     await desk.add(description="two")
     runs = await desk.another(on_run=deliver, context_of=lambda action: RunContext(user_id="ada")).run_due()
 
-    assert [run.status for run in runs] == ["done", "done"]
-    assert sorted(each[:2] for each in got) == [("one", "done"), ("two", "done")]
-    assert got[0][2] == desk.plans.rows
+    assert [run.status for run in runs] == ["in_doubt", "done", "done"]
+    assert sorted(each[:2] for each in got) == [("dead", "in_doubt"), ("one", "done"), ("two", "done")]
+    assert [each[2] for each in got] == [[], desk.plans.rows, desk.plans.rows]
     assert {context.user_id for _, context in desk.plans.made} == {"ada"}
 
 

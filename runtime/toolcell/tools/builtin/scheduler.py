@@ -88,8 +88,12 @@ class SchedulerConfig:
         check_count("concurrency", self.concurrency, 1)
 
 
-OnRun = Callable[[ScheduledAction, ScheduledRun, Rows], Awaitable[None] | None]
-"""Called after each run that this scheduler made, with the rows of its plan: the place to deliver results."""
+OnRun = Callable[[ScheduledRun, ScheduledAction | None, Rows], Awaitable[None] | None]
+"""Called with each run that this scheduler ended or found in doubt: the place to deliver results.
+
+The rows are those of its plan; there are none of a run that was missed or is in doubt. The action is None of a run that
+another process began.
+"""
 
 
 class Scheduler:
@@ -156,6 +160,7 @@ class Scheduler:
         for run in await self._store.expire_runs(now):
             logger.warning("run %s of action %s is in doubt: %s has died or hangs", run.id, run.action_id, run.owner)
             ended.append(run)
+            await self._deliver(run, None, [])
         due = await self._store.get_due_scheduled_actions(now)
         return [action for action in due if action.next_run + self.delay_of(action) <= now]
 
@@ -183,7 +188,8 @@ class Scheduler:
         except (StoreError, UsageError) as exc:  # it stays due, or its lease ends
             logger.warning("action %s could not be begun or ended: %s", action.id, exc)
         else:
-            ended.extend([run] if run is not None else [])
+            if run is not None:
+                ended.append(run)
         finally:
             places.release_on_behalf_of(place)
 
@@ -212,12 +218,12 @@ class Scheduler:
             steps = planned_calls(action.tool_calls)
         except UsageError as exc:
             await self._store.reschedule(action.id, action.next_run, action.next_run, False)
-            return await self._end(run, "failed", f"paused: {exc}")
+            return await self._end(action, run, "failed", f"paused: {exc}")
         if not await self._reschedule(action, rule, now):
-            return await self._end(run, "missed", "paused, changed or deleted before it began")
+            return await self._end(action, run, "missed", "paused, changed or deleted before it began")
         late_s = now - action.next_run - self.delay_of(action)
         if self.config.missed == "skip" and late_s > self.config.grace_s:
-            return await self._end(run, "missed", f"{late_s:.0f} s late")
+            return await self._end(action, run, "missed", f"{late_s:.0f} s late")
         return await self._make(action, run, steps)
 
     async def _reschedule(self, action: ScheduledAction, rule: Recurrence, now: int) -> bool:
@@ -257,8 +263,8 @@ class Scheduler:
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(STORE_S):
-                ended = await self._end(run, status, detail)
-        await self._deliver(action, ended, rows)
+                ended = await self._note_end(run, status, detail)
+        await self._deliver(ended, action, rows)
         return ended
 
     async def _keep_lease(self, run: ScheduledRun) -> None:
@@ -271,7 +277,13 @@ class Scheduler:
             except StoreError as exc:
                 logger.warning("the lease of run %s could not be extended: %s", run.id, exc)
 
-    async def _end(self, run: ScheduledRun, status: RunStatus, detail: str) -> ScheduledRun:
+    async def _end(self, action: ScheduledAction, run: ScheduledRun, status: RunStatus, detail: str) -> ScheduledRun:
+        """End a run without making its calls."""
+        ended = await self._note_end(run, status, detail)
+        await self._deliver(ended, action, [])
+        return ended
+
+    async def _note_end(self, run: ScheduledRun, status: RunStatus, detail: str) -> ScheduledRun:
         ended_at = int(self._clock())
         detail = detail.replace("\0", "\\0").encode("utf-8", "replace").decode()
         if not await self._store.end_run(run.id, status, ended_at, detail):
@@ -279,13 +291,13 @@ class Scheduler:
             status = "in_doubt"
         return replace(run, status=status, ended_at=ended_at, detail=detail)
 
-    async def _deliver(self, action: ScheduledAction, run: ScheduledRun, rows: Rows) -> None:
+    async def _deliver(self, run: ScheduledRun, action: ScheduledAction | None, rows: Rows) -> None:
         if self._on_run is None:
             return
         try:
-            await maybe_await(self._on_run(action, run, rows))
+            await maybe_await(self._on_run(run, action, rows))
         except Exception:
-            logger.exception("on_run failed for action %s", action.id)
+            logger.exception("on_run failed for action %s", run.action_id)
 
 
 def status_of(rows: Rows) -> RunStatus:

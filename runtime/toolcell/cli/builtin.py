@@ -1,0 +1,191 @@
+"""`--builtin`: built-in packages for a command, made with what flags and environment say. `toolcell tools builtin`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from toolcell.tools import ToolRegistry
+    from toolcell.tools.builtin import Store, ToolPackage
+
+DEFAULT_STORE, DEFAULT_WORKSPACE = "toolcell.db", "workspace"
+IN_MEMORY = ":memory:"
+POSTGRES_SCHEMES = ("postgres://", "postgresql://")
+
+StorePlace = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="PLACE",
+        help="An SQLite file, a postgresql:// URL, or :memory:. Default: $TOOLCELL_STORE, or ./toolcell.db.",
+    ),
+]
+
+_opened: dict[str, Store] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinFlags:
+    """Flags that give a command built-in tools."""
+
+    builtin: Annotated[
+        list[str] | None,
+        typer.Option("--builtin", "-b", metavar="PACKAGE,...", help="Built-in tools: see `toolcell tools builtin`."),
+    ] = None
+    store: StorePlace = None
+    workspace: Annotated[
+        str | None,
+        typer.Option(
+            "--workspace", metavar="DIR", help="Of file and shell. Default: $TOOLCELL_WORKSPACE, or ./workspace."
+        ),
+    ] = None
+    timezone: Annotated[
+        str, typer.Option("--timezone", metavar="ZONE", help="Of new schedules, such as Europe/Berlin or +07:00.")
+    ] = "UTC"
+
+    def with_tools(self, registry: ToolRegistry | None) -> ToolRegistry | None:
+        """Return a registry with the packages beside the tools of `registry`.
+
+        Raises:
+            UsageError: a package does not exist, or what it needs is missing.
+            RegistrationError: a name is taken.
+        """
+        names = [name for text in self.builtin or () for name in text.split(",") if name.strip()]
+        if not names:
+            return registry
+        from toolcell.tools import ToolRegistry
+
+        made = ToolRegistry(self._make(names))
+        return made if registry is None else registry.merged(made)
+
+    def _make(self, names: Iterable[str]) -> list[ToolPackage]:
+        from toolcell.tools.builtin.catalogue import package_class
+
+        wanted = list(dict.fromkeys(name.strip() for name in names))
+        classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
+        parts, made = Parts(self), []
+        for name in wanted:
+            positional, by_name = NEEDS[name](parts)
+            made.append(classes[name](*positional, **by_name))
+        return made
+
+
+class Parts:
+    """What packages need, made when the first one asks for it."""
+
+    def __init__(self, flags: BuiltinFlags) -> None:
+        self.timezone = flags.timezone
+        self._flags = flags
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store of all packages."""
+        if self._store is None:
+            self._store = open_store(self._flags.store)
+        return self._store
+
+    @property
+    def embeddings(self) -> Any:
+        """Of words alone: no model is downloaded and no service is asked."""
+        from toolcell.tools.builtin import HashEmbeddings
+
+        return HashEmbeddings()
+
+    @property
+    def workspace(self) -> str:
+        """The directory of files and programs."""
+        given = self._flags.workspace
+        place = os.environ.get("TOOLCELL_WORKSPACE") or DEFAULT_WORKSPACE if given is None else given
+        if not place.strip():
+            raise UsageError(f"--workspace {place!r}: the path is empty; name a directory")
+        return place
+
+    @property
+    def search_engine(self) -> Any:
+        """Brave, or an instance of SearXNG."""
+        if key := os.environ.get("BRAVE_API_KEY"):
+            return key
+        if url := os.environ.get("SEARXNG_URL"):
+            from toolcell.tools.builtin.web.engines import SearxngSearch
+
+            return SearxngSearch(url)
+        raise UsageError("--builtin search needs a search engine: set BRAVE_API_KEY, or SEARXNG_URL")
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+NEEDS: Mapping[str, Callable[[Parts], Arguments]] = {
+    "file": lambda parts: ((parts.workspace,), {}),
+    "http": lambda parts: ((), {}),
+    "search": lambda parts: ((parts.embeddings, parts.search_engine), {}),
+    "schedule": lambda parts: ((parts.store,), {"timezone": parts.timezone}),
+}
+"""What the constructor of each package gets."""
+
+
+def open_store(place: str | None) -> Store:
+    """Return the store at a place, one for all who ask; `closing_stores` closes it.
+
+    Raises:
+        UsageError: the place is empty.
+    """
+    where = os.environ.get("TOOLCELL_STORE") or DEFAULT_STORE if place is None else place
+    if not where.strip():
+        raise UsageError(f"--store {where!r}: the path is empty; name a file, such as {DEFAULT_STORE}")
+    if where not in _opened:
+        _opened[where] = _store_at(where)
+    return _opened[where]
+
+
+def _store_at(where: str) -> Store:
+    if where == IN_MEMORY:
+        from toolcell.tools.builtin import MemoryStore
+
+        return MemoryStore()
+    if where.startswith(POSTGRES_SCHEMES):
+        from toolcell.tools.builtin import PostgresStore
+
+        return PostgresStore(where)
+    from toolcell.tools.builtin import SqliteStore
+
+    return SqliteStore(where)
+
+
+@asynccontextmanager
+async def closing_stores() -> AsyncIterator[None]:
+    """Close at the end what `open_store` returned."""
+    try:
+        yield
+    finally:
+        while _opened:
+            await _opened.popitem()[1].close()
+
+
+# toolcell tools builtin
+
+
+def packages_table() -> Table:
+    """Return the packages as a table for a terminal."""
+    from rich.table import Table
+
+    from toolcell.tools.builtin.catalogue import all_packages
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("package", "tools", "needs", "install"):
+        table.add_column(heading, header_style="bold", overflow="fold")
+    for info in all_packages():
+        extra = f"toolcell[{info.extra}]" if info.extra else ""
+        missing = f"{extra} (missing: {', '.join(info.missing)})" if info.missing else extra
+        table.add_row(info.name, ", ".join(info.tools), ", ".join(info.needs), missing)
+    return table

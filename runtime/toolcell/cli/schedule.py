@@ -1,0 +1,180 @@
+"""`toolcell schedule`: list scheduled actions and their runs, and make what is due."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+
+import anyio
+import typer
+from rich.table import Table
+
+from toolcell.cli import exits
+from toolcell.cli.builtin import BuiltinFlags, StorePlace, closing_stores, open_store
+from toolcell.cli.execution import Watch, run_watched
+from toolcell.cli.flags import with_flags
+from toolcell.cli.run import RuntimeFlags
+from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
+from toolcell.config import Limits
+from toolcell.errors import UsageError
+from toolcell.text import one_line
+from toolcell.tools.builtin.schedule import as_value, local_time
+from toolcell.tools.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
+from toolcell.tools.builtin.stores.protocols import ScheduleStore
+from toolcell.tools.builtin.stores.records import ScheduledAction, ScheduledRun
+
+SUMMARY = """Tool calls at certain times.
+
+A model or a script schedules them with the built-in package schedule. `toolcell schedule run` makes what is due; any
+number of processes may do so, also on one machine: each due time is made at most once.
+"""
+MAX_DETAIL_CHARS = 100
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+T = TypeVar("T")
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    for command_name, command in (("list", list_actions), ("history", history), ("run", run)):
+        group.command(command_name)(reporting(with_flags(command)))
+    app.add_typer(group, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFlags:
+    """Flags for `SchedulerConfig`."""
+
+    missed: Annotated[
+        MissedPolicy, typer.Option("--missed", metavar="run_once|skip", help="What to do about an action that is late.")
+    ] = "run_once"
+    grace_s: Annotated[float, typer.Option("--grace-s", help="How late an action may be without being missed.")] = 60.0
+    jitter_s: Annotated[float, typer.Option("--jitter-s", help="Make each action up to so much later.")] = 0.0
+    lease_s: Annotated[float, typer.Option("--lease-s", help="When a run of a process that died is in doubt.")] = 60.0
+    poll_s: Annotated[float, typer.Option("--poll-s", help="How often to look for what is due.")] = 5.0
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Actions that are made at once.")] = 4
+
+    def config(self) -> SchedulerConfig:
+        """Return the settings.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        return SchedulerConfig(**asdict(self))
+
+
+def list_actions(store: StorePlace = None, as_json: AsJson = False) -> None:
+    """List the scheduled actions: when, what, and whether they are active. Times are local to each schedule."""
+    actions = _ask(store, lambda opened: opened.list_scheduled_actions())
+    if as_json:
+        print_json([as_value(action) for action in actions])
+        return
+    if not actions:
+        stderr().print("no scheduled actions")
+        return
+    table = _table("next", "state", "schedule", "description")
+    for action in sorted(actions, key=lambda each: (not each.enabled, each.next_run)):
+        state = safe("active", "green") if action.enabled else safe("paused", "dim")
+        table.add_row(safe(local_time(action)), state, safe(action.schedule), safe(one_line(action.description)))
+    stdout().print(table)
+
+
+def history(
+    store: StorePlace = None,
+    *,
+    status: Annotated[
+        str, typer.Option("--status", metavar="STATUS", help="Only done, failed, missed, in_doubt or running.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="The latest so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List what was made of due actions, the latest first. A run's id is also that of its record in the audit log."""
+    runs = _ask(store, lambda opened: opened.list_runs(status=status, limit=limit))
+    if as_json:
+        print_json([asdict(each) for each in runs])
+        return
+    table = _table("due (UTC)", "status", "run", "action", "detail")
+    for each in runs:
+        detail = safe(one_line(each.detail, MAX_DETAIL_CHARS))
+        table.add_row(_utc(each.due_at), _status(each), safe(each.id), safe(each.action_id), detail)
+    stdout().print(table)
+
+
+def run(
+    once: Annotated[bool, typer.Option("--once", help="Make what is due now, and end.")] = False,
+    *,
+    scheduling: SchedulerFlags,
+    settings: RuntimeFlags,
+    builtins: BuiltinFlags,
+    limits: Limits,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one line of JSON for each run.")] = False,
+) -> None:
+    """Make scheduled actions when they are due, with the tools given by --tools and --builtin.
+
+    Ctrl-C waits for what was begun; a second one cuts it short, which is in doubt then. With --once the exit status is
+    1 if a run failed or is in doubt.
+    """
+    config = scheduling.config()
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        options = settings.options(builtins) | {"limits": limits}
+    if options["registry"] is None:
+        raise UsageError("no tools to call: give them with --tools FILE or --builtin PACKAGE")
+    store, out = open_store(builtins.store), sys.stdout
+    shown: list[ScheduledRun] = []
+
+    def show(made: ScheduledRun, action: ScheduledAction | None, rows: Any) -> None:
+        shown.append(made)
+        what = action.description if action is not None else ""
+        if as_json:
+            out.write(json.dumps(asdict(made) | {"description": what}) + "\n")
+            out.flush()
+        else:
+            told = safe(one_line(what or f"action {made.action_id}", MAX_DETAIL_CHARS))
+            stdout().print(safe(_utc(made.ended_at)), _status(made), told, soft_wrap=True)
+
+    async def work(watch: Watch) -> None:
+        from toolcell.runtime import Runtime
+
+        async with closing_stores(), Runtime(**options) as runtime:
+            scheduler = Scheduler(runtime, store, config, on_run=show)
+            watch.doing = "running"
+            await (scheduler.run_due() if once else scheduler.run(watch.cancel))
+
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # tools may print too
+        run_watched(work)
+    if once and any(made.status in ("failed", "in_doubt") for made in shown):
+        raise typer.Exit(exits.FAILED)
+
+
+def _ask(place: str | None, question: Callable[[ScheduleStore], Awaitable[T]]) -> T:
+    """Open a store for one question."""
+
+    async def ask() -> T:
+        async with closing_stores():
+            return await question(open_store(place))
+
+    return anyio.run(ask)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, header_style="bold", overflow="fold")
+    return table
+
+
+_STYLES = {"done": "green", "failed": "red", "in_doubt": "yellow", "missed": "yellow"}
+
+
+def _status(made: ScheduledRun) -> Any:
+    return safe(made.status, _STYLES.get(made.status, ""))
+
+
+def _utc(moment: int) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
