@@ -134,15 +134,17 @@ NEEDS: Mapping[str, Callable[[Parts], Arguments]] = {
 """What the constructor of each package gets."""
 
 
-def open_store(place: str | None) -> Store:
+def open_store(place: str | None, *, must_exist: bool = False) -> Store:
     """Return the store at a place, one for all who ask; `closing_stores` closes it.
 
     Raises:
-        UsageError: the place is empty.
+        UsageError: the place is empty, or `must_exist` and there is no such file.
     """
     where = os.environ.get("TOOLCELL_STORE") or DEFAULT_STORE if place is None else place
     if not where.strip():
         raise UsageError(f"--store {where!r}: the path is empty; name a file, such as {DEFAULT_STORE}")
+    if must_exist and where != IN_MEMORY and not where.startswith(POSTGRES_SCHEMES) and not os.path.exists(where):
+        raise UsageError(f"there is no store at {where}; name another one with --store, or set TOOLCELL_STORE")
     if where not in _opened:
         _opened[where] = _store_at(where)
     return _opened[where]

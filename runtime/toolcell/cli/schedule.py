@@ -26,7 +26,7 @@ from toolcell.text import one_line
 from toolcell.tools.builtin.schedule import as_value, local_time
 from toolcell.tools.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
 from toolcell.tools.builtin.stores.protocols import ScheduleStore
-from toolcell.tools.builtin.stores.records import ScheduledAction, ScheduledRun
+from toolcell.tools.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 
 SUMMARY = """Tool calls at certain times.
 
@@ -88,21 +88,19 @@ def list_actions(store: StorePlace = None, as_json: AsJson = False) -> None:
 def history(
     store: StorePlace = None,
     *,
-    status: Annotated[
-        str, typer.Option("--status", metavar="STATUS", help="Only done, failed, missed, in_doubt or running.")
-    ] = "",
+    status: Annotated[RunStatus | None, typer.Option("--status", help="Only runs that are so.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="The latest so many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List what was made of due actions, the latest first. A run's id is also that of its record in the audit log."""
-    runs = _ask(store, lambda opened: opened.list_runs(status=status, limit=limit))
+    runs = _ask(store, lambda opened: opened.list_runs(status=status or "", limit=limit))
     if as_json:
         print_json([asdict(each) for each in runs])
         return
-    table = _table("due (UTC)", "status", "run", "action", "detail")
+    table = _table("due (UTC)", "status", "run", "detail")
     for each in runs:
-        detail = safe(one_line(each.detail, MAX_DETAIL_CHARS))
-        table.add_row(_utc(each.due_at), _status(each), safe(each.id), safe(each.action_id), detail)
+        told = safe(one_line(told_in_short(each.detail), MAX_DETAIL_CHARS))
+        table.add_row(_utc(each.due_at), _status(each), safe(each.id), told)
     stdout().print(table)
 
 
@@ -152,12 +150,21 @@ def run(
         raise typer.Exit(exits.FAILED)
 
 
+def told_in_short(detail: str) -> str:
+    """Return the results in a run's detail as text; a detail that is something else stays as it is."""
+    try:
+        rows = json.loads(detail)
+        return "; ".join(f"{row['tool']}: {row.get('error') or row.get('result')}" for row in rows)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return detail
+
+
 def _ask(place: str | None, question: Callable[[ScheduleStore], Awaitable[T]]) -> T:
     """Open a store for one question."""
 
     async def ask() -> T:
         async with closing_stores():
-            return await question(open_store(place))
+            return await question(open_store(place, must_exist=True))
 
     return anyio.run(ask)
 

@@ -396,6 +396,29 @@ async def test_only_one_moves_an_action_to_its_next_time(store: Store) -> None:
     assert [each.next_run for each in await store.list_scheduled_actions()] == [200]
 
 
+async def test_an_action_that_was_paused_is_not_moved_and_stays_paused(store: Store) -> None:
+    mine = action("a")
+    await store.create_scheduled_action(mine)
+    await store.update_scheduled_action_enabled(mine.id, False)
+
+    assert not await store.reschedule(mine.id, 100, 200, True)
+    assert [(each.next_run, each.enabled) for each in await store.list_scheduled_actions()] == [(100, False)]
+
+
+async def test_of_several_that_begin_one_run_only_one_does(store: Store) -> None:
+    begun: list[bool] = []
+
+    async def begin() -> None:
+        begun.append(await store.begin_run(ScheduledRun(action_id="a", due_at=100)))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(begin)
+
+    assert sorted(begun) == [False] * 7 + [True]
+    assert len(await store.list_runs()) == 1
+
+
 # Skills
 
 

@@ -93,9 +93,9 @@ class SqlSchedules:
         return [each for each in await self.list_scheduled_actions() if wanted in each.description.casefold()]
 
     async def reschedule(self, action_id: str, was: int, next_run: int, enabled: bool) -> bool:
-        """Set `next_run` and `enabled` if `next_run` is still `was`."""
+        """Set `next_run` and `enabled` if `next_run` is still `was` and the action is enabled."""
         check_integer("next_run", next_run)
-        sql = "UPDATE scheduled_actions SET next_run = ?, enabled = ? WHERE id = ? AND next_run = ?"
+        sql = "UPDATE scheduled_actions SET next_run = ?, enabled = ? WHERE id = ? AND next_run = ? AND enabled = 1"
         return await self._change(sql, (next_run, int(enabled), action_id, was))
 
     async def begin_run(self, run: ScheduledRun) -> bool:
