@@ -27,7 +27,8 @@ def invoke(*arguments: str, input: str | None = None) -> tuple[int, str, str]:
 def test_help_lists_every_command_in_one_line_each() -> None:
     status, text, _ = invoke("--help")
     assert status == 0
-    assert all(f"  {name:<8}{summary}\n" in text for name, summary in COMMANDS.items())
+    width = max(map(len, COMMANDS)) + 2
+    assert all(f"  {name:<{width}}{summary}\n" in text for name, summary in COMMANDS.items())
 
 
 def test_help_and_version_load_neither_models_nor_docker_nor_rich() -> None:

@@ -73,14 +73,14 @@ class BuiltinFlags:
 
         wanted = list(dict.fromkeys(name.strip() for name in names))
         classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
-        parts, made = Parts(self), []
+        given, made = Dependencies(self), []
         for name in wanted:
-            positional, by_name = NEEDS[name](parts)
+            positional, by_name = NEEDS[name](given)
             made.append(classes[name](*positional, **by_name))
         return made
 
 
-class Parts:
+class Dependencies:
     """What packages need, made when the first one asks for it."""
 
     def __init__(self, flags: BuiltinFlags) -> None:
@@ -125,11 +125,11 @@ class Parts:
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-NEEDS: Mapping[str, Callable[[Parts], Arguments]] = {
-    "file": lambda parts: ((parts.workspace,), {}),
-    "http": lambda parts: ((), {}),
-    "search": lambda parts: ((parts.embeddings, parts.search_engine), {}),
-    "schedule": lambda parts: ((parts.store,), {"timezone": parts.timezone}),
+NEEDS: Mapping[str, Callable[[Dependencies], Arguments]] = {
+    "file": lambda given: ((given.workspace,), {}),
+    "http": lambda given: ((), {}),
+    "search": lambda given: ((given.embeddings, given.search_engine), {}),
+    "schedule": lambda given: ((given.store,), {"timezone": given.timezone}),
 }
 """What the constructor of each package gets."""
 
