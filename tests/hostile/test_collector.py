@@ -59,6 +59,18 @@ def test_no_pass_through_everything_while_a_long_message_is_decoded(message: Any
     assert gc.get_freeze_count() == 0
 
 
+def test_a_long_message_after_which_the_guest_sends_nothing_is_decoded_to_its_end() -> None:
+    async def read() -> list[Any]:
+        guest = [b"".join(map(encode, [Progress(1), Progress(LONG)])), encode(Done(True, None)), Hang()]
+        backend, seen = FakeBackend(guest), list[Any]()
+        async with Runtime(ToolRegistry(), backend=backend, pool=PoolConfig(warm=1), allow_unisolated=True) as runtime:
+            result = await runtime.execute_code("pass", on_progress=seen.append)
+        assert result.outcome is Outcome.OK, result.error
+        return seen
+
+    assert anyio.run(read) == [1, LONG]
+
+
 def test_what_is_decoded_without_the_collector_is_freed_without_it() -> None:
     before = len(gc.get_objects())
     made = Decoding().do(lambda: [[] for _ in range(1000)])
