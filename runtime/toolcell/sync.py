@@ -20,7 +20,8 @@ from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, PlanRows, Suspension
 from toolcell.runtime import Runtime
-from toolcell.sessions.session import Session, SessionFile
+from toolcell.sessions.session import Session
+from toolcell.sessions.workspace import SessionFile
 from toolcell.tools import ToolRegistry
 
 T = TypeVar("T")
@@ -155,6 +156,19 @@ class SyncSession:
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Session.execute_code`."""
         return self._call(partial(self.session.execute_code, source, **options), self.session.interrupt)
+
+    @property
+    def waiting(self) -> Suspension | str:
+        """What the last script waits for; see `Session.waiting`."""
+        return self.session.waiting
+
+    def resume(self, token: str | Suspension, decisions: Any = None, **options: Any) -> ExecutionResult:
+        """Carry the script on that waits; see `Session.resume`."""
+        return self._call(partial(self.session.resume, token, decisions, **options), self.session.interrupt)
+
+    def abandon(self) -> None:
+        """Give up the script that waits; see `Session.abandon`."""
+        self._call(self.session.abandon)
 
     def put_files(self, files: Any) -> None:
         """Write files to the workspace; see `Session.put_files`."""

@@ -165,6 +165,19 @@ Begin = Callable[[RunScript, RunContext], RunControl]
 """Begins the journal's part, once it is certain that the script can be sent."""
 
 
+def check_is_no_part(journal: Journal) -> None:
+    """Check that a journal is that of a run by itself.
+
+    Raises:
+        ResumeError: it is that of a script of a session.
+    """
+    if name := journal.header.get("session"):
+        raise ResumeError(
+            f"run {journal.id} is script {journal.header['number']} of session {name!r}: open that session with "
+            f"runtime.session({name!r}, restore=True), and call its resume(...)"
+        )
+
+
 class ControlledRuntime(SandboxRuntime):
     """The part of a runtime that carries runs on."""
 
@@ -242,7 +255,7 @@ class ControlledRuntime(SandboxRuntime):
                 journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
             journal.share_labels(context.state.labels)
             if is_repeatable:
-                journal.header = _header(message, script, tools, on_approval, refresh, repaired)
+                journal.header = header_of(message, script, tools, on_approval, refresh, repaired)
             if is_durable:
                 store.write(journal)
             name = repaired.id if repaired is not None else ""
@@ -291,15 +304,21 @@ class ControlledRuntime(SandboxRuntime):
 
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         try:
-            return await self._execute(_script(header), registry, context, (cancel, on_log, on_progress), begin)
+            return await self._execute(script_of(header), registry, context, (cancel, on_log, on_progress), begin)
         finally:
             if not controls:
                 store.put_down(journal)
 
     def _taken(
-        self, token: str | Suspension, decisions: Mapping[str, ResumeDecision] | None, tools: CallableTools
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None,
+        tools: CallableTools,
+        check: Callable[[Journal], None] = check_is_no_part,
     ) -> Journal:
         """Return the journal of a suspended or interrupted run, with these decisions. Its token is used up by that.
+
+        `check` raises if it is not to be carried on here.
 
         Raises:
             ResumeError, UsageError: as from `resume`.
@@ -307,6 +326,7 @@ class ControlledRuntime(SandboxRuntime):
         store = self._journals
         journal = store.take(token, tools)
         try:
+            check(journal)
             waiting, given = pending_entries(journal), decisions or {}
             check_ids(given, waiting)
             decided = {
@@ -336,7 +356,7 @@ class ControlledRuntime(SandboxRuntime):
         return self._journals.interrupted()
 
 
-def _header(
+def header_of(
     message: RunScript,
     script: Script,
     tools: CallableTools,
@@ -344,6 +364,7 @@ def _header(
     refresh: Refresh,
     repaired: Journal | None,
 ) -> dict[str, Any]:
+    """Return everything that is needed to run a script again, as plain data."""
     from toolcell.packing import text_digest
 
     return {
@@ -362,7 +383,8 @@ def _header(
     }
 
 
-def _script(header: Mapping[str, Any]) -> Script:
+def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
+    """Return the script of a journal's header."""
     files = tuple(GuestFile(name, data) for name, data in header["files"])
     return Script(
         header["source"],
@@ -372,4 +394,5 @@ def _script(header: Mapping[str, Any]) -> Script:
         header["lint"],
         header["seed"],
         header["clock"],
+        number,
     )

@@ -65,8 +65,8 @@ def shared_key(folder: Path) -> bytes:
 
 
 def remove_old(folder: Path, marks: Path, before: float) -> None:
-    """Remove the journals of runs that are not under way and were not written since, and old marks."""
-    for path in folder.glob(f"*{SUFFIX}"):
+    """Remove the journals of runs, sessions and drafts that nobody uses and were not written since, and old marks."""
+    for path in (*folder.glob(f"*{SUFFIX}"), *folder.glob("*.session"), *folder.glob("*.draft")):
         try:
             if path.lstat().st_mtime >= before:
                 continue

@@ -111,6 +111,15 @@ class JournalFile:
         if self._mark is not None:
             self._mark.set(self._size, checksum)
 
+    def clear(self) -> None:
+        """Remove every record.
+
+        Raises:
+            OSError: they could not be removed.
+        """
+        os.ftruncate(self._fd, 0)
+        self._size = self._last = 0
+
     def _checksum(self, body: bytes) -> int:
         mac = hmac.new(self._key, self._last.to_bytes(4, "big"), hashlib.sha256)
         mac.update(body)

@@ -8,7 +8,7 @@ import re
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import Field, PositiveFloat
 
@@ -18,6 +18,7 @@ from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
 from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy
 from toolcell.control.marks import marks_directory
+from toolcell.control.resume_checks import check_token, check_tools, unknown_text, used_text
 from toolcell.control.tokens import make_token, read_token
 from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
@@ -183,14 +184,7 @@ class JournalStore:
 
         `calls_bytes`: what the arguments of its calls take in memory, about.
         """
-        self._begun.discard(journal.id)
-        if isinstance(journal.writer, JournalFile):
-            try:
-                journal.writer.write(ENDED, outcome)
-            except OSError:  # then it is one that can be resumed, and has no call left to make
-                pass
-            journal.writer.close()
-            journal.writer = None
+        self.end(journal, outcome)
         journal.current, journal.turns, journal.header, journal.held = {}, None, {}, Labels()
         if journal.lost:
             return
@@ -201,6 +195,23 @@ class JournalStore:
             len(self._finished) > FINISHED_RUNS or self._finished_bytes > FINISHED_BYTES
         ):
             self._finished_bytes -= self._finished.popitem(last=False)[1][1].size
+
+    def end(self, journal: Journal, outcome: str) -> None:
+        """Record that a run is over."""
+        self._begun.discard(journal.id)
+        if isinstance(journal.writer, JournalFile):
+            try:
+                journal.writer.write(ENDED, outcome)
+            except OSError:  # then it is one that can be resumed, and has no call left to make
+                pass
+            journal.writer.close()
+            journal.writer = None
+
+    def remove(self, ident: str) -> None:
+        """Remove the journal of a run that nobody is to carry on."""
+        self._waiting.pop(ident, None)
+        if self.is_durable:
+            self._path(ident).unlink(missing_ok=True)
 
     # Repair and resumption
 
@@ -260,6 +271,17 @@ class JournalStore:
                 found.append(journal)
         return found
 
+    def waiting(self, ident: str) -> Suspension | str | None:
+        """Return what a run waits for, its own id if it was interrupted, or None if it is over."""
+        try:
+            journal, loader = self._load(ident)
+        except ResumeError:
+            return None
+        self.put_down(journal)
+        if loader.is_ended:
+            return None
+        return self._suspension(journal) if journal.token else ident
+
     def take(self, given: str | Suspension, tools: CallableTools) -> Journal:
         """Return the journal of a suspended or interrupted run, for one run of its script.
 
@@ -277,7 +299,7 @@ class JournalStore:
         token_id = str(token["token"]) if token is not None else ""
         journal = self._taken_from_disk(ident, token_id) if self.is_durable else self._taken(ident, token_id)
         try:
-            _check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
+            check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
             self.put_down(journal)
             raise
@@ -285,11 +307,11 @@ class JournalStore:
 
     def _taken(self, ident: str, token_id: str) -> Journal:
         if token_id and token_id in self.used:
-            raise ResumeError(_used_text(ident))
+            raise ResumeError(used_text(ident))
         found = self._waiting.get(ident)
         if found is None:
-            raise ResumeError(_unknown_text(ident, "this Runtime"))
-        _check_token(ident, found.token, token_id)
+            raise ResumeError(unknown_text(ident, "this Runtime"))
+        check_token(ident, found.token, token_id)
         del self._waiting[ident]
         return found
 
@@ -297,10 +319,10 @@ class JournalStore:
         journal, loader = self._load(ident)
         try:
             if token_id and token_id in loader.used:  # a run that was interrupted has no token
-                raise ResumeError(_used_text(ident))
+                raise ResumeError(used_text(ident))
             if loader.is_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
-            _check_token(ident, journal.token, token_id)
+            check_token(ident, journal.token, token_id)
         except ResumeError:
             assert isinstance(journal.writer, JournalFile)
             journal.writer.close()
@@ -310,7 +332,7 @@ class JournalStore:
     def _load(self, ident: str) -> tuple[Journal, JournalLoader]:
         path = self._path(ident)
         if not path.exists():
-            raise ResumeError(_unknown_text(ident, str(path.parent)))
+            raise ResumeError(unknown_text(ident, str(path.parent)))
         try:
             file = JournalFile(path, self.marks, self.key)
         except OSError as exc:
@@ -355,37 +377,3 @@ def _write_suspended(journal: Journal, file: JournalFile) -> None:
 def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
     """Return the calls that wait for a decision, by the id that decisions use."""
     return {entry.pending.id: entry for entry in journal.entries if entry.pending is not None}
-
-
-def _check_token(ident: str, unused: str, given: str) -> None:
-    if unused and not given:
-        raise ResumeError(f"run {ident} is suspended: resume it with the token of its suspension, not with its id")
-    if given != unused:
-        raise ResumeError(_used_text(ident))
-
-
-def _check_tools(journal: Journal, digests: dict[str, str]) -> None:
-    """Check that the tools are those of the run.
-
-    Raises:
-        ResumeError: names those that are not.
-    """
-    before: dict[str, Any] = journal.header["tools"]
-    if registry_digest(before) == registry_digest(digests):
-        return
-    changed = sorted(name for name in before.keys() & digests.keys() if before[name] != digests[name])
-    parts = {"missing": sorted(before.keys() - digests.keys()), "new": sorted(digests.keys() - before.keys())}
-    parts["changed"] = changed
-    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    raise ResumeError(f"run {journal.id} began with other tools ({said}); resume it with the tools that it began with")
-
-
-def _used_text(ident: str) -> str:
-    return f"this token of run {ident} was used already; a token resumes a run once"
-
-
-def _unknown_text(ident: str, place: str) -> str:
-    return (
-        f"there is no run {ident} to resume in {place}: it has ended, or it began elsewhere. A run outlives its "
-        "process with Runtime(journal=DIRECTORY)"
-    )

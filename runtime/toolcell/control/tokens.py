@@ -37,6 +37,16 @@ def make_token(
     return f'{{"signature":"{_signature(key, text)}","{KIND}":{text}}}'
 
 
+def run_of(given: str) -> str:
+    """Return the run that a token, or an id, claims to be about. Nothing of it is checked."""
+    if not given.lstrip().startswith("{"):
+        return given
+    try:
+        return str(json.loads(given)[KIND]["run"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+
+
 def read_token(token: str, key: bytes) -> dict[str, Any]:
     """Return what a token says.
 

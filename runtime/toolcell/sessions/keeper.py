@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from toolcell.config import Limits, settings_of
 from toolcell.control.controlled import ControlledRuntime
+from toolcell.control.decisions import ResumeDecision
+from toolcell.control.tokens import run_of
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.keywords import keywords_known
+from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
@@ -43,6 +46,13 @@ class SessionKeeper:
     def leave(self, session: Session) -> None:
         """Forget a session that closes."""
         self._open.pop(session.id, None)
+
+    def waiting_for(self, token: object) -> Session | None:
+        """Return the open session whose script waits for this token, or has this id. The token is not checked."""
+        text = token.to_json() if isinstance(token, Suspension) else token
+        run = run_of(text) if isinstance(text, str) else ""
+        found = ((each, each.waiting) for each in self._open.values())
+        return next((each for each, waits in found if run and run in (waits, getattr(waits, "run_id", ""))), None)
 
     def note_idle(self, look_at: float) -> None:
         """A session has begun to idle, and is to be looked at then, on the event loop's clock."""
@@ -94,6 +104,14 @@ class SessionRuntime(ControlledRuntime):
 
     _sessions: SessionKeeper
 
+    async def resume(
+        self, token: str | Suspension, decisions: Mapping[str, ResumeDecision] | None = None, **options: Any
+    ) -> ExecutionResult:
+        """Carry a suspended run on; see `ControlledRuntime.resume`. A script of an open session goes on there."""
+        session = self._sessions.waiting_for(token)
+        resume = super().resume if session is None else session.resume
+        return await resume(token, decisions, **options)
+
     @keywords_known
     def session(
         self,
@@ -103,7 +121,7 @@ class SessionRuntime(ControlledRuntime):
         idle_s: float | None = None,
         cpu_s: float | None = None,
         tool_calls: int | None = None,
-        restore: Literal["journal", "empty"] | None = None,
+        restore: Literal["journal", "empty"] | bool | None = None,
         tools: CallableTools | Iterable[Any] | None = None,
         context: RunContext | None = None,
     ) -> Session:
@@ -120,9 +138,17 @@ class SessionRuntime(ControlledRuntime):
         from toolcell.sessions.session import Session
         from toolcell.sessions.settings import check_name, session_settings
 
+        restores = restore is True
+        if restores and (name is None or not self._journals.is_durable):
+            lacks = "the name of the session" if name is None else "Runtime(journal=DIRECTORY)"
+            raise UsageError(f"restore=True needs {lacks}: without it there is nothing to go on from")
+        if isinstance(restore, bool):
+            restore = "journal" if restore else None
         limits = settings_of(Limits, limits or self.limits, "limits")
         given = {"idle_s": idle_s, "cpu_s": cpu_s, "tool_calls": tool_calls, "restore": restore}
         settings = session_settings(limits, given)
         ident = os.urandom(16).hex() if name is None else check_name(name)
         own = registry_of(tools, "tools=") if tools is not None else None
-        return Session(self, self._sessions, ident, limits, settings, own, context)
+        return Session(
+            self, self._sessions, ident, limits, settings, own, context, is_named=name is not None, restores=restores
+        )

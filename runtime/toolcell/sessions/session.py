@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Protocol, Self
 
 import anyio
@@ -16,32 +16,21 @@ import anyio.lowlevel
 
 from toolcell.config import Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime, Script
+from toolcell.control.decisions import ResumeDecision
+from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import SessionError, UsageError
 from toolcell.lifetime import OpenedInBlock
-from toolcell.results import ExecutionResult
+from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.run import CANCELLED
 from toolcell.sessions.settings import SessionSettings, check_name, check_script_limits
-from toolcell.sessions.state import NO_HANDLERS, SessionState
+from toolcell.sessions.state import SessionState
 from toolcell.sessions.steps import KeptScript
+from toolcell.sessions.turn import SessionTurn
+from toolcell.sessions.workspace import SessionWorkspace
 from toolcell.tools.call import CallableTools, RunContext
-
-LISTING = (
-    '[[__import__("os").path.relpath(__import__("os").path.join(folder, name), OUTPUT_DIR), '
-    '__import__("os").lstat(__import__("os").path.join(folder, name)).st_size] '
-    'for folder, _, names in __import__("os").walk(OUTPUT_DIR) for name in names]'
-)
-"""Lists the files of the workspace, and defines no name."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFile:
-    """A file in the workspace of a session, as the guest says."""
-
-    name: str
-    size: int
 
 
 class SessionPlace(Protocol):
@@ -60,31 +49,7 @@ class SessionPlace(Protocol):
         """A session has begun to idle, and is to be looked at then."""
 
 
-class SessionTurn:
-    """One's turn in a session. A class: entering a generator takes a script's time twice."""
-
-    __slots__ = ("_check", "_lock", "_rest")
-
-    def __init__(self, lock: anyio.Lock, check: Callable[[], None], rest: Callable[[], None]) -> None:
-        self._lock, self._check, self._rest = lock, check, rest
-
-    async def __aenter__(self) -> None:
-        self._check()
-        await self._lock.acquire()
-        try:
-            self._check()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    async def __aexit__(self, *_exc: object) -> None:
-        try:
-            self._rest()
-        finally:
-            self._lock.release()
-
-
-class Session(OpenedInBlock):
+class Session(OpenedInBlock, SessionWorkspace):
     """A sandbox that stays. Scripts from several tasks run one after the other, in the order in which they came."""
 
     def __init__(
@@ -98,8 +63,14 @@ class Session(OpenedInBlock):
         context: RunContext | None = None,
         steps: Iterable[KeptScript] = (),
         labels: Iterable[str] = (),
+        *,
+        is_named: bool = False,
+        restores: bool = False,
     ) -> None:
+        """`is_named`: it has a name of its own, by which it can be restored. `restores`: it goes on from what is on
+        disk of the session of this name."""
         self.id = ident
+        self._is_named, self._restores = is_named, restores
         self.limits = limits
         """Of each script, unless it is given others."""
         self.settings = settings
@@ -149,8 +120,11 @@ class Session(OpenedInBlock):
     async def open(self) -> None:
         """Start the sandbox. `async with` does this and closes at the end of its block.
 
+        A session that is restored has a sandbox from its first script on.
+
         Raises:
             UsageError: it was opened before, or its name is taken.
+            SessionError: it is open in another process, or what is on disk of it is damaged.
             SandboxUnavailable: no sandbox could be started.
         """
         if self._life != "new":
@@ -159,6 +133,8 @@ class Session(OpenedInBlock):
         self._place.enter(self)
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
+            if self._state.open_record(restore=self._restores):
+                return  # the first script that needs it rebuilds the state
             async with self._exclusively():
                 await self._state.bring_up()
         except BaseException:
@@ -187,6 +163,7 @@ class Session(OpenedInBlock):
             self._state.stop("the session was closed")
             async with self._turn:
                 await self._state.drop()
+                self._state.record.close(is_named=self._is_named)
 
     def _exclusively(self) -> SessionTurn:
         """Wait for one's turn. Then nothing else happens in the session."""
@@ -214,7 +191,7 @@ class Session(OpenedInBlock):
         limits: Limits | None = None,
         lint: LintProfile | None = None,
         context: RunContext | None = None,
-        on_approval: Literal["ask", "deny"] = "ask",
+        on_approval: OnApproval = "ask",
         cancel: anyio.Event | None = None,
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
@@ -226,14 +203,14 @@ class Session(OpenedInBlock):
         `result.session.lost` says why.
 
         Raises:
-            SessionError: the session is closed or has used up its limits, or its state cannot be rebuilt. No code ran.
+            SessionError: the session is closed or has used up its limits, its state cannot be rebuilt, or its last
+                script waits. No code ran.
             UsageError, SandboxUnavailable, AuditError: as from `Runtime.execute_code`.
 
         Cancellation: the sandbox is lost, and the script with it.
         """
         check_run_arguments(lint, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
-        if on_approval not in ("ask", "deny"):
-            raise UsageError(f'in a session on_approval is "ask" or "deny", not {on_approval!r:.40}')
+        check_on_approval(on_approval)
         context = context or self._context
         if context is not None and context.dry_run is not None:
             raise UsageError("a session has no dry run: placeholders would stay in its names; use runtime.execute_code")
@@ -245,6 +222,45 @@ class Session(OpenedInBlock):
         async with self._exclusively():
             return await self._state.run(script, callable_tools, context, handlers, on_approval)
 
+    @property
+    def waiting(self) -> Suspension | str:
+        """What the last script waits for: its suspension, or the id of its run if its host ended. Empty: none waits."""
+        return self._state.record.waiting
+
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry the script on that waits; see `Runtime.resume`. The state before it is rebuilt first, without a call.
+
+        Raises:
+            SessionError: the session is closed, or its state cannot be rebuilt. The token is not used up.
+            ResumeError, UsageError, SandboxUnavailable, AuditError: as from `Runtime.resume`; or the script is not the
+                next one of this session.
+        """
+        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        callable_tools = self._host._tools(tools if tools is not None else self._tools)
+        context = context or self._context
+        async with self._exclusively():
+            state = self._state
+            began = await state.bring_up()
+            check = partial(state.record.check_belongs, position=state.position)
+            journal = self._host._taken(token, decisions, callable_tools, check)
+            return await state.carry_on(journal, callable_tools, context, (cancel, on_log, on_progress), began)
+
+    async def abandon(self) -> None:
+        """Give up the script that waits, if there is one: the next begins with the state before it. What it has made
+        stays made, and its token is of no use any more."""
+        async with self._exclusively():
+            self._state.record.abandon()
+
     async def interrupt(self) -> bool:
         """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`.
 
@@ -254,51 +270,6 @@ class Session(OpenedInBlock):
             return False
         self._host._tools([])  # checks that this is the event loop of the runtime
         return self._state.stop(CANCELLED)
-
-    # Files.
-
-    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
-        """Write files to the workspace, over those of the same name.
-
-        Raises:
-            UsageError: a file cannot be read or sent, or there is no room for it.
-        """
-        script = Script("", None, guest_files(files), self._without_files(), "off", None, None)
-        async with self._exclusively():
-            result = await self._state.run(script, self._host._tools([]), self._context, NO_HANDLERS, "ask")
-        if result.error is not None:
-            raise UsageError(f"the files were not written: {result.error.message}")
-
-    async def files(self) -> tuple[SessionFile, ...]:
-        """List the files in the workspace, by name. Names and sizes are the guest's claims."""
-        result = await self._read(LISTING, self._without_files())
-        rows = result.value if isinstance(result.value, list) else []
-        found = [SessionFile(row[0], row[1]) for row in rows if _is_file(row)]
-        return tuple(sorted(found, key=lambda file: file.name))
-
-    async def read_file(self, name: str) -> bytes:
-        """Return the content of a file in the workspace.
-
-        Raises:
-            UsageError: there is no such file, or it is larger than `files_bytes`.
-        """
-        result = await self._read(f"set_result(None, files=[{name!r}])")
-        if result.error is not None:
-            raise UsageError(f"{name!r:.80} cannot be read: {result.error.message}")
-        found = result.files[0] if len(result.files) == 1 else None
-        if found is None or found.data is None:
-            problem = found.problem if found is not None else f"it stands for {len(result.files)} files"
-            raise UsageError(f"{name!r:.80} cannot be read: {problem}")
-        return found.data
-
-    def _without_files(self) -> Limits:
-        """Return the limits of a script of ours. Figures that are open stay open: it may return no file."""
-        return self.limits.model_copy(update={"files": 0})
-
-    async def _read(self, source: str, limits: Limits | None = None) -> ExecutionResult:
-        script = Script(source, None, (), limits or self.limits, "off", None, None)
-        async with self._exclusively():
-            return await self._state.read(script, self._host._tools([]), self._context)
 
     # The state as a whole.
 
@@ -360,10 +331,6 @@ class Session(OpenedInBlock):
             self._state.check_repeatable()
             steps, labels = tuple(self._state.steps), self._state.labels.held
         args = (self.limits, self.settings, self._tools, self._context, steps, labels)
-        copy = Session(self._host, self._place, ident, *args)
+        copy = Session(self._host, self._place, ident, *args, is_named=name is not None)
         await copy.open()
         return copy
-
-
-def _is_file(row: object) -> bool:
-    return isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and type(row[1]) is int

@@ -8,44 +8,36 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Literal, cast
 
-import anyio
-
 from toolcell.config import Limits
-from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers, Script
+from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers, Script, script_of
 from toolcell.control.journal import Journal
+from toolcell.control.suspension import OnApproval
 from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
-from toolcell.results import ErrorInfo, ExecutionResult, SessionReport
+from toolcell.results import ExecutionResult, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted
 from toolcell.sandbox.backend import Sandbox
+from toolcell.sessions.idle import IdleSandbox
+from toolcell.sessions.kept import ScriptStore
+from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import SessionSettings
 from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, difference, kept_inputs
+from toolcell.sessions.told import named, told
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import RunScript, Stay
 
 END_MS = 100
 """How long threads that a script left running have to end."""
 
-LEFTOVERS, LEFTOVER_CHARS = 20, 120
-"""Most that is reported of what a script left running."""
-
-PAUSE_S = 1.0
-"""After so long without a script the sandbox is paused. Scripts in a row need not wait for it."""
-
-WATCH_S = 0.1
-"""An idle sandbox that has nearly used up its CPU time is measured so often."""
-
-PROCESSORS = os.cpu_count() or 1
-
 NO_HANDLERS: RunHandlers = (None, None, None)
 
 Began = Literal["new", "live", "journal", "empty"]
 
 
-class SessionState:
+class SessionState(IdleSandbox):
     """What scripts of a session leave to each other. One script at a time; the session sees to that."""
 
     def __init__(
@@ -73,6 +65,7 @@ class SessionState:
         """Why the sandbox was lost; empty again when there is another one."""
         self.not_repeatable = ""
         """Why the state cannot be rebuilt from the journal."""
+        self.record = SessionRecord(ident, host._journals)
         self._ended_cpu_s = 0.0
         """Of sandboxes that are gone."""
         self.used_calls = 0
@@ -82,20 +75,24 @@ class SessionState:
         """When an idle sandbox is to be looked at, on the same clock."""
         self.is_paused = False
 
-    @property
-    def used_cpu_s(self) -> float:
-        """CPU seconds of all its sandboxes: of scripts, of running them again, and of what goes on between them."""
-        return self._ended_cpu_s + (self._sandbox.used_cpu_s if self.connection is not None else 0.0)
+    def open_record(self, *, restore: bool) -> bool:
+        """Open the file of the session, if it has one. Return whether there is a state in it to go on from.
 
-    @property
-    def _sandbox(self) -> SessionSandbox:
-        assert self.connection is not None
-        return cast("SessionSandbox", self.connection.sandbox)
-
-    @property
-    def can_be_lost(self) -> bool:
-        """True when without the sandbox no more is lost than `restore` says."""
-        return not (self.settings.restore == "journal" and self.not_repeatable)
+        Raises:
+            SessionError: it is open elsewhere, or damaged.
+        """
+        if not self._host._journals.is_durable or self.settings.restore != "journal":
+            return False
+        kept = self.record.open(restore=restore)
+        if kept is None:
+            for step in self.steps:  # of a session that this one was forked from
+                self.record.note_step(step, (0.0, 0), self.labels.held)
+            return False
+        self.steps, self.position, self.not_repeatable = kept.steps, kept.position, kept.not_repeatable
+        self._steps_bytes = sum(step.size() for step in self.steps)
+        self.labels.add(kept.labels)
+        self._ended_cpu_s, self.used_calls = kept.cpu_s, kept.calls
+        return bool(self.position or self.record.waiting)
 
     # Running.
 
@@ -105,9 +102,12 @@ class SessionState:
         tools: CallableTools,
         context: RunContext | None,
         handlers: RunHandlers,
-        on_approval: Literal["ask", "deny"],
+        on_approval: OnApproval,
     ) -> ExecutionResult:
         """Run a script, and keep what is needed to repeat it."""
+        self.record.check_free()
+        if on_approval == "suspend":
+            self.check_repeatable()  # else nothing could carry it on
         if self.connection is None or not self.connection.is_usable:
             self._left(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
         began = await self.bring_up()
@@ -120,12 +120,50 @@ class SessionState:
         seed = seed if number == 1 else None
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
+        journals = self._host._journals
+        store = ScriptStore(journals) if self.record.is_on_disk or on_approval == "suspend" else None
+
+        def start(message: RunScript, given: RunContext) -> RunControl:
+            journal = self.record.journal(message, script, tools, on_approval)
+            return RunControl(store or journals, journal, tools, given, on_approval)
+
+        return await self._conduct(script, tools, context, handlers, start, began, store)
+
+    async def carry_on(
+        self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
+    ) -> ExecutionResult:
+        """Run a script again that waited, on its journal. The state before it is there."""
+        self.record.waiting = ""
+        number = self.position + 1
+        script = script_of(journal.header, number)
+        self._sandbox.begin_script()
+        script = replace(script, limits=self._left(script.limits, self._ended_cpu_s + self._sandbox.used_before_s))
+        store, on_approval = ScriptStore(self._host._journals), journal.header["on_approval"]
+        journal.begin_again()
+
+        def start(_message: RunScript, given: RunContext) -> RunControl:
+            journal.share_labels(given.state.labels)
+            return RunControl(store, journal, tools, given, on_approval)
+
+        return await self._conduct(script, tools, self._context(context, str(number)), handlers, start, began, store)
+
+    async def _conduct(
+        self,
+        script: Script,
+        tools: CallableTools,
+        context: RunContext,
+        handlers: RunHandlers,
+        start: Begin,
+        began: Began,
+        store: ScriptStore | None,
+    ) -> ExecutionResult:
+        """Run a script in the sandbox, and record what became of it."""
         begun: list[tuple[Journal, RunScript]] = []
 
         def begin(message: RunScript, given: RunContext) -> RunControl:
-            journal = Journal(os.urandom(16).hex())
-            begun.append((journal, message))
-            return RunControl(self._host._journals, journal, tools, given, on_approval)
+            control = start(message, given)
+            begun.append((control.journal, message))
+            return control
 
         connection = self.connection
         assert connection is not None
@@ -133,17 +171,27 @@ class SessionState:
             result = await self._execute(script, tools, context, handlers, begin)
         except BaseException:  # it made these calls all the same
             self.used_calls += sum(len(journal.entries) for journal, _ in begun)
+            if store is not None:
+                for journal, _ in begun:
+                    store.conclude(journal)
             raise
+        if result.suspension is not None:  # its calls count when it is carried on, all of them
+            self.record.waiting = result.suspension
+            await self.drop()
+            report = SessionReport(self._id, script.number, began)
+            return replace(result, session=report)
         self.used_calls += len(result.calls)
         lost = await self._drop_if_lost(result)
+        journal, message = begun[0]
         if not lost:
-            self.position = number
-            if is_repeatable:
-                journal, message = begun[0]
+            self.position = script.number
+            if self.settings.restore == "journal":
                 self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
-        ended = _named(connection.leftover.ended) if connection.leftover is not None else ()
-        report = SessionReport(self._id, number, began, lost, ended)
-        return changed(result, session=report, error=self._told(result.error, connection, lost))
+        if store is not None:
+            store.conclude(journal)
+        ended = named(connection.leftover.ended) if connection.leftover is not None else ()
+        report = SessionReport(self._id, script.number, began, lost, ended)
+        return changed(result, session=report, error=told(result.error, connection, lost, self.settings))
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
@@ -223,7 +271,7 @@ class SessionState:
         connection = self.connection
         assert connection is not None
         if connection.leftover is not None and connection.leftover.stuck:
-            return f"it left running what does not end: {', '.join(_named(connection.leftover.stuck))}"
+            return f"it left running what does not end: {', '.join(named(connection.leftover.stuck))}"
         if self.is_closing:
             return "the session was closed"
         if connection.is_usable:
@@ -234,16 +282,8 @@ class SessionState:
             return "the script did not end when it was interrupted"
         return f"the sandbox ended with outcome {result.outcome}"
 
-    def _told(self, error: ErrorInfo | None, connection: GuestConnection, lost: str) -> ErrorInfo | None:
-        if error is None or not (lost or connection.was_interrupted):
-            return error
-        told = "the session keeps its state"
-        if lost:
-            rest = "the state before it" if self.settings.restore == "journal" else "nothing"
-            told = f"the session lost its sandbox, and the next script begins with {rest}"
-        return replace(error, message=f"{error.message}; {told}")
-
     def _keep(self, step: KeptScript) -> None:
+        self.record.note_step(step, (self.used_cpu_s, self.used_calls), self.labels.held)
         self.steps.append(step)
         self._steps_bytes += step.size()
         if step.journal.lost:
@@ -251,6 +291,7 @@ class SessionState:
         if self._steps_bytes > STEPS_BYTES:
             self.not_repeatable = f"its scripts, files and answers take more than {STEPS_BYTES} bytes"
         if self.not_repeatable:
+            self.record.note_unrepeatable(self.not_repeatable)
             self.steps, self._steps_bytes = [], 0
 
     # The sandbox.
@@ -317,63 +358,9 @@ class SessionState:
                 f"the state of session {self._id!r} cannot be rebuilt: {self.not_repeatable}; reset() begins again"
             )
 
-    def rest(self) -> None:
-        """No script runs from here on."""
-        self.idle_since, self.look_at = None, math.inf
-        if self.connection is not None:
-            self.idle_since = anyio.current_time()
-            self._look_later(self.settings.cpu_s - self._ended_cpu_s - self._sandbox.latest_cpu_s, PAUSE_S)
-
-    def _look_later(self, cpu_s: float, pause_s: float) -> None:
-        """Say when to look next, so much before the pause and with so much left of the session's CPU time."""
-        now = anyio.current_time()
-        self.look_at = now + min(self._idle_left_s(now), max(WATCH_S, cpu_s / PROCESSORS), pause_s)
-
-    def _idle_left_s(self, now: float) -> float:
-        if self.idle_since is None or not self.can_be_lost:
-            return math.inf
-        return self.idle_since + self.settings.idle_s - now
-
-    async def look(self) -> None:
-        """Pause an idle sandbox, or drop it when its time is over, and say when to look again.
-
-        It is measured, also when it is paused: a script can leave something running that the guest does not report.
-        """
-        if self.idle_since is None:
-            return
-        cpu_s = self.settings.cpu_s - self.used_cpu_s
-        if cpu_s <= 0 or self._idle_left_s(anyio.current_time()) <= 0:
-            await self.drop()
-            return
-        pause_s = self.idle_since + PAUSE_S - anyio.current_time()
-        if pause_s <= 0:
-            await self.pause()
-        self._look_later(cpu_s, pause_s if pause_s > 0 else math.inf)
-
-    async def pause(self) -> bool:
-        """Stop everything in the sandbox; see `Session.pause`. May be called again: something may run all the same."""
-        if self.connection is None or not self.connection.is_usable:
-            return False
-        before, self.is_paused = self.is_paused, True  # also when this is cancelled: nobody knows what was done then
-        self.is_paused = await self._sandbox.pause() or before
-        return self.is_paused
-
-    async def drop(self) -> None:
-        """Destroy the sandbox."""
-        self._ended_cpu_s = self.used_cpu_s
-        connection, self.connection = self.connection, None
-        self.idle_since, self.look_at, self.is_paused = None, math.inf, False
-        if connection is not None:
-            with anyio.CancelScope(shield=True):
-                await self._host._let_go(connection, self._is_pooled)
-
     async def reset(self) -> None:
         """Forget everything but what was used."""
         await self.drop()
+        self.record.begin_anew()
         self.labels = Labels()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""
-
-
-def _named(claimed: list[str]) -> tuple[str, ...]:
-    """Return names that the guest claims, cut as an honest guest cuts them."""
-    return tuple(name[:LEFTOVER_CHARS] for name in claimed[:LEFTOVERS])

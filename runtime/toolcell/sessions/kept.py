@@ -1,0 +1,182 @@
+"""A session on disk: the scripts that have left their state, each with its answers. Another process rebuilds it.
+
+The script under way has a journal of its own, as every run has. It is removed once the script is recorded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell.control.controlled import script_of
+from toolcell.control.journal import Journal, JournalEntry
+from toolcell.control.journal_file import JournalFile, OlderCopy
+from toolcell.control.store import JournalStore
+from toolcell.errors import ResumeError, SessionError
+from toolcell.results import Outcome
+from toolcell.sessions.steps import KeptScript
+from toolcell.tools.call import RunContext
+from toolcell.tools.registry import ToolRegistry
+
+SESSION_SUFFIX: Final = ".session"
+OPENED, BEGUN, STEP, UNREPEATABLE = "opened", "begun", "step", "unrepeatable"
+
+
+@dataclass(slots=True)
+class KeptState:
+    """What a session's file says."""
+
+    key: str = ""
+    """Of this life of the session: a token of a script of an earlier one is of no use in it."""
+    steps: list[KeptScript] = field(default_factory=list)
+    position: int = 0
+    begun: str = ""
+    """Journal of the script that was under way, or waits."""
+    last: str = ""
+    """Journal of the last script that is recorded."""
+    not_repeatable: str = ""
+    labels: frozenset[str] = frozenset()
+    cpu_s: float = 0.0
+    calls: int = 0
+
+
+class SessionJournal:
+    """The open file of a session. Only one process has it open at a time."""
+
+    def __init__(self, store: JournalStore, name: str) -> None:
+        """Open or make the file.
+
+        Raises:
+            SessionError: another process has it open, or it cannot be opened.
+        """
+        assert store.config is not None
+        self.name = name
+        path = store.config.directory / f"session.{name}{SESSION_SUFFIX}"
+        try:
+            self._file = JournalFile(path, store.marks, store.key)
+        except ResumeError as exc:
+            raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
+        except OSError as exc:
+            raise SessionError(f"the journal of session {name!r} cannot be opened: {exc}") from exc
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._file.path
+
+    def read(self) -> KeptState:
+        """Return the state of the session when its file was written last.
+
+        Raises:
+            SessionError: the file is damaged, or an older copy of it was put back.
+        """
+        state = KeptState()
+        try:
+            for kind, *fields in self._file.read():
+                _apply(state, kind, fields)
+        except OlderCopy as exc:
+            raise SessionError(f"session {self.name!r}: {exc}") from exc
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
+            raise SessionError(
+                f"the journal of session {self.name!r} is damaged ({type(exc).__name__}: {exc}); remove "
+                f"{self.path}, or open it without restore=True, to begin again"
+            ) from exc
+        return state
+
+    def begin(self, key: str) -> None:
+        """Forget what was recorded: the session begins anew."""
+        self._file.clear()
+        self._file.write(OPENED, key)
+
+    def write_begun(self, journal_id: str) -> None:
+        """Record that a script is about to begin."""
+        self._file.write(BEGUN, journal_id)
+
+    def write_step(
+        self, step: KeptScript, header: dict[str, Any], used: tuple[float, int], labels: Iterable[str]
+    ) -> None:
+        """Record a script that has left its state. `used`: CPU seconds and calls of the session so far."""
+        rows = [
+            [each.number, each.tool, each.args, each.began, each.began_ns, each.ended, each.ended_ns, each.answer]
+            for each in step.journal.entries
+        ]
+        self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
+
+    def write_unrepeatable(self, why: str) -> None:
+        """Record that the state cannot be rebuilt."""
+        self._file.write(UNREPEATABLE, why)
+
+    def close(self, *, is_kept: bool) -> None:
+        """Close the file, and remove it if nobody can open the session again."""
+        if not is_kept:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def _apply(state: KeptState, kind: str, fields: list[Any]) -> None:
+    match kind, fields:
+        case "opened", [str(key)]:
+            state.key = key
+        case "begun", [str(journal_id)]:
+            state.begun = journal_id
+        case "unrepeatable", [str(why)]:
+            state.not_repeatable, state.steps = why, []
+        case "step", [dict(header), str(journal_id), str(outcome), list(rows), [cpu_s, calls], list(labels)]:
+            state.position += 1
+            state.begun, state.last, state.cpu_s, state.calls = "", journal_id, float(cpu_s), int(calls)
+            state.labels |= frozenset(labels)
+            if not state.not_repeatable:
+                state.steps.append(_step(header, journal_id, outcome, rows, state.position))
+        case _:
+            raise ValueError(f"a record of an unknown kind: {kind!r:.40}")
+
+
+def _step(header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]], number: int) -> KeptScript:
+    journal = Journal(journal_id)
+    for entry_number, tool, args, began, began_ns, ended, ended_ns, answer in rows:
+        entry = JournalEntry(entry_number, tool, args, began)
+        entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
+        journal.entries.append(entry)
+        journal.size += len(answer or b"")
+    tools = ToolRegistry()
+    for name in header["tools"]:  # scripts see these names, and none of them is called
+        tools.register(name, "Answered from the journal of the session.", None, _never)
+    return KeptScript(script_of(header, number), tools.freeze(), journal, Outcome(outcome), RunContext())
+
+
+def _never(_args: Any) -> Any:
+    raise SessionError("no tool is called while a state is rebuilt")
+
+
+class ScriptStore(JournalStore):
+    """The store as one script of a session sees it: its journal ends when the session has recorded the script."""
+
+    def __init__(self, store: JournalStore) -> None:
+        super().__init__(None)
+        self._store = store
+        self._end: tuple[str, str, int] | None = None
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Take note of the end."""
+        self._end = run_id, outcome, calls_bytes
+
+    def put_down(self, journal: Journal) -> None:
+        """The script ended without a result; its session goes on, so nobody carries it on."""
+        self._end = "", "", 0
+
+    def suspend(self, journal: Journal) -> Any:
+        """Keep the journal until the script is carried on; return the token."""
+        return self._store.suspend(journal)
+
+    def conclude(self, journal: Journal) -> None:
+        """End the journal, unless the script waits."""
+        if self._end is None:
+            return
+        run_id, outcome, calls_bytes = self._end
+        if outcome:
+            self._store.finish(journal, run_id, outcome, calls_bytes)
+        else:
+            self._store.end(journal, "interrupted")
+        self._store.remove(journal.id)

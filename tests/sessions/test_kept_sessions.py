@@ -1,0 +1,347 @@
+"""Scripts of sessions that wait for decisions, and sessions that another process goes on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell import (
+    ExecutionResult,
+    Limits,
+    Outcome,
+    Policy,
+    PoolConfig,
+    ResumeError,
+    SessionError,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.control import Approve, Deny
+from toolcell.sync import SyncSession
+
+pytestmark = pytest.mark.isolation
+
+BEFORE = "import random\nclass Box: pass\nbox = Box()\nbox.seen = random.random()"
+PAYS = "paid = call_tool('pay', to='ada')\n[paid, box.seen, random.random(), isinstance(box, Box)]"
+
+
+class Ledger:
+    """A registry whose tools note each call."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.registry = ToolRegistry()
+
+        @self.registry.tool(requires_approval=True)
+        async def pay(to: str) -> str:
+            """Send some money to somebody."""
+            self.made.append(f"pay {to}")
+            return f"paid {to}"
+
+        @self.registry.tool(reads="private")
+        async def write(text: str) -> int:
+            """Append a line to the ledger."""
+            self.made.append(text)
+            return len(self.made)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[SyncRuntime]:
+    with SyncRuntime(pool=PoolConfig(warm=1)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+    with SyncRuntime(pool=PoolConfig(warm=1), journal=tmp_path_factory.mktemp("kept") / "runs") as opened:
+        yield opened
+
+
+@pytest.fixture(params=["memory", "disk"])
+def runtime(request: pytest.FixtureRequest) -> SyncRuntime:
+    found: SyncRuntime = request.getfixturevalue("in_memory" if request.param == "memory" else "on_disk")
+    return found
+
+
+def another(runtime: SyncRuntime) -> SyncRuntime:
+    """A Runtime on the same directory, as in another process."""
+    config = runtime.runtime._journals.config
+    assert config is not None
+    return SyncRuntime(pool=PoolConfig(warm=1), journal=config.directory)
+
+
+def suspended(session: SyncSession, source: str = PAYS) -> ExecutionResult:
+    session.execute_code(BEFORE)
+    result = session.execute_code(source, on_approval="suspend")
+    assert result.outcome is Outcome.SUSPENDED and result.suspension is not None, result
+    assert session.waiting == result.suspension
+    return result
+
+
+def direct() -> Any:
+    with SyncRuntime(pool=PoolConfig(warm=1), policy=Policy(seed=7)) as runtime, runtime.session() as session:
+        session.execute_code(BEFORE)
+        return session.execute_code(PAYS.replace("call_tool('pay', to='ada')", "'paid ada'")).value
+
+
+@pytest.mark.parametrize("through", ["session", "runtime"])
+def test_a_script_that_waits_goes_on_in_its_session_with_the_state_before_it(
+    runtime: SyncRuntime, ledger: Ledger, through: str
+) -> None:
+    with runtime.session(tools=ledger.registry) as session:
+        result = suspended(session)
+        assert result.session is not None and (result.session.script, result.session.lost) == (2, "")
+        assert result.suspension is not None and not ledger.made
+        place: Any = session if through == "session" else runtime
+        done = place.resume(result.suspension.to_json(), {"call-1": Approve()}, tools=ledger.registry)
+
+        assert done.ok, done.error
+        assert done.session is not None and (done.session.script, done.session.began) == (2, "journal")
+        assert done.value[0] == "paid ada" and done.value[3] is True
+        assert session.execute_code("[paid, box.seen]").value == done.value[:2]
+        assert session.execute_code("box.seen = 1").ok
+        session.put_down()
+        assert session.execute_code("[paid, box.seen]").value == ["paid ada", 1]
+        with pytest.raises(ResumeError, match=r"used already|no run"):
+            session.resume(result.suspension, {"call-1": Approve()})
+        assert ledger.made == ["pay ada"] and session.session.used_calls == 1
+
+
+def test_a_script_that_waits_repeats_the_randomness_of_the_session(ledger: Ledger) -> None:
+    with (
+        SyncRuntime(pool=PoolConfig(warm=1), policy=Policy(seed=7)) as runtime,
+        runtime.session(tools=ledger.registry) as session,
+    ):
+        result = suspended(session)
+        assert result.suspension is not None
+        done = session.resume(result.suspension, {"call-1": Approve()})
+    assert done.value == direct()
+
+
+def test_while_a_script_waits_no_other_runs_until_it_is_given_up(runtime: SyncRuntime, ledger: Ledger) -> None:
+    with runtime.session(tools=ledger.registry) as session:
+        result = suspended(session)
+        assert result.suspension is not None
+        for begin in (lambda: session.execute_code("1"), lambda: session.put_files({"a": b""})):
+            with pytest.raises(SessionError, match=r"waits for a decision about pay.*abandon\(\)"):
+                begin()
+        assert session.files() == ()
+        session.fork().close()
+        with pytest.raises(UsageError, match="no call call-2 waits"):
+            session.resume(result.suspension, {"call-2": Approve()})
+
+        session.abandon()
+
+        assert session.waiting == "" and session.execute_code("'paid' in globals()").value is False
+        with pytest.raises(ResumeError, match=r"no run|used already"):
+            session.resume(result.suspension, {"call-1": Approve()})
+        assert not ledger.made
+
+
+def test_a_token_is_of_use_in_its_own_session_only(runtime: SyncRuntime, ledger: Ledger) -> None:
+    with runtime.session(tools=ledger.registry) as session, runtime.session(tools=ledger.registry) as other:
+        result = suspended(session)
+        plain = runtime.execute_code("call_tool('pay', to='x')", tools=ledger.registry, on_approval="suspend")
+        assert result.suspension is not None and plain.suspension is not None
+        with pytest.raises(ResumeError, match="no script of session"):
+            other.resume(result.suspension, {"call-1": Approve()})
+        with pytest.raises(ResumeError, match="no script of session"):
+            session.resume(plain.suspension, {"call-1": Approve()})
+        changed = result.suspension.to_json().replace("ada", "eve")
+        with pytest.raises(ResumeError, match="changed, or was signed elsewhere"):
+            session.resume(changed, {"call-1": Approve()})
+        with pytest.raises(ResumeError, match="other tools"):
+            session.resume(result.suspension, {"call-1": Approve()}, tools=ToolRegistry())
+
+        denied = session.resume(result.suspension, {"call-1": Deny("no")})
+
+        assert denied.outcome is Outcome.ERROR and "no" in str(denied.error)
+        assert session.execute_code("box.seen > 0").value is True
+        assert not ledger.made
+
+
+def test_what_cannot_be_carried_on_later_is_refused_before_it_runs(in_memory: SyncRuntime, ledger: Ledger) -> None:
+    empty = in_memory.session(tools=ledger.registry, restore="empty")
+    with empty as session, pytest.raises(SessionError, match="keeps no journal"):
+        session.execute_code(PAYS, on_approval="suspend")
+    for options, said in (({"restore": True, "name": "a"}, "journal=DIRECTORY"), ({"restore": True}, "the name")):
+        with pytest.raises(UsageError, match=said):
+            in_memory.session(**options)
+
+
+def test_another_process_goes_on_with_a_session(on_disk: SyncRuntime, ledger: Ledger) -> None:
+    with on_disk.session("s1", tools=ledger.registry, cpu_s=60) as session:
+        session.execute_code(BEFORE)
+        session.execute_code("rows = [call_tool('write', text=str(n)) for n in range(3)]; box.rows = rows")
+        session.put_files({"a.txt": b"hello"})
+        state = session.execute_code("[box.seen, box.rows, open('a.txt').read()]").value
+        with another(on_disk) as other, pytest.raises(SessionError, match="open in another process"):
+            other.session("s1", restore=True).__enter__()
+
+    with another(on_disk) as other, other.session("s1", restore=True, tools=ledger.registry) as session:
+        result = session.execute_code("[box.seen, box.rows, open('a.txt').read()]")
+        assert result.value == state and result.session is not None
+        assert (result.session.began, result.session.script) == ("journal", 5)
+        assert session.session.used_calls == 3 and session.session._state.labels.held == {"private"}
+        with other.session("s2", restore=True) as new:
+            assert new.execute_code("'box' in globals()").value is False
+
+    assert ledger.made == ["0", "1", "2"]
+    with on_disk.session("s1") as session:
+        assert session.execute_code("'box' in globals()").value is False
+
+
+def test_a_script_that_waits_goes_on_in_another_process(on_disk: SyncRuntime, ledger: Ledger) -> None:
+    with on_disk.session("waits", tools=ledger.registry) as session:
+        token = suspended(session).suspension
+    assert token is not None
+    with another(on_disk) as other:
+        with pytest.raises(ResumeError, match=r"script 2 of session 'waits': .*restore=True"):
+            other.resume(token, {"call-1": Approve()}, tools=ledger.registry)
+        with other.session("waits", restore=True, tools=ledger.registry) as session:
+            assert session.waiting == token
+            with pytest.raises(SessionError, match="waits for a decision"):
+                session.execute_code("1")
+            assert session.resume(token, {"call-1": Approve()}).ok
+            assert session.execute_code("paid").value == "paid ada"
+    assert ledger.made == ["pay ada"]
+    with on_disk.session("waits", tools=ledger.registry) as session:  # begins anew
+        session.execute_code("1")
+        with pytest.raises(ResumeError, match="no run"):
+            session.resume(token, {"call-1": Approve()})
+
+
+def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime, ledger: Ledger) -> None:
+    with on_disk.session("lives", tools=ledger.registry) as session:
+        token = session.execute_code("call_tool('pay', to='x')", on_approval="suspend").suspension
+    assert token is not None
+    with on_disk.session("lives", tools=ledger.registry) as session, pytest.raises(ResumeError, match="begun again"):
+        session.resume(token, {"call-1": Approve()})
+    assert not ledger.made
+
+
+def test_the_file_of_a_session_is_private_and_that_of_a_nameless_one_does_not_stay(on_disk: SyncRuntime) -> None:
+    config = on_disk.runtime._journals.config
+    assert config is not None
+    with on_disk.session() as nameless, on_disk.session("named") as named:
+        nameless.execute_code("1")
+        named.execute_code("1")
+    found = [path for path in config.directory.glob("session.*") if path.name in ("session.named.session",)]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in found] == [0o600]
+    assert not (config.directory / f"session.{nameless.session.id}.session").exists()
+
+
+@pytest.mark.parametrize("damage", ["changed", "older copy"])
+def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime, damage: str) -> None:
+    name = f"damaged-{damage[0]}"
+    with on_disk.session(name) as session:
+        session.execute_code("x = 1")
+        path = session.session._state.record._file.path  # type: ignore[union-attr]
+        before = path.read_bytes()
+        session.execute_code("x = 2")
+    path.write_bytes(before if damage == "older copy" else path.read_bytes().replace(b"x = 1", b"x = 5"))
+
+    with pytest.raises(SessionError, match="older copy" if damage == "older copy" else "damaged"):
+        on_disk.session(name, restore=True).__enter__()
+    with on_disk.session(name) as session:
+        assert session.execute_code("'x' in globals()").value is False
+
+
+def test_a_state_that_cannot_be_rebuilt_says_so_in_another_process_too(on_disk: SyncRuntime) -> None:
+    with on_disk.session("cut") as session:
+        session.execute_code("x = 1")
+        cut = session.execute_code("while True: x += 1", limits=Limits(wall_s=0.3))
+        assert cut.outcome is Outcome.TIMEOUT
+        kept = cut.session is not None and not cut.session.lost
+    with another(on_disk) as other, other.session("cut", restore=True) as session:
+        if not kept:  # the script did not end in time, so the state is that before it
+            assert session.execute_code("x").value == 1
+            return
+        with pytest.raises(SessionError, match="cannot be rebuilt: script 2 was interrupted"):
+            session.execute_code("x")
+        session.reset()
+        assert session.execute_code("'x' in globals()").value is False
+
+
+HOST = """
+import os, signal, sys
+from pathlib import Path
+from toolcell import SyncRuntime, PoolConfig, ToolRegistry
+from toolcell.control import AlreadyMade, Approve
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+ledger = folder / 'ledger'
+registry = ToolRegistry()
+
+def note(text):
+    if moment == f'before {text}': os.kill(os.getpid(), signal.SIGKILL)
+    with ledger.open('a') as file: file.write(text + chr(10))
+    if moment == f'after {text}': os.kill(os.getpid(), signal.SIGKILL)
+
+@registry.tool
+def write(text: str) -> str:
+    '''Write a text into the ledger.'''
+    note(text)
+    return text
+
+@registry.tool(requires_approval=True)
+def pay(text: str) -> str:
+    '''Write a payment into the ledger.'''
+    note(text)
+    return text
+
+SCRIPTS = [
+    "import random; x = random.random(); seen = [call_tool('write', text='a')]",
+    "seen += [call_tool('write', text='b'), call_tool('pay', text='c')]; y = random.random()",
+    "seen += [call_tool('write', text='d')]",
+]
+
+def decide(call):
+    if call.reason == 'needs approval': return Approve()
+    (text,) = call.args.values()
+    return AlreadyMade(text) if text in ledger.read_text().split() else Approve()
+
+with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
+    with runtime.session('s', restore=True) as session:
+        while True:
+            waiting = session.waiting
+            if waiting:
+                calls = getattr(waiting, 'calls', ())
+                session.resume(waiting, {call.id: decide(call) for call in calls})
+                continue
+            position = session.session._state.position
+            if position == len(SCRIPTS): break
+            session.execute_code(SCRIPTS[position], on_approval='suspend')
+        print(session.execute_code('[x != y, seen]').value)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before b", "after b", "before c", "after c", "after d"])
+def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
+    def live(moment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", HOST, str(tmp_path), moment]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done
+
+    (tmp_path / "ledger").touch()
+    assert live(moment).returncode == -signal.SIGKILL
+    done = live("")
+
+    assert done.returncode == 0 and done.stdout.strip() == "[True, ['a', 'b', 'c', 'd']]"
+    assert (tmp_path / "ledger").read_text().split() == ["a", "b", "c", "d"]
+    assert not [name for name in os.listdir(tmp_path / "runs") if name.endswith(".journal")]
