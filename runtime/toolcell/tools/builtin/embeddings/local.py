@@ -1,0 +1,54 @@
+"""`LocalEmbeddings`: a static model of model2vec, from a directory. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell import daemon_threads
+from toolcell.errors import UsageError
+from toolcell.tools.checks import check_kind
+
+FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
+"""Of a model. Source: `StaticModel.save_pretrained` of model2vec."""
+
+
+class LocalEmbeddings:
+    """Vectors of a model on this machine.
+
+    toolcell neither installs model2vec nor fetches models: `pip install model2vec`, and fetch a model once with
+    `StaticModel.from_pretrained(NAME).save_pretrained(DIRECTORY)`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_kind("LocalEmbeddings(path)", path, str, os.PathLike)
+        self._path = Path(path)
+        missing = [name for name in FILES if not (self._path / name).is_file()]
+        if missing:
+            raise UsageError(
+                f"there is no model of model2vec in {self._path}: {', '.join(missing)} missing; save one there with "
+                "StaticModel.from_pretrained(NAME).save_pretrained(DIRECTORY)"
+            )
+        try:
+            model2vec = importlib.import_module("model2vec")
+        except ImportError:
+            raise UsageError("LocalEmbeddings needs model2vec; pip install model2vec") from None
+        self._model: Any = model2vec.StaticModel.from_pretrained(str(self._path))
+
+    def dimensions(self) -> int:
+        """Numbers in each vector."""
+        return int(self._model.dim)
+
+    def name(self) -> str:
+        """Name of the model's directory."""
+        return f"model2vec-{self._path.resolve().name}"
+
+    async def embed(self, texts: list[str]) -> list[list[float]]:
+        """Return one vector for each text, made on a worker thread."""
+        return await daemon_threads.run_sync(self._embed, texts)
+
+    def _embed(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self._model.encode(texts).tolist()
+        return vectors
