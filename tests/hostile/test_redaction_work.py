@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hostile.attacks import SECRETS
 from toolcell import packing
 from toolcell.audit import cutting
-from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LargeSearch
+from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LiteralSearch
 from toolcell.audit.cutting import MAX_PIECES
 from toolcell.audit.redact import Redactor
 
@@ -70,7 +70,7 @@ def test_a_text_without_a_literal_is_not_looked_at_closely_at_all(monkeypatch: p
 def test_the_search_of_large_data_finds_what_is_there_wherever_it_is(
     literals: list[bytes], data: st.DataObject
 ) -> None:
-    search = LargeSearch(literals)
+    search = LiteralSearch(literals)
     parts = data.draw(
         st.lists(st.sampled_from([b"", b"\x00", *(each[:-1] for each in literals), *literals]), max_size=8)
     )
@@ -90,7 +90,7 @@ def test_every_literal_is_found_in_large_data_at_the_edge_of_each_piece() -> Non
 def test_a_thousand_registered_secrets_are_found_in_large_data() -> None:
     pick = random.Random(1)
     secrets = [f"{pick.randbytes(12).hex()}\u20ac\n{number}" for number in range(1000)]
-    search = LargeSearch(secret.encode() for secret in secrets)
+    search = LiteralSearch(secret.encode() for secret in secrets)
     room = b"x" * PIECE_BYTES
 
     assert not search(room)

@@ -23,8 +23,8 @@ MAX_TOGETHER_BYTES: Final = 64 * 1024
 """Of literals that one automaton looks for."""
 
 
-class LargeSearch:
-    """Whether one of many literals occurs in large data. Each byte costs about the same, whatever the data is.
+class LiteralSearch:
+    """Whether one of many literals occurs in data. Each byte costs about the same, whatever the data is.
 
     The automaton is that of pydantic's patterns, which are linear in the text. Python's own patterns stop wherever a
     literal may begin, and a text can consist of such places.
@@ -36,6 +36,12 @@ class LargeSearch:
 
     def __call__(self, data: bytes) -> bool:
         """True when one of the literals occurs."""
+        if len(data) <= PIECE_BYTES:
+            text = data.decode("latin-1")
+            for occurs in self._automata:  # noqa: SIM110 - each tool call waits for this twice
+                if occurs(text):
+                    return True
+            return False
         return any(
             occurs(piece)
             for start in range(0, len(data), PIECE_BYTES)
@@ -61,6 +67,12 @@ def _automaton(pattern: str) -> Callable[[str], bool]:
     return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python
 
 
+@functools.lru_cache(maxsize=8)
+def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
+    """Return one search for the same literals, which are no secrets: an automaton takes long to make."""
+    return LiteralSearch(literals)
+
+
 class AnchorSearch:
     """Literals in lower case, to be found in data in lower case."""
 
@@ -71,10 +83,8 @@ class AnchorSearch:
         others = [each for each in wanted if rarest(each) not in COMMON]
         self._needles = {each: each.encode() for each in wanted}
         self._common = tuple(common)
-        self._occurs_in_large = LargeSearch(self._needles.values())
+        self.occurs_in = _search_for(tuple(self._needles.values()))
         self._find_all = re.compile(any_of(others).encode()).findall
-        self.occurs_in = re.compile(any_of(wanted).encode()).search
-        """Search for any of them at once: the fastest for small data."""
         self._pivots = "".join({rarest(each) for each in others}).encode()
         self._by_tail: dict[bytes, list[str]] = {}
         for each in others:
@@ -82,7 +92,7 @@ class AnchorSearch:
 
     def found_in(self, low: bytes) -> Sequence[str]:
         """Return the literals that occur in the data, and perhaps some that end like one that does."""
-        if len(low) > SMALL_BYTES and not self._occurs_in_large(low):
+        if len(low) > SMALL_BYTES and not self.occurs_in(low):
             return ()
         if self._is_dense(low):
             return [literal for literal, needle in self._needles.items() if needle in low]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LargeSearch
+from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LiteralSearch
 from toolcell.audit.assigned import ASSIGNED, OCCURS
 from toolcell.audit.config import SENSITIVE_NAMES
 from toolcell.audit.credentials import CREDENTIALS, REDACTED, RedactionRule, hidden, hide_pattern
@@ -97,7 +97,7 @@ class Redactor:
         # A secret inside another goes with it. Each form comes with the beginning of it that is looked for.
         self._hidden = tuple((form, _beginning(form)) for form in sorted(forms, key=len, reverse=True))
         self._needles = tuple({start.encode("utf-8", "surrogatepass"): None for _, start in self._hidden})
-        self._holds_needle = LargeSearch(self._needles)
+        self._holds_needle = LiteralSearch(self._needles)
         self._overlap = OVERLAP_BYTES + max(map(len, self._needles), default=0)
         rules = (*CREDENTIALS, *(hide_pattern("", pattern) for pattern in patterns))
         anchors = {anchor for rule in rules for anchor in rule.anchors}
@@ -131,7 +131,7 @@ class Redactor:
         low = packed.lower()
         # Most records are small and hold nothing: their way is short.
         is_small = len(packed) <= SMALL_BYTES
-        found = () if is_small and self._occurs(low) is None else self._anchors.found_in(low)
+        found = () if is_small and not self._occurs(low) else self._anchors.found_in(low)
         if not found and self._can_skip:
             for occurs, _ in self._occurring:
                 if occurs(packed) is not None:
