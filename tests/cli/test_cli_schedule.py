@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import toolcell.runtime
 from toolcell import ToolRegistry
 from toolcell.cli import build, exits
-from toolcell.cli.builtin import BuiltinFlags, closing_stores
+from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools import RunContext
@@ -171,7 +171,7 @@ def test_a_command_without_built_in_tools_makes_none() -> None:
 
 def test_stores_are_closed_and_one_place_is_one_store() -> None:
     async def work() -> None:
-        async with closing_stores():
+        async with opened_dependencies():
             made = BuiltinFlags(builtin=["schedule"], store="s.db").with_tools(None)
             assert made is not None
             result = await made.dispatch("schedule_list", {})
@@ -184,7 +184,7 @@ def test_stores_are_closed_and_one_place_is_one_store() -> None:
 
 def test_an_address_of_postgres_is_no_file() -> None:
     async def work() -> None:
-        async with closing_stores():
+        async with opened_dependencies():
             with pytest.raises(UsageError):
                 BuiltinFlags(builtin=["schedule", "unknown"], store="postgresql://nowhere/db").with_tools(None)
             BuiltinFlags(builtin=["schedule"], store="postgresql://nowhere/db").with_tools(None)

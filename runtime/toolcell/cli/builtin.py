@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from toolcell.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from toolcell.runtime import Runtime
     from toolcell.tools import ToolRegistry
     from toolcell.tools.builtin import Store, ToolPackage
 
@@ -31,7 +32,8 @@ StorePlace = Annotated[
     ),
 ]
 
-_opened: dict[str, Store] = {}
+_stores: dict[str, Store] = {}
+_runtimes: list[Runtime] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class BuiltinFlags:
         str, typer.Option("--timezone", metavar="ZONE", help="Of new schedules, such as Europe/Berlin or +07:00.")
     ] = "UTC"
 
-    def with_tools(self, registry: ToolRegistry | None) -> ToolRegistry | None:
-        """Return a registry with the packages beside the tools of `registry`.
+    def with_tools(self, registry: ToolRegistry | None, backend: str = "process") -> ToolRegistry | None:
+        """Return a registry with the packages beside the tools of `registry`. They work within `opened_dependencies`.
 
         Raises:
             UsageError: a package does not exist, or what it needs is missing.
@@ -65,15 +67,15 @@ class BuiltinFlags:
             return registry
         from toolcell.tools import ToolRegistry
 
-        made = ToolRegistry(self._make(names))
+        made = ToolRegistry(self._make(names, backend))
         return made if registry is None else registry.merged(made)
 
-    def _make(self, names: Iterable[str]) -> list[ToolPackage]:
+    def _make(self, names: Iterable[str], backend: str) -> list[ToolPackage]:
         from toolcell.tools.builtin.catalogue import package_class
 
         wanted = list(dict.fromkeys(name.strip() for name in names))
         classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
-        given, made = Dependencies(self), []
+        given, made = Dependencies(self, backend), []
         for name in wanted:
             positional, by_name = NEEDS[name](given)
             made.append(classes[name](*positional, **by_name))
@@ -83,9 +85,10 @@ class BuiltinFlags:
 class Dependencies:
     """What packages need, made when the first one asks for it."""
 
-    def __init__(self, flags: BuiltinFlags) -> None:
+    def __init__(self, flags: BuiltinFlags, backend: str) -> None:
         self.timezone = flags.timezone
         self._flags = flags
+        self._backend = backend
         self._store: Store | None = None
 
     @property
@@ -112,6 +115,16 @@ class Dependencies:
         return place
 
     @property
+    def shell_runtime(self) -> Runtime:
+        """Sandboxes of commands. Those of scripts may execute no program."""
+        from toolcell.config import Policy, PoolConfig
+        from toolcell.runtime import Runtime
+
+        runtime = Runtime(backend=self._backend, policy=Policy(shell=True), pool=PoolConfig(warm=0))
+        _runtimes.append(runtime)
+        return runtime
+
+    @property
     def search_engine(self) -> Any:
         """Brave, or an instance of SearXNG."""
         if key := os.environ.get("BRAVE_API_KEY"):
@@ -126,16 +139,20 @@ class Dependencies:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 NEEDS: Mapping[str, Callable[[Dependencies], Arguments]] = {
-    "file": lambda given: ((given.workspace,), {}),
-    "http": lambda given: ((), {}),
+    "knowledge": lambda given: ((given.store, given.embeddings), {}),
+    "remember": lambda given: ((given.store, given.embeddings), {}),
     "search": lambda given: ((given.embeddings, given.search_engine), {}),
     "schedule": lambda given: ((given.store,), {"timezone": given.timezone}),
+    "shell": lambda given: ((given.workspace, given.shell_runtime), {}),
+    "file": lambda given: ((given.workspace,), {}),
+    "http": lambda given: ((), {}),
+    "data": lambda given: ((given.workspace,), {}),
 }
 """What the constructor of each package gets."""
 
 
 def open_store(place: str | None, *, must_exist: bool = False) -> Store:
-    """Return the store at a place, one for all who ask; `closing_stores` closes it.
+    """Return the store at a place, one for all who ask; `opened_dependencies` closes it.
 
     Raises:
         UsageError: the place is empty, or `must_exist` and there is no such file.
@@ -145,9 +162,9 @@ def open_store(place: str | None, *, must_exist: bool = False) -> Store:
         raise UsageError(f"--store {where!r}: the path is empty; name a file, such as {DEFAULT_STORE}")
     if must_exist and where != IN_MEMORY and not where.startswith(POSTGRES_SCHEMES) and not os.path.exists(where):
         raise UsageError(f"there is no store at {where}; name another one with --store, or set TOOLCELL_STORE")
-    if where not in _opened:
-        _opened[where] = _store_at(where)
-    return _opened[where]
+    if where not in _stores:
+        _stores[where] = _store_at(where)
+    return _stores[where]
 
 
 def _store_at(where: str) -> Store:
@@ -165,13 +182,18 @@ def _store_at(where: str) -> Store:
 
 
 @asynccontextmanager
-async def closing_stores() -> AsyncIterator[None]:
-    """Close at the end what `open_store` returned."""
-    try:
+async def opened_dependencies() -> AsyncIterator[None]:
+    """Open the sandboxes of shell commands. At the end, close them and what `open_store` returned."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_close_stores)
+        while _runtimes:
+            await stack.enter_async_context(_runtimes.pop())
         yield
-    finally:
-        while _opened:
-            await _opened.popitem()[1].close()
+
+
+async def _close_stores() -> None:
+    while _stores:
+        await _stores.popitem()[1].close()
 
 
 # toolcell tools builtin

@@ -13,7 +13,7 @@ import anyio
 import typer
 
 from toolcell.cli import repl_input
-from toolcell.cli.builtin import BuiltinFlags, closing_stores
+from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch
 from toolcell.cli.flags import with_flags
 from toolcell.cli.run import RuntimeFlags, save_files, showing_installation, tool_error_listener
@@ -66,7 +66,7 @@ def repl(
     async def converse() -> None:
         from toolcell.runtime import Runtime
 
-        async with closing_stores(), Runtime(**options) as runtime:
+        async with opened_dependencies(), Runtime(**options) as runtime:
             with showing_installation(Watch()):
                 read = repl_input.reader(tool_names(runtime), history)
                 await run_repl(runtime, read, stdout(), stderr(), output_dir)

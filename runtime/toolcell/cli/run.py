@@ -26,7 +26,7 @@ from toolcell.cli.arguments import (
     read_files,
     read_script,
 )
-from toolcell.cli.builtin import BuiltinFlags, closing_stores
+from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
@@ -133,7 +133,7 @@ class RuntimeFlags:
         """
         settings = {"seed": self.seed, "clock": self.clock, "hash_seed": self.hash_seed}
         options: dict[str, Any] = {
-            "registry": builtins.with_tools(load_registry(self.tools) if self.tools else None),
+            "registry": builtins.with_tools(load_registry(self.tools) if self.tools else None, self.backend),
             "packages": split(self.packages),
             "preload": split(self.preload),
             "pool": PoolConfig(warm=0),
@@ -236,7 +236,7 @@ def execute(source: str, options: dict[str, Any], arguments: dict[str, Any]) -> 
             return await opened(watch)
 
     async def opened(watch: Watch) -> ExecutionResult:
-        async with closing_stores(), Runtime(**options) as runtime:
+        async with opened_dependencies(), Runtime(**options) as runtime:
             watch.doing = "running"
             return await runtime.execute_code(
                 source,

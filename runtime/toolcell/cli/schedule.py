@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from toolcell.cli import exits
-from toolcell.cli.builtin import BuiltinFlags, StorePlace, closing_stores, open_store
+from toolcell.cli.builtin import BuiltinFlags, StorePlace, open_store, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.run import RuntimeFlags
@@ -139,7 +139,7 @@ def run(
     async def work(watch: Watch) -> None:
         from toolcell.runtime import Runtime
 
-        async with closing_stores(), Runtime(**options) as runtime:
+        async with opened_dependencies(), Runtime(**options) as runtime:
             scheduler = Scheduler(runtime, store, config, on_run=show)
             watch.doing = "running"
             await (scheduler.run_due() if once else scheduler.run(watch.cancel))
@@ -163,7 +163,7 @@ def _ask(place: str | None, question: Callable[[ScheduleStore], Awaitable[T]]) -
     """Open a store for one question."""
 
     async def ask() -> T:
-        async with closing_stores():
+        async with opened_dependencies():
             return await question(open_store(place, must_exist=True))
 
     return anyio.run(ask)

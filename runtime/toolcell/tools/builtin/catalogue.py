@@ -12,10 +12,14 @@ from toolcell.tools.builtin.package import ToolPackage, offered_by
 from toolcell.tools.problems import did_you_mean
 
 PACKAGES: Mapping[str, str] = {
-    "file": "Files",
-    "http": "Http",
+    "knowledge": "Knowledge",
+    "remember": "Remember",
     "search": "WebSearch",
     "schedule": "Schedule",
+    "shell": "Shell",
+    "file": "Files",
+    "http": "Http",
+    "data": "DataTools",
 }
 """Name to class in `toolcell.tools.builtin`, in the order in which they are listed."""
 
