@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import socket
 import statistics
 import subprocess
@@ -30,6 +31,9 @@ ROUNDS = 200
 PAUSE_S = 0.02
 WARM_UP = 5
 IDLE = 50
+POLL_S = 0.1
+WATCHED_S = 2.0
+"""How long idle sessions are watched."""
 
 LOOP = """
 import socket, sys
@@ -113,34 +117,52 @@ async def count(restore: str = "empty", rounds: int = 11) -> tuple[Calls, CallCo
 
 
 async def idle(number: int) -> dict[str, float]:
-    """Measure sessions that idle after one script: memory of each in bytes, and the time to put down and bring back."""
+    """Measure sessions that idle after one script: the memory of all, and the time that each step takes for all."""
+    figures: dict[str, float] = {}
     async with Runtime(pool=PoolConfig(warm=0, cap=number + 2)) as runtime:
         sessions = [runtime.session(idle_s=3600) for _ in range(number)]
-        before, used = memory.descendants(), memory.used_bytes()
-        for session in sessions:
-            await session.open()
-            await session.execute_code("x = 40")
-        started = await memory.wait_settled(before, number)
-        figures = {"processes": memory.pss_bytes(started) / number}
-        figures["machine"] = max(0, memory.used_bytes() - used) / number
-        start = time.perf_counter()
-        for session in sessions:
-            await session.put_down()
-        figures["put down"] = (time.perf_counter() - start) / number
-        start = time.perf_counter()
-        for session in sessions:
-            assert (await session.execute_code("x + 2")).value == 42
-        figures["brought back"] = (time.perf_counter() - start) / number
-        for session in sessions:
-            await session.close()
+        used = memory.used_bytes()
+        with timed(figures, "opened, one script in each"):
+            for session in sessions:
+                await session.open()
+                await session.execute_code("x = 40")
+        with timed(figures, "paused"):
+            while not all(session.is_paused for session in sessions):  # noqa: ASYNC110 - a session sets no event
+                await anyio.sleep(POLL_S)
+        below = memory.descendants()
+        before_ticks = memory.cpu_ticks(below | {os.getpid()})
+        await anyio.sleep(WATCHED_S)
+        ticks = memory.cpu_ticks(below | {os.getpid()}) - before_ticks
+        figures["CPU s in 10 s, all and host"] = ticks / os.sysconf("SC_CLK_TCK") * 10 / WATCHED_S
+        figures["MiB, processes of all"] = memory.pss_bytes(below) * MIB
+        figures["MiB, host"] = memory.pss_bytes([os.getpid()]) * MIB
+        figures["MiB, by the machine"] = max(0, memory.used_bytes() - used) * MIB
+        figures["descriptors of the host"] = len(os.listdir("/proc/self/fd"))
+        with timed(figures, "put down"):
+            for session in sessions:
+                await session.put_down()
+        with timed(figures, "brought back, with a script"):
+            for session in sessions:
+                assert (await session.execute_code("x + 2")).value == 42
+        with timed(figures, "closed"):
+            for session in sessions:
+                await session.close()
     return figures
+
+
+@contextmanager
+def timed(figures: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds that a block takes."""
+    start = time.perf_counter()
+    yield
+    figures[f"s, {name}"] = time.perf_counter() - start
 
 
 def main() -> None:
     """Print the figures, or with `--profile` the functions that a script of a session calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
-    parser.add_argument("--idle", type=int, default=IDLE, metavar="N", help="how many idle sessions")
+    parser.add_argument("--sessions", type=int, default=IDLE, metavar="N", help="how many idle sessions")
     parser.add_argument("--profile", choices=["empty", "journal"], help="list the function calls of one script")
     options = parser.parse_args()
     if options.profile:
@@ -159,11 +181,9 @@ def main() -> None:
     for restore in ("empty", "journal"):
         calls, _ = anyio.run(count, restore)
         print(f"{'calls of a script, ' + restore:44} {calls.python:8.0f} Python {calls.c:8.0f} C")
-    figures = anyio.run(idle, options.idle)
-    for name, what in (("processes", "its process"), ("machine", "by the machine")):
-        print(f"{f'memory of each of {options.idle} idle, {what}':44} {figures[name] * MIB:8.2f} MiB")
-    for name in ("put down", "brought back"):
-        print(f"{f'{name}, each':44} {figures[name] * 1e3:8.1f} ms")
+    print(f"{options.sessions} idle sessions:")
+    for name, figure in anyio.run(idle, options.sessions).items():
+        print(f"    {name:40} {figure:8.1f}")
 
 
 if __name__ == "__main__":

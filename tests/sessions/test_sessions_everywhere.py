@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from toolcell import Limits, Outcome, Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry
 from toolcell.audit.reader import read_log
+from toolcell.errors import SessionError
 from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
 from toolcell.sandbox.backend import LimitExceeded, Sample
@@ -122,3 +123,43 @@ def test_what_a_session_has_is_in_no_other_session_no_run_and_gone_after_a_reset
         assert runtime.execute_code(look).value == [[], [], False, False]
         session.reset()
         assert session.execute_code(look).value == [[], [], False, False]
+
+
+STEALS = """
+import os, threading, time, toolcell_bridge.guest.leftovers as leftovers
+leftovers.end_leftovers = lambda end_s: None
+def read():
+    while True:
+        try: os.read(3, 65536)
+        except BaseException: pass
+threading.Thread(target=read, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.isolation
+def test_a_script_that_takes_what_is_sent_to_the_next_costs_two_timeouts_and_then_the_session_is_refused() -> None:
+    with SyncRuntime(pool=WARM, limits=Limits(wall_s=0.5)) as runtime, runtime.session() as session:
+        session.execute_code("import toolcell_bridge.guest.leftovers\n" + STEALS, limits=Limits(wall_s=60))
+        late = session.execute_code("1")
+        assert late.outcome is Outcome.TIMEOUT and late.session is not None and late.session.lost
+        for _ in range(2):
+            with pytest.raises(
+                SessionError, match=r"an empty script did not end \(timeout\): .* reset\(\) begins again"
+            ):
+                session.execute_code("1")
+        runs = session.session._state.used_calls, session.session.is_live
+        session.reset()
+        assert session.execute_code("2").value == 2
+
+    assert runs == (0, False)
+
+
+@pytest.mark.isolation
+def test_a_state_lost_to_a_script_that_could_not_be_interrupted_is_still_rebuilt_each_time() -> None:
+    deaf = "while True:\n  try: sum(range(10**10))\n  except BaseException: pass"
+    with SyncRuntime(pool=WARM) as runtime, runtime.session() as session:
+        session.execute_code("x = 41")
+        for _ in range(2):
+            assert session.execute_code(deaf, limits=Limits(wall_s=0.2)).outcome is Outcome.TIMEOUT
+            assert session.execute_code("x + 1").value == 42

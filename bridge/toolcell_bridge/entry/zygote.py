@@ -72,8 +72,11 @@ fewer page faults in each child's rehearsal (349 against 389, five interleaved r
 READ = ("/etc",)
 READ_EXEC = ("/usr", "/lib", "/lib64", "/packages", "/toolcell", "/programs")
 
-REPEATABLE = ("toolcell_bridge.guest.determinism",)
-"""Loaded only where hashes are repeatable, because only then runs are: rehearsing it is slow."""
+REPEATABLE = "toolcell_bridge.guest.determinism"
+"""Rehearsed only where hashes are repeatable, because only then runs are: that is slow. Sessions use it too."""
+
+OF_SESSIONS = (REPEATABLE, "toolcell_bridge.guest.leftovers", "toolcell_bridge.guest.interrupts")
+"""Loaded when the zygote is idle: a session that loads them itself has a copy, and waits for it."""
 
 
 class Zygote:
@@ -88,7 +91,8 @@ class Zygote:
         # Reserves the descriptor: each child has its own bridge there.
         placeholder = socket.socket(socket.AF_UNIX)
         self._bridge = socket.socket(fileno=os.dup2(placeholder.fileno(), BRIDGE, inheritable=False))
-        self._to_load = [*COMMON_MODULES, *(REPEATABLE if "PYTHONHASHSEED" in os.environ else ())]
+        self._to_load = [*COMMON_MODULES, *OF_SESSIONS]
+        self._is_repeatable = "PYTHONHASHSEED" in os.environ
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
         policy = standard_library.policy_for_imports(executes=executes)
@@ -141,7 +145,9 @@ class Zygote:
             self._freeze_objects()
 
     def _load_next(self) -> None:
-        importlib.import_module(self._to_load.pop(0))
+        module: Any = importlib.import_module(self._to_load.pop(0))
+        if self._is_repeatable and module.__name__ == REPEATABLE:
+            module.is_rehearsed = True
         if not self._to_load:
             self._freeze_objects()
 

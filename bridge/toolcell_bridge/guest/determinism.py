@@ -21,6 +21,10 @@ STEP_NS: Final = 1_000_000
 """How far it advances with each later read, so that a loop that waits for a time ends."""
 
 
+is_rehearsed = False
+"""Whether `rehearse` is part of the rehearsal before the first run."""
+
+
 class Clock:
     """The clock that a script reads."""
 

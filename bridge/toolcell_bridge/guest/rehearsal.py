@@ -81,7 +81,8 @@ class Rehearsal:
         done = self._runner.answer(cast("RunScript", self._channel.next_request()))
         if not done.ok:
             raise RuntimeError(f"rehearsal failed: {done.error}")
-        if (repeat := sys.modules.get("toolcell_bridge.guest.determinism")) is not None:
+        repeat = sys.modules.get("toolcell_bridge.guest.determinism")
+        if repeat is not None and repeat.is_rehearsed:
             repeat.rehearse()
         if main is not None:
             sys.modules["__main__"] = main

@@ -15,7 +15,7 @@ from toolcell.control.suspension import OnApproval
 from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
-from toolcell.results import ExecutionResult, SessionReport
+from toolcell.results import ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted
 from toolcell.sandbox.backend import Sandbox
@@ -24,8 +24,8 @@ from toolcell.sessions.kept import ScriptStore
 from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import SessionSettings
-from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, difference, kept_inputs
-from toolcell.sessions.told import named, told
+from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, begin_without_calls, difference, kept_inputs
+from toolcell.sessions.told import STUCK, named, told
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import RunScript, Stay
 
@@ -279,7 +279,7 @@ class SessionState(IdleSandbox):
                 self.not_repeatable = f"script {self.position + 1} was interrupted ({result.outcome})"
             return ""
         if connection.was_interrupted:
-            return "the script did not end when it was interrupted"
+            return STUCK
         return f"the sandbox ended with outcome {result.outcome}"
 
     def _keep(self, step: KeptScript) -> None:
@@ -318,10 +318,13 @@ class SessionState(IdleSandbox):
             await self._start()
             return "empty"
         self.check_repeatable()
+        was_stuck = self.lost == STUCK
         await self._start()
         try:
             for number, step in enumerate(self.steps, 1):
                 await self._repeat(number, step)
+            if was_stuck:
+                await self._check_answers()
         except BaseException:
             await self.drop()
             raise
@@ -343,6 +346,20 @@ class SessionState(IdleSandbox):
         problem = difference(step, again)
         if problem:
             self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
+            self.check_repeatable()
+
+    async def _check_answers(self) -> None:
+        """Check that the rebuilt state runs scripts: a hidden thread can read what is sent. Raises as `check_repeatable`."""
+        tools = self._host._tools([])
+        self._sandbox.begin_script()
+        script = Script("", None, (), self._limits, "off", None, None, self.position + 1)
+        context, begin = self._context(None, "answers"), begin_without_calls(tools)
+        result = await self._execute(script, tools, context, NO_HANDLERS, begin)
+        if result.outcome is not Outcome.OK:
+            self.not_repeatable = (
+                f"when it was, an empty script did not end ({result.outcome}): something that its scripts left running "
+                "takes what is sent to the next"
+            )
             self.check_repeatable()
 
     def check_repeatable(self) -> None:

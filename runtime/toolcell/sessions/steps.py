@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 
-from toolcell.control.controlled import RunControl, Script
+from toolcell.control.controlled import Begin, RunControl, Script
 from toolcell.control.journal import Journal
 from toolcell.control.store import JournalStore
 from toolcell.copies import changed
@@ -77,6 +78,15 @@ class Repetition:
         """Answer the calls from the journal of the step; make none."""
         step = self._step
         return RunControl(KeptNowhere(), step.journal_again(), step.tools, context, "deny", is_rebuilding=True)
+
+
+def begin_without_calls(tools: CallableTools) -> Begin:
+    """Return how a script of ours begins that makes no call and is kept nowhere."""
+
+    def begin(_message: RunScript, context: RunContext) -> RunControl:
+        return RunControl(KeptNowhere(), Journal(os.urandom(16).hex()), tools, context, "deny", is_rebuilding=True)
+
+    return begin
 
 
 def kept_inputs(script: Script, message: RunScript) -> Script:

@@ -11,6 +11,9 @@ from toolcell.sessions.settings import SessionSettings
 LEFTOVERS, LEFTOVER_CHARS = 20, 120
 """Most that is reported of what a script left running."""
 
+STUCK = "the script did not end when it was interrupted"
+"""Why a sandbox was lost."""
+
 
 def named(claimed: list[str]) -> tuple[str, ...]:
     """Return names that the guest claims, cut as an honest guest cuts them."""
