@@ -349,7 +349,7 @@ class SessionState(IdleSandbox):
             self.check_repeatable()
 
     async def _check_answers(self) -> None:
-        """Check that the rebuilt state runs scripts: a hidden thread can read what is sent. Raises as `check_repeatable`."""
+        """Check that the rebuilt state runs scripts: a hidden thread can read them. Raises as `check_repeatable`."""
         tools = self._host._tools([])
         self._sandbox.begin_script()
         script = Script("", None, (), self._limits, "off", None, None, self.position + 1)
