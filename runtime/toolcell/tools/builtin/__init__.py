@@ -43,6 +43,7 @@ __all__ = [
     "Shell",
     "Skill",
     "SkillStore",
+    "Skills",
     "SqliteStore",
     "Store",
     "ToolPackage",
@@ -81,4 +82,5 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.ingestion",
     f"{_ROOT}.remember",
     f"{_ROOT}.shell",
+    f"{_ROOT}.skill",
 )
