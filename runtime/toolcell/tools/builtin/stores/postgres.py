@@ -78,21 +78,23 @@ class PostgresStore(SqlDocuments, SqlSchedules, SqlSkills):
 
     def _prepare(self, transaction: Transaction) -> None:
         """Choose how vectors are searched."""
-        found = transaction.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-        if not found and transaction.rows("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
-            found = _create_extension(transaction)
-        self._chosen = _Indexes(has_pgvector=bool(found))
-        self.vectors_by = f"pgvector {found[0][0]}" if found else "numpy scan (the server has no pgvector)"
+        version = _has_pgvector(transaction)
+        self._chosen = _Indexes(has_pgvector=bool(version))
+        self.vectors_by = f"pgvector {version}" if version else "numpy scan (the server has no pgvector)"
         logger.info("PostgreSQL store, schema %s: vectors by %s", self.schema, self.vectors_by)
 
 
-def _create_extension(transaction: Transaction) -> list[tuple[Any, ...]]:
-    """Create pgvector in this database, where its owner lets us."""
-    transaction.run(
-        "DO $$ BEGIN CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;"
-        " EXCEPTION WHEN insufficient_privilege THEN NULL; END $$"
-    )
-    return transaction.rows("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
+def _has_pgvector(transaction: Transaction) -> str:
+    """Return the version of pgvector in this database, made there if the server has it and lets us; or nothing."""
+    installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+    found = transaction.rows(installed)
+    if not found and transaction.rows("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+        transaction.run(
+            "DO $$ BEGIN CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;"
+            " EXCEPTION WHEN insufficient_privilege THEN NULL; END $$"
+        )
+        found = transaction.rows(installed)
+    return str(found[0][0]) if found else ""
 
 
 class _Indexes:

@@ -84,6 +84,8 @@ class PostgresPool:
         self._opening = threading.Lock()
         self._idle: list[Any] = []
         self._is_ready = False
+        self._closings = 0
+        """How often the pool was closed: a connection that was lent before is not kept."""
         self._process = os.getpid()
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
@@ -101,6 +103,7 @@ class PostgresPool:
     def _close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
+            self._closings += 1
         for connection in idle:
             connection.close()
 
@@ -117,12 +120,17 @@ class PostgresPool:
 
     @contextmanager
     def _borrowed(self) -> Iterator[Any]:
+        closings = self._closings
         connection = self._take()
         try:
             yield connection
         finally:
             with self._lock:
-                is_kept = not (connection.closed or connection.broken) and len(self._idle) < MAX_IDLE
+                is_kept = (
+                    not (connection.closed or connection.broken)
+                    and len(self._idle) < MAX_IDLE
+                    and closings == self._closings
+                )
                 if is_kept and connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
                     self._idle.append(connection)
                 else:
