@@ -12,7 +12,7 @@ import anyio.abc
 from toolcell.tools import ToolRegistry, ToolResult
 from toolcell.tools.builtin.web.policy import WebPolicy
 
-Page = bytes | Callable[[anyio.abc.SocketStream], Awaitable[None]]
+Page = bytes | Callable[[anyio.abc.ByteStream], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1/32", "::1/128")
 
@@ -45,7 +45,7 @@ class Site:
     def paths(self) -> list[str]:
         return [request.split(" ")[1] for request in self.requests]
 
-    async def answer(self, stream: anyio.abc.SocketStream) -> None:
+    async def answer(self, stream: anyio.abc.ByteStream) -> None:
         async with stream:
             try:
                 head = b""

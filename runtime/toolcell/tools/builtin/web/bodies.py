@@ -33,7 +33,9 @@ class BodyDecoder:
         if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
             raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
         self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB) if names else None
-        self._may_be_raw = names == ["deflate"]
+        self._is_unknown = names == ["deflate"]
+        """Servers mean two formats by this name; the first two bytes tell."""
+        self._head = b""
         self._max_bytes = max_bytes
         self._content = bytearray()
         self._received = 0
@@ -54,6 +56,11 @@ class BodyDecoder:
             fits = len(data) <= self.room
             self._content += data[: self.room]
             return fits
+        if self._is_unknown:
+            data = self._head = self._head + data
+            if len(data) < 2:
+                return True
+            self._choose_format(data)
         while data:
             out = self._decompress(data)
             self._content += out[: self.room]
@@ -65,18 +72,18 @@ class BodyDecoder:
         # Empty gzip members decompress to nothing for ever.
         return self._received <= self._max_bytes + 1024
 
+    def _choose_format(self, head: bytes) -> None:
+        is_zlib = head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+        if not is_zlib and head[:2] != b"\x1f\x8b":
+            self._zlib = zlib.decompressobj(_RAW_DEFLATE)
+        self._is_unknown = False
+
     def _decompress(self, data: bytes) -> bytes:
         assert self._zlib is not None
         try:
-            out = self._zlib.decompress(data, self.room + 1)
+            return self._zlib.decompress(data, self.room + 1)
         except zlib.error as exc:
-            if not self._may_be_raw:
-                raise ToolError(f"the body cannot be decompressed: {exc}") from exc
-            self._zlib = zlib.decompressobj(_RAW_DEFLATE)
-            self._may_be_raw = False
-            return self._decompress(data)
-        self._may_be_raw = False
-        return out
+            raise ToolError(f"the body cannot be decompressed: {exc}") from exc
 
     def finish(self, is_whole: bool) -> Body:
         """Return what came."""

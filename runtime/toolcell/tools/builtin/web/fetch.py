@@ -16,7 +16,7 @@ import httpx
 
 from toolcell.errors import ToolError
 from toolcell.tools.builtin.web.bodies import ACCEPT_ENCODING, read_body
-from toolcell.tools.builtin.web.network import GuardedTransport, Resolver
+from toolcell.tools.builtin.web.network import GuardedTransport, Resolver, httpcore_quiet
 from toolcell.tools.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of
 from toolcell.tools.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
 from toolcell.tools.builtin.web.urls import Target, parse_url
@@ -130,7 +130,8 @@ class Fetcher:
             return
         transport = GuardedTransport(self.policy, self._resolver)
         try:
-            yield transport
+            with httpcore_quiet():
+                yield transport
         finally:
             with anyio.CancelScope(shield=True):
                 await transport.aclose()
@@ -244,5 +245,6 @@ def _redirected(outgoing: Outgoing, status: int, *, same_origin: bool) -> Outgoi
         return outgoing
     if status in (307, 308) and outgoing.body:
         raise ToolError("the server redirects a request with a body to another host; it is not sent there")
+    headers = {name: value for name, value in headers.items() if not name.lower().startswith("content-")}
     keeps = status in (307, 308) or outgoing.method == "HEAD"
     return Outgoing(outgoing.method if keeps else "GET", headers)
