@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from toolcell.json_text import json_text
@@ -157,6 +157,18 @@ class Preflight:
     """Lines of calls whose tool is not written out."""
     note: str = ""
     """Why this is not all."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any] | None) -> Preflight | None:
+        """Return what `to_plain` was made of."""
+        if plain is None:
+            return None
+        calls = tuple(PlannedCall(**each) for each in plain["calls"])
+        return cls(calls, tuple(plain["dynamic"]), plain["note"])
 
     @property
     def problems(self) -> tuple[PlannedCall, ...]:

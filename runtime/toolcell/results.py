@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -189,20 +189,12 @@ class Suspension:
     expires: float
     """Seconds since the epoch."""
     token: str = field(repr=False)
+    preflight: Preflight | None = field(default=None, compare=False)
+    """Of a run with `preflight=True`: the calls that are written in its script."""
 
     def to_json(self) -> str:
         """Return the signed token for `Runtime.resume`. It holds the calls, and nothing else of the run."""
         return self.token
-
-
-class PlanRows(list[dict[str, Any]]):
-    """What came of each step of a plan, in order."""
-
-    def __init__(self, rows: Iterable[dict[str, Any]], run_id: str, journal_id: str) -> None:
-        super().__init__(rows)
-        self.run_id, self.journal_id = run_id, journal_id
-        self.suspension: Suspension | None = None
-        """What the plan waits for; None when it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +368,8 @@ class ExecutionResult:
         plain["logs"] = {"stdout": self.logs.stdout, "stderr": self.logs.stderr, "truncated": self.logs.truncated}
         for name in ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight"):
             plain[name] = None if plain[name] is None else _fields_of(plain[name])
+        if self.suspension is not None:
+            plain["suspension"].pop("preflight")  # the same as that of the result
         for name, parts in _PARTS.items():
             for part in parts if plain[name] is not None else ():
                 plain[name][part] = tuple(map(_fields_of, plain[name][part]))

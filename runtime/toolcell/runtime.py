@@ -18,9 +18,10 @@ import anyio
 
 from toolcell import daemon_threads
 from toolcell.config import Limits, LintProfile, Policy, PoolConfig, names_of, settings_of
-from toolcell.control.controlled import Begin, Refresh, RunHandlers, Script
+from toolcell.control.controlled import Begin, Refresh, RunHandlers
 from toolcell.control.draft import Draft
 from toolcell.control.plans import PlanningRuntime
+from toolcell.control.scripts import Script
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.errors import UsageError, warn_user
@@ -254,8 +255,12 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             from toolcell.control.preflight import refused
 
             return refused(context.run_id if context is not None else os.urandom(16).hex(), planned)
-        result = await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
-        return result if planned is None else dataclasses.replace(result, preflight=planned)
+        if planned is not None:
+            script = dataclasses.replace(script, preflight=planned)
+            begin = self._first_run(script, registry, on_approval, repairs, refresh)
+            if context is not None and isinstance(context.dry_run, Draft):
+                context.dry_run.preflight = planned
+        return await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
 
     def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
         self._lifetime.check()
@@ -291,6 +296,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             observer = await self._observer(request, tools, context)
             bridge = ToolBridge(control.tools, context, observer)
             result = control.finish(await self._run(request, bridge, observer, abandoned, held))
+            if script.preflight is not None:
+                result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:
             self._count_run(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             control.abandon()

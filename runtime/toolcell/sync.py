@@ -16,9 +16,10 @@ from anyio.from_thread import BlockingPortal
 
 from toolcell import daemon_threads
 from toolcell.control.draft import Draft
+from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.results import AbandonedThread, ExecutionResult, PlanRows, Suspension
+from toolcell.results import AbandonedThread, ExecutionResult, Suspension
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sessions.workspace import SessionFile

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from control.conftest import Effects
 from toolcell import Outcome, SyncRuntime, UsageError
+from toolcell.control import Approve, Draft
 from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
 
 ROWS: list[tuple[str, list[list[object]]]] = [
@@ -98,3 +99,23 @@ def test_text_that_cannot_be_read_is_read_in_the_sandbox_and_nowhere_else(opened
 def test_what_is_no_source_is_refused(opened: SyncRuntime) -> None:
     with pytest.raises(UsageError, match="source must be"):
         opened.preflight(7)  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_suspension_and_a_draft_have_the_preflight_of_their_script(
+    opened: SyncRuntime, durable: SyncRuntime, effects: Effects
+) -> None:
+    source = "call_tool('write', text='a')\ncall_tool('pay', to='x')\ncall_tool('pay', to='y')"
+    draft = Draft()
+    result = opened.execute_code(source, tools=effects.registry, preflight=True, dry_run=draft)
+    assert draft.preflight == result.preflight and draft.preflight is not None
+    for runtime in (opened, durable):
+        waits = runtime.execute_code(source, tools=effects.registry, preflight=True, on_approval="suspend")
+        assert waits.suspension is not None and waits.suspension.preflight == waits.preflight == result.preflight
+        assert waits.to_dict()["preflight"]["calls"][1]["needs_approval"]
+        if runtime is durable:
+            (again,) = (each for each in durable.suspended_runs() if each.run_id == waits.suspension.run_id)
+            assert again.preflight == result.preflight
+        second = runtime.resume(waits.suspension, {"call-2": Approve()}, tools=effects.registry)
+        assert second.suspension is not None and second.suspension.preflight == second.preflight == result.preflight
+        plain = runtime.execute_code(source, tools=effects.registry, on_approval="suspend")
+        assert plain.suspension is not None and plain.suspension.preflight is None

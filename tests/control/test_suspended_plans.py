@@ -12,8 +12,7 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import ExecutionResult, Outcome, PoolConfig, ResumeError, SyncRuntime, ToolRegistry, UsageError
-from toolcell.control import Approve, Deny, Edit
-from toolcell.results import PlanRows
+from toolcell.control import Approve, Deny, Edit, PlanRows
 
 pytestmark = pytest.mark.isolation
 

@@ -18,14 +18,17 @@ from toolcell.agents.transcript import check_messages
 from toolcell.control.controlled import DENIED, ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.repair import RepairingRuntime
+from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals
+from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
 from toolcell.results import Suspension
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
+from toolcell.tools.checks import check_kind
 from toolcell.tools.code import AskUser, CodeRuntime, ask_user_spec, code_spec, flows_of, plan_spec
 from toolcell.tools.context import ToolContext, current
 from toolcell.tools.definition import ToolDefinition
@@ -34,6 +37,7 @@ from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.registry import ToolRegistry, registry_of
 from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.run_state import new_id
 from toolcell.tools.spec import ToolSpec
 
@@ -81,7 +85,7 @@ class Agent:
             _check_repairs(runtime)
         if on_approval == "suspend" and isinstance(runtime, ControlledRuntime):
             code_execution = SuspendingRuntime(runtime)
-        self._repairs = code_execution if repair else None
+        self._repairs, self._reverts = code_execution if repair else None, Reverts()
         self.name = name
         self._given = _as_registry(tools)
         self._followed = self._given.state
@@ -174,10 +178,24 @@ class Agent:
             run = run.child(approvals=approvals)
         elif self._on_approval == "deny":
             run = run.child(approvals=Denial(DENIED))
-        result = await LoopRun(replace(self._config, tools=tools), self.messages, run, approvals).run()
+        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.made)
+        try:
+            loop = LoopRun(replace(self._config, tools=tools), self.messages, run.child(made=made), approvals)
+            result = replace(await loop.run(), run_id=ident)
+        finally:
+            self._reverts.keep(ident, made)
         if approvals is None or result.stop_reason != SUSPENDED:
             return result
-        return replace(result, suspension=Turn(self._store, self.messages, tools).suspend(run.run_id, approvals))
+        return replace(result, suspension=Turn(self._store, self.messages, tools).suspend(ident, approvals))
+
+    async def revert(self, result: ToolLoopResult, *, context: RunContext | None = None) -> RevertResult:
+        """Undo what a run has made, scripts and sub-agents included; see `Runtime.revert`. The conversation stays.
+
+        Raises:
+            UsageError: `result` is of no run, or this agent knows of nothing to revert.
+        """
+        check_kind("revert takes the result of a run of this agent:", result, ToolLoopResult)
+        return await revert_calls(self._reverts.made_by(result.run_id), context or self._new_run())
 
     async def resume(
         self,

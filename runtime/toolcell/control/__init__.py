@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 from toolcell.lazy import lazy_names
 
-__all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "Effect", "JournalConfig"]
+__all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "Effect", "JournalConfig", "PlanRows"]
 
 if TYPE_CHECKING:
     from toolcell.control.decisions import AlreadyMade, Deny, Edit
     from toolcell.control.draft import Draft
+    from toolcell.control.steps_of_plans import PlanRows
     from toolcell.control.store import JournalConfig
     from toolcell.effects import CommitResult, Effect
     from toolcell.tools.hooks import Approve
@@ -17,6 +18,7 @@ else:
         __name__,
         "toolcell.control.decisions",
         "toolcell.control.draft",
+        "toolcell.control.steps_of_plans",
         "toolcell.control.store",
         "toolcell.effects",
         "toolcell.tools.hooks",

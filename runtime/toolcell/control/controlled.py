@@ -6,17 +6,16 @@ import dataclasses
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from toolcell.config import Limits, Policy
+from toolcell.config import Policy
 from toolcell.control.answering import JournaledTools
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.draft import Draft
-from toolcell.control.identity import tool_digests
 from toolcell.control.journal import Journal
+from toolcell.control.scripts import Script, header_of, script_of
 from toolcell.control.store import JournalStore, pending_entries
 from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender, check_on_approval
 from toolcell.errors import ResumeError, UsageError
@@ -25,7 +24,6 @@ from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
 from toolcell.run.sandboxes import SandboxRuntime
-from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.context import share_labels
 from toolcell.tools.policy import CallPolicy
@@ -46,21 +44,6 @@ PLAN: Final = "steps"
 """In the header of a journal: it is that of a plan."""
 
 DECIDED_BY_SCRIPT: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script with everything that it starts with."""
-
-    source: str
-    inputs: Mapping[str, Any] | None
-    files: tuple[GuestFile, ...]
-    limits: Limits
-    lint: str
-    seed: int | None
-    clock: float | None
-    number: int = 0
-    """Of a script in its session; 0 outside of sessions."""
 
 
 RunHandlers = tuple[anyio.Event | None, OnLog | None, OnProgress | None]
@@ -354,45 +337,3 @@ class ControlledRuntime(SandboxRuntime):
     def interrupted_runs(self) -> list[str]:
         """Return the ids of runs whose host was killed, or which were cancelled, and that `resume` can carry on."""
         return self._journals.interrupted()
-
-
-def header_of(
-    message: RunScript,
-    script: Script,
-    tools: CallableTools,
-    on_approval: OnApproval,
-    refresh: Refresh,
-    repaired: Journal | None,
-) -> dict[str, Any]:
-    """Return everything that is needed to run a script again, as plain data."""
-    from toolcell.packing import text_digest
-
-    return {
-        "source": message.source,
-        "source_sha256": text_digest(message.source),
-        "inputs": message.inputs,
-        "files": [[file.name, file.data] for file in script.files],
-        "limits": script.limits.model_dump(),
-        "lint": script.lint,
-        "seed": script.seed,
-        "clock": script.clock,
-        "tools": tool_digests(tools),
-        "on_approval": on_approval,
-        "refresh": refresh,
-        "repairs": repaired.id if repaired is not None else "",
-    }
-
-
-def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
-    """Return the script of a journal's header."""
-    files = tuple(GuestFile(name, data) for name, data in header["files"])
-    return Script(
-        header["source"],
-        header["inputs"],
-        files,
-        Limits(**header["limits"]),
-        header["lint"],
-        header["seed"],
-        header["clock"],
-        number,
-    )

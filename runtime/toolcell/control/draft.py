@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
-from toolcell.effects import Effect, shown_effects
+from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.errors import UsageError
 from toolcell.packing import value_digest
 from toolcell.results import ExecutionResult
@@ -64,6 +64,8 @@ class Draft:
         """Why it cannot be committed: it was, or it is being committed."""
         self.collected: list[Collected] = []
         """In order."""
+        self.preflight: Preflight | None = None
+        """Of a script that ran with `preflight=True`."""
         self.count = 0
         """Effects in all, those included whose preview failed."""
         self._ids: set[str] = set()

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
 from toolcell.control.revert import Reverts, revert_calls
+from toolcell.control.steps_of_plans import PlanRows
 from toolcell.control.suspension import OnApproval
 from toolcell.effects import CommitResult, RevertResult
 from toolcell.errors import UsageError
 from toolcell.lifetime import Lifetime
-from toolcell.results import ExecutionResult, PlanRows
+from toolcell.results import ExecutionResult
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.context import share_labels

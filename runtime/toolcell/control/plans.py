@@ -11,11 +11,11 @@ from toolcell.control.draft import Draft
 from toolcell.control.drafting import DraftingRuntime, draft_of_plan
 from toolcell.control.identity import tool_digests
 from toolcell.control.journal import Journal, pending_of
-from toolcell.control.steps_of_plans import JournaledSteps
+from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.errors import UsageError
 from toolcell.packing import value_digest
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PlanRows, Suspension
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
+from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.errors import AuditError, ToolAbort, UsageError
-from toolcell.results import ExecutionResult, PlanRows
+from toolcell.results import ExecutionResult
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
@@ -52,11 +53,19 @@ class Reverts:
             raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(given)}")
         if isinstance(given, ExecutionResult) and given.draft_id:
             raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
-        found = self._made.get(given.journal_id)
+        return self.made_by(given.journal_id, given.run_id)
+
+    def made_by(self, ident: str, run_id: str = "") -> MadeCalls:
+        """Return what is kept under this id.
+
+        Raises:
+            UsageError: nothing is.
+        """
+        found = self._made.get(ident)
         if found is None:
             raise UsageError(
-                f"there is nothing of run {given.run_id} to revert: it made no call of a tool that writes, it ran in "
-                f"another Runtime, or it is not among the last {RUNS} runs of this one"
+                f"there is nothing of run {run_id or ident} to revert: it made no call of a tool that writes, it ran "
+                f"elsewhere, or it is not among the last {RUNS} runs of this one"
             )
         return found
 

@@ -5,14 +5,14 @@ A plan is carried on by running it again: steps that have a result are not calle
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Final
 
 from toolcell.control.decisions import answer_of
 from toolcell.control.identity import call_digest, options_of
 from toolcell.control.journal import Journal, JournalEntry
 from toolcell.control.suspension import BELOW, IN_DOUBT
-from toolcell.results import PendingCall
+from toolcell.results import PendingCall, Suspension
 from toolcell.tools.call import Call, CallObserver
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell.tools.result import ErrorCode, Status, ToolResult
@@ -22,6 +22,16 @@ from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn
 
 WAITS: Final = "it waits for a decision"
+
+
+class PlanRows(list[dict[str, Any]]):
+    """What came of each step of a plan, in order."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], run_id: str, journal_id: str) -> None:
+        super().__init__(rows)
+        self.run_id, self.journal_id = run_id, journal_id
+        self.suspension: Suspension | None = None
+        """What the plan waits for; None when it is over."""
 
 
 class JournaledSteps:

@@ -20,6 +20,7 @@ from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoa
 from toolcell.control.marks import marks_directory
 from toolcell.control.resume_checks import check_token, check_tools, unknown_text, used_text
 from toolcell.control.tokens import make_token, read_token
+from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.results import ExecutionResult, Suspension
@@ -161,7 +162,8 @@ class JournalStore:
             expires=journal.expires,
             calls=calls,
         )
-        return Suspension(journal.id, calls, journal.expires, token)
+        preflight = Preflight.of_plain(header.get("preflight"))
+        return Suspension(journal.id, calls, journal.expires, token, preflight)
 
     def put_down(self, journal: Journal) -> None:
         """Let a journal be taken up again, here or in another process."""

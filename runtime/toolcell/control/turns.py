@@ -49,9 +49,12 @@ class TurnApprovals:
         self,
         decided: Mapping[str, RecordedDecision] | None = None,
         scripts: Mapping[str, tuple[str, dict[str, ResumeDecision]]] | None = None,
+        run_id: str = "",
     ) -> None:
         """`decided`: by the id of the model's call. `scripts`: tokens of scripts, and what was decided about them."""
         self.is_resumed = decided is not None
+        self.run_id = run_id
+        """Of the run that was suspended first; empty when this is a new one."""
         self._decided = dict(decided or {})
         self._scripts = dict(scripts or {})
         self.pending: dict[str, tuple[PendingCall, ...]] = {}
@@ -177,7 +180,7 @@ class Turn:
         waiting = {name: known[name] for name in decisions}
         decided = {name: recorded(decisions[name], each, each.reason == IN_DOUBT) for name, each in waiting.items()}
         _use_once(self.store, str(token["token"]), str(token["run"]))
-        return TurnApprovals(decided, of_scripts)
+        return TurnApprovals(decided, of_scripts, str(token["run"]))
 
 
 def _digest(value: Any) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.control.controlled import script_of
 from toolcell.control.journal import Journal, JournalEntry
 from toolcell.control.journal_file import JournalFile, OlderCopy
+from toolcell.control.scripts import script_of
 from toolcell.control.store import JournalStore
 from toolcell.errors import ResumeError, SessionError
 from toolcell.results import Outcome

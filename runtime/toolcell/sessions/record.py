@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from toolcell.control.controlled import Script, header_of
 from toolcell.control.journal import Journal
+from toolcell.control.scripts import Script, header_of
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.errors import ResumeError, SessionError

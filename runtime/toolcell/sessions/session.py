@@ -15,8 +15,9 @@ import anyio
 import anyio.lowlevel
 
 from toolcell.config import Limits, LintProfile, settings_of
-from toolcell.control.controlled import ControlledRuntime, Script
+from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
+from toolcell.control.scripts import Script
 from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import SessionError, UsageError
 from toolcell.lifetime import OpenedInBlock

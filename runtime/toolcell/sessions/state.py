@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from toolcell.config import Limits
-from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers, Script, script_of
+from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers
 from toolcell.control.journal import Journal
+from toolcell.control.scripts import Script, script_of
 from toolcell.control.suspension import OnApproval
 from toolcell.copies import changed
 from toolcell.errors import SessionError

@@ -6,8 +6,9 @@ import copy
 import os
 from dataclasses import dataclass
 
-from toolcell.control.controlled import Begin, RunControl, Script
+from toolcell.control.controlled import Begin, RunControl
 from toolcell.control.journal import Journal
+from toolcell.control.scripts import Script
 from toolcell.control.store import JournalStore
 from toolcell.copies import changed
 from toolcell.packing import pack

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toolcell.config import Limits
-from toolcell.control.controlled import ControlledRuntime, Script
+from toolcell.control.controlled import ControlledRuntime
+from toolcell.control.scripts import Script
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
 from toolcell.run.input_files import FileContent, FileInput, guest_files

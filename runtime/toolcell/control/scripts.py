@@ -1,0 +1,76 @@
+"""`Script`: everything that a run starts with, and its form in the header of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolcell.config import Limits
+from toolcell.control.identity import tool_digests
+from toolcell.control.journal import Journal
+from toolcell.control.suspension import OnApproval
+from toolcell.effects import Preflight
+from toolcell.sandbox.backend import GuestFile
+from toolcell.tools.call import CallableTools
+from toolcell_bridge.wire.messages import RunScript
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script with everything that it starts with."""
+
+    source: str
+    inputs: Mapping[str, Any] | None
+    files: tuple[GuestFile, ...]
+    limits: Limits
+    lint: str
+    seed: int | None
+    clock: float | None
+    number: int = 0
+    """Of a script in its session; 0 outside of sessions."""
+    preflight: Preflight | None = None
+
+
+def header_of(
+    message: RunScript,
+    script: Script,
+    tools: CallableTools,
+    on_approval: OnApproval,
+    refresh: str,
+    repaired: Journal | None,
+) -> dict[str, Any]:
+    """Return everything that is needed to run a script again, as plain data."""
+    from toolcell.packing import text_digest
+
+    return {
+        "source": message.source,
+        "source_sha256": text_digest(message.source),
+        "inputs": message.inputs,
+        "files": [[file.name, file.data] for file in script.files],
+        "limits": script.limits.model_dump(),
+        "lint": script.lint,
+        "seed": script.seed,
+        "clock": script.clock,
+        "tools": tool_digests(tools),
+        "on_approval": on_approval,
+        "refresh": refresh,
+        "repairs": repaired.id if repaired is not None else "",
+        "preflight": script.preflight.to_plain() if script.preflight is not None else None,
+    }
+
+
+def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
+    """Return the script of a journal's header."""
+    files = tuple(GuestFile(name, data) for name, data in header["files"])
+    return Script(
+        header["source"],
+        header["inputs"],
+        files,
+        Limits(**header["limits"]),
+        header["lint"],
+        header["seed"],
+        header["clock"],
+        number,
+        Preflight.of_plain(header.get("preflight")),
+    )
