@@ -154,14 +154,14 @@ async def speed(chunks: int, dimensions: int, vectors: Any) -> dict[str, Any]:
 
 async def timed(search: Any, chance: random.Random, chunks: int) -> tuple[float, float]:
     """Return the median wall and CPU time of a search, in milliseconds."""
-    walls, cpus = [], []
+    elapsed, cpus = [], []
     for _ in range(30):
         at = chance.randrange(chunks)
         wall, cpu = time.perf_counter(), time.process_time()
         assert await search(at)
-        walls.append(time.perf_counter() - wall)
+        elapsed.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    return round(statistics.median(walls) * 1000, 1), round(statistics.median(cpus) * 1000, 1)
+    return round(statistics.median(elapsed) * 1000, 1), round(statistics.median(cpus) * 1000, 1)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
