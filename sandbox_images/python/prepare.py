@@ -70,14 +70,24 @@ KERNELS = ("proc", "sys", "dev")
 """Mounted by the engine while this runs."""
 
 
-def make_bare(root: Path) -> None:
-    """Reduce a file system with a Python to a sandbox's: interpreter, libraries and links, without set-uid files."""
+LISTED = Path("/toolcell-programs.txt")
+"""In the image of a shell: the names of the programs that stay, one in a line."""
+
+ALTERNATIVES = {"sh": ("dash", "bash"), "awk": ("mawk", "gawk")}
+"""What a package's maintainer script would have linked."""
+
+
+def make_bare(root: Path, programs: Iterable[str] = ()) -> None:
+    """Reduce a file system with a Python to a sandbox's: interpreter, libraries and links, without set-uid files.
+
+    `programs`: names of those that stay.
+    """
     add_search_path(root, Path(site.getsitepackages()[0]))
     stdlib = Path(sysconfig.get_path("stdlib"))
     for path in matching(stdlib, UNUSED_IN_STDLIB):
         remove(path)
     compile_tree(stdlib)
-    keep_interpreter(root)
+    keep_programs(root, frozenset(programs))
     for path in matching(root, UNUSED):
         remove(path)
     make_links(root)
@@ -93,16 +103,28 @@ def add_search_path(root: Path, packages: Path) -> None:
     (root / "usr/lib/toolcell").mkdir(parents=True, exist_ok=True)
 
 
-def keep_interpreter(root: Path) -> None:
-    """Remove every program except the interpreter, and make it available as `python3`."""
+def keep_programs(root: Path, programs: frozenset[str]) -> None:
+    """Remove every program except the interpreter and `programs`, and make it available as `python3`."""
     own = Path(os.path.realpath(sys.executable))
+    kept = programs | {each for name in programs for each in ALTERNATIVES.get(name, ())}
     for directory in PROGRAM_DIRECTORIES:
         for path in matching(root / directory, ("*",)):
-            if not any(fnmatch.fnmatchcase(path.name, name) for name in INTERPRETERS):
+            if path.name not in kept and not any(fnmatch.fnmatchcase(path.name, name) for name in INTERPRETERS):
                 remove(path)
+    for name in sorted(programs & ALTERNATIVES.keys()):
+        link_alternative(root, name)
     if not any((root / folder / "python3").exists() for folder in ("usr/local/bin", "usr/bin")):
         (root / "usr/bin").mkdir(parents=True, exist_ok=True)
         (root / "usr/bin/python3").symlink_to(own)
+
+
+def link_alternative(root: Path, name: str) -> None:
+    """Make `name` a link to a program that is there: links through /etc/alternatives break when that is removed."""
+    for other in ALTERNATIVES[name]:
+        if (root / "usr/bin" / other).is_file():
+            remove(root / "usr/bin" / name)
+            (root / "usr/bin" / name).symlink_to(other)
+            return
 
 
 def make_links(root: Path) -> None:
@@ -160,6 +182,9 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["bare"]:
             make_bare(Path("/"))
+        case ["shell"]:
+            make_bare(Path("/"), LISTED.read_text(encoding="ascii").split())
+            remove(LISTED)
         case ["compile", tree]:
             compile_tree(Path(tree))
             close_permissions(Path(tree))

@@ -239,7 +239,7 @@ def test_the_check_of_an_image_agrees_with_its_dockerfile(prepare: ModuleType) -
 
 
 def test_build_files_pin_what_they_build_on() -> None:
-    for name in ("python", "python-data"):
+    for name in ("python", "shell", "python-data"):
         text = (build.sources() / name / "Dockerfile").read_text()
         assert "ARG BASE_IMAGE=" in text
         assert "latest" not in text and "ADD http" not in text
@@ -250,9 +250,29 @@ def test_programs_are_removed_and_the_interpreter_stays(prepare: ModuleType, tmp
     for name in ("bin/sh", "usr/bin/gcc", "usr/bin/python3.13", "usr/bin/python3-config", "usr/local/bin/pip"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    prepare.keep_interpreter(tmp_path)
+    prepare.keep_programs(tmp_path, frozenset())
     left = {path.name for path in tmp_path.rglob("*") if not path.is_dir()}
     assert left == {"python3.13", "python3"}
+
+
+def test_the_programs_of_a_shell_stay_and_their_links_lead_to_them(prepare: ModuleType, tmp_path: Path) -> None:
+    for name in ("usr/bin/dash", "usr/bin/mawk", "usr/bin/cat", "usr/bin/mount", "usr/bin/python3"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "usr/bin/awk").symlink_to("/etc/alternatives/awk")
+    prepare.keep_programs(tmp_path, frozenset({"sh", "awk", "cat"}))
+    left = {path.name: path for path in (tmp_path / "usr/bin").iterdir()}
+    assert set(left) == {"dash", "mawk", "cat", "python3", "sh", "awk"}
+    assert (left["sh"].readlink(), left["awk"].readlink()) == (Path("dash"), Path("mawk"))
+
+
+def test_programs_are_unpacked_for_a_shell_only() -> None:
+    assert debian_base.target_path("./bin/cat") is None
+    assert debian_base.target_path("./bin/cat", has_programs=True) == "usr/bin/cat"
+    assert debian_base.target_path("./usr/share/man/man1/cat.1", has_programs=True) is None
+    files = (Path(__file__),)
+    plain, shell = (debian_base.DebianPackages("x", files, has_programs=each) for each in (False, True))
+    assert plain.digest != shell.digest
 
 
 def test_a_bare_tree_has_no_set_uid_and_no_world_writable_file(prepare: ModuleType, tmp_path: Path) -> None:

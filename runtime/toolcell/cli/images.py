@@ -48,6 +48,7 @@ def build_image(
     suite: Annotated[str, typer.Option(help="Debian release.")] = debian_base.SUITE,
     mirror: Annotated[str, typer.Option(help="Debian mirror.")] = debian_base.MIRROR,
     data: Annotated[bool, typer.Option("--data", help="Also build python-data: numpy, pandas, and so on.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Also build shell: a shell and small programs.")] = False,
     package: Annotated[
         list[str] | None,
         typer.Option("--package", "-p", metavar="REQUIREMENT", help="Also build the image for Runtime(packages=...)."),
@@ -65,8 +66,13 @@ def build_image(
             built = [build.build_python(client, on, fresh=fresh, report=watch.say)]
             if data:
                 built.append(build.build_data(client, built[0], fresh=fresh, report=watch.say))
+            if shell:
+                programs = base
+                if debian:
+                    programs = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say, shell=True)
+                built.append(build.build_shell(client, programs, fresh=fresh, report=watch.say))
             if package:
-                built.append(packages.ensure_image(client, built[-1].tag, package))
+                built.append(packages.ensure_image(client, (built[1] if data else built[0]).tag, package))
             for each in built:
                 watch.say(f"checking {each.tag}")
                 check.require_sound(client, each)

@@ -35,6 +35,7 @@ from toolcell.sandbox.docker.images.site import (
     read_requirements,
     versions_in,
 )
+from toolcell.sandbox.process.programs import NAMES
 
 Report = Callable[[str], None]
 """Called with one line of progress."""
@@ -91,11 +92,32 @@ def build_python(
         SandboxUnavailable: the base is not available or has no CPython 3.11, or the engine could not build.
         PackageError: a package that the guest imports is not available for the base's interpreter.
     """
+    return _build_guest(client, base, tag, {}, "python", fresh, report)
+
+
+def build_shell(
+    client: Client, base: str | None = None, *, tag: str = reference.SHELL_IMAGE, fresh: bool = False,
+    report: Report = silent,
+) -> ImageRef:  # fmt: skip
+    """Build the image for `Policy(shell=True)` on `base`, which has the programs, else on the official Python image.
+
+    Raises:
+        SandboxUnavailable, PackageError: as `build_python`.
+    """
+    return _build_guest(client, base, tag, {reference.PROGRAMS: "shell"}, "shell", fresh, report)
+
+
+def _build_guest(
+    client: Client, base: str | None, tag: str, more: Mapping[str, str], name: str, fresh: bool, report: Report
+) -> ImageRef:
     on = find_base(client, base or DEFAULT_BASE, report)
-    with _context("python") as context:
+    with _context(name) as context:
+        if name == "shell":
+            (context / "programs.txt").write_text("\n".join(NAMES), encoding="ascii")
         report(f"guest {reference.VERSION} for Python {on.python.version}")
         versions = install_guest(context / "guest", on.python)
         labels = {
+            **more,
             reference.GUEST: reference.VERSION,
             reference.SOURCES: reference.digest_of(context / "guest" / "toolcell_bridge"),
             reference.PYTHON: on.python.version,
@@ -111,7 +133,8 @@ def renew(client: Client, image: ImageRef, report: Report = silent) -> ImageRef:
     Raises:
         SandboxUnavailable: the base is gone, or the engine could not build.
     """
-    return build_python(client, image.base, tag=image.tag, report=report)
+    again = build_shell if image.has_programs else build_python
+    return again(client, image.base, tag=image.tag, report=report)
 
 
 def build_data(
@@ -301,16 +324,20 @@ def pack(context: Path, target: IO[bytes]) -> None:
 
 
 def import_debian(
-    client: Client, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent
-) -> str:
+    client: Client, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent,
+    shell: bool = False,
+) -> str:  # fmt: skip
     """Import a base image of Debian packages, unless it has the same packages already; return its id.
+
+    `shell`: with the programs of a shell.
 
     Raises:
         SandboxUnavailable: the packages are not available here, or the engine refused the image.
     """
-    tag = f"{reference.DEBIAN_REPOSITORY}:{suite}"
+    name = f"{suite}-shell" if shell else suite
+    tag = f"{reference.DEBIAN_REPOSITORY}:{name}"
     label = f"{reference.LABEL}debian"
-    with debian_base.download(suite, mirror, report) as packages, tempfile.TemporaryFile() as archive:
+    with debian_base.download(suite, mirror, report, shell=shell) as packages, tempfile.TemporaryFile() as archive:
         # Images built on a base inherit its labels, except the role.
         known = [f"{label}={packages.digest}", f"{reference.ROLE}={reference.DEBIAN}"]
         found = call_api(client.api.images, filters={"label": known})
@@ -319,7 +346,7 @@ def import_debian(
             debian_base.write_archive(packages, archive)
             archive.seek(0)
             changes = [f"LABEL {label}={packages.digest}", f"LABEL {reference.ROLE}={reference.DEBIAN}"]
-            call_api(client.api.import_image_from_data, archive, repository=reference.DEBIAN_REPOSITORY, tag=suite,
+            call_api(client.api.import_image_from_data, archive, repository=reference.DEBIAN_REPOSITORY, tag=name,
                       changes=changes)  # fmt: skip
     inspected = call_api(client.api.inspect_image, found[0]["Id"] if found else tag)
     return str(inspected["Id"])

@@ -11,6 +11,7 @@ from toolcell.sandbox.docker.client import Client, call_api
 from toolcell.sandbox.docker.images import reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import DESCRIBE_PYTHON, ImagePython
+from toolcell.sandbox.process.programs import NAMES
 
 PROBE_TIMEOUT_S = 60
 
@@ -57,6 +58,9 @@ print(json.dumps({
 """
 
 SHOWN = 5
+
+SHELL_PROGRAMS = frozenset({*NAMES, "dash", "mawk", "gawk"})
+"""What an image of a shell may have."""
 
 
 def ask_python(client: Client, image: str) -> ImagePython:
@@ -162,7 +166,8 @@ def problems_inside(found: Mapping[str, Any], image: ImageRef) -> list[str]:
         wrong.append("its msgpack is the slow one in pure Python")
     if any(target != LINKS[name] for name, target in found["links"].items()):
         wrong.append(f"/work and /tmp do not lead into /sandbox: {found['links']}")
-    if programs := [name for name in found["programs"] if not name.startswith("python")]:
+    known = SHELL_PROGRAMS if image.has_programs else frozenset()
+    if programs := [name for name in found["programs"] if not name.startswith("python") and name not in known]:
         wrong.append(f"there are programs in it: {_first_few(programs)}")
     wrong += [f"its {package} cannot be imported: {why}" for package, why in found["unusable"].items()]
     for what, text in (

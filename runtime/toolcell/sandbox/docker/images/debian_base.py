@@ -31,6 +31,12 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 WANTED = ("python3", "base-files", "libc-bin", "libgomp1", "libstdc++6", "media-types", "netbase", "tzdata")
 """libc-bin contains the C.UTF-8 locale. Compiled packages link to libgomp and libstdc++; nothing else here does."""
 
+SHELL_WANTED = (
+    "bash", "bzip2", "coreutils", "dash", "diffutils", "findutils", "grep", "gzip", "jq", "mawk", "patch", "sed", "tar",
+    "xz-utils",
+)  # fmt: skip
+"""The packages of the programs of a shell."""
+
 NOT_UNPACKED = frozenset({"debconf", "dpkg", "lock", "mawk", "readline-common", "tar"})
 """Programs that only maintainer scripts use."""
 
@@ -55,6 +61,8 @@ class DebianPackages:
     suite: str
     files: tuple[Path, ...]
     """Package files, in the order of their names."""
+    has_programs: bool = False
+    """Programs are unpacked too."""
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +72,7 @@ class DebianPackages:
     @property
     def digest(self) -> str:
         """Identifies the resulting archive: the same digest means the same bytes."""
-        whole = hashlib.sha256()
+        whole = hashlib.sha256(b"programs" if self.has_programs else b"")
         for path in self.files:
             whole.update(hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()
@@ -72,9 +80,11 @@ class DebianPackages:
 
 @contextmanager
 def download(
-    suite: str = SUITE, mirror: str = MIRROR, report: Callable[[str], None] = lambda text: None
+    suite: str = SUITE, mirror: str = MIRROR, report: Callable[[str], None] = lambda text: None, *, shell: bool = False
 ) -> Iterator[DebianPackages]:
     """Download the packages of an interpreter, with security updates and checked signatures; delete them afterwards.
+
+    `shell`: with those of the programs of a shell.
 
     Raises:
         SandboxUnavailable: this machine has no apt or no Debian keys, or the mirror does not answer.
@@ -86,9 +96,12 @@ def download(
         report(f"reading the package lists of {suite} from {mirror}")
         _apt([*options, "update"])
         report(f"downloading {suite}'s Python")
-        _apt([*options, "--yes", "--no-install-recommends", "--download-only", "install", *WANTED])
+        _apt([*options, "--yes", "--no-install-recommends", "--download-only", "install", *WANTED,
+              *(SHELL_WANTED if shell else ())])  # fmt: skip
         found = sorted((folder / "cache/archives").glob("*.deb"))
-        yield DebianPackages(suite, tuple(path for path in found if path.name.partition("_")[0] not in NOT_UNPACKED))
+        unwanted = NOT_UNPACKED - {*SHELL_WANTED} if shell else NOT_UNPACKED
+        wanted = tuple(path for path in found if path.name.partition("_")[0] not in unwanted)
+        yield DebianPackages(suite, wanted, has_programs=shell)
 
 
 def _require_tools() -> None:
@@ -153,22 +166,22 @@ def write_archive(packages: DebianPackages, target: IO[bytes]) -> None:
         for name in MERGED:
             _add_entry(archive, name, tarfile.SYMTYPE, seen, linkname=f"usr/{name}")
         for path in packages.files:
-            _merge(path, archive, seen)
+            _merge(path, archive, seen, packages.has_programs)
         listing = "\n".join(packages.names).encode() + b"\n"
         _add_entry(archive, "usr/share/doc/debian-packages.txt", tarfile.REGTYPE, seen, content=listing)
 
 
-def _merge(package: Path, archive: tarfile.TarFile, seen: set[str]) -> None:
+def _merge(package: Path, archive: tarfile.TarFile, seen: set[str], has_programs: bool) -> None:
     with tarfile.open(fileobj=io.BytesIO(_contents(package)), mode="r:") as files:
         for member in files:
-            name = target_path(member.name)
+            name = target_path(member.name, has_programs)
             if name is None or name in seen:
                 continue
             seen.add(name)
             content = files.extractfile(member) if member.isreg() else None
             member.name = name
             if member.islnk():
-                member.linkname = target_path(member.linkname) or member.linkname
+                member.linkname = target_path(member.linkname, has_programs) or member.linkname
             member.mode &= 0o755
             member.uid = member.gid = 0
             member.uname = member.gname = "root"
@@ -183,14 +196,14 @@ def _contents(package: Path) -> bytes:
     return done.stdout
 
 
-def target_path(name: str) -> str | None:
+def target_path(name: str, has_programs: bool = False) -> str | None:
     """Return where a package's file goes; None for programs, documentation and what the merged layout already has."""
     path = posixpath.normpath(name).lstrip("/")
     if path.partition("/")[0] in MERGED:
         path = f"usr/{path}"
     if path in (".", "usr", *(f"usr/{merged}" for merged in MERGED)):
         return None
-    return None if PROGRAMS.match(path) or DOCUMENTATION.match(path) else path
+    return None if (PROGRAMS.match(path) and not has_programs) or DOCUMENTATION.match(path) else path
 
 
 def _add_entry(

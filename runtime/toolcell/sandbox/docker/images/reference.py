@@ -25,6 +25,8 @@ BASE = f"{LABEL}base"
 """The image that this one was built on: its digest when it came from a registry, else its id."""
 PACKAGES = f"{LABEL}packages"
 """JSON object, name to version, of the packages that scripts can import beside the standard library."""
+PROGRAMS = f"{LABEL}programs"
+"""Set for an image that has the programs of a shell."""
 KEY = f"{LABEL}key"
 """Content address of an image that was derived for a list of packages."""
 
@@ -54,6 +56,8 @@ class ImageRef:
     """Digest of the guest's sources in the image."""
     base: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
+    has_programs: bool = False
+    """It has the programs of a shell."""
     size_bytes: int = 0
     created: str = ""
 
@@ -84,9 +88,10 @@ def require_image(client: Client, image: str | None = None) -> ImageRef:
 
 
 def how_to_get(name: str) -> str:
-    """Say how to get a missing image. Our command builds our own two images; the caller builds any other."""
-    if name in (DEFAULT_IMAGE, DATA_IMAGE):
-        return f"build it: {HOW_TO_BUILD if name == DEFAULT_IMAGE else 'toolcell images build --data'}"
+    """Say how to get a missing image. Our command builds our own three images; the caller builds any other."""
+    if name in (DEFAULT_IMAGE, DATA_IMAGE, SHELL_IMAGE):
+        ours = {DATA_IMAGE: "toolcell images build --data", SHELL_IMAGE: "toolcell images build --shell"}
+        return f"build it: {ours.get(name, HOW_TO_BUILD)}"
     return (
         f"docker pull or docker build it and see that it fits: toolcell images check {name}; "
         f"or leave the image out for {DEFAULT_IMAGE}, which `toolcell images build` makes"
@@ -129,6 +134,7 @@ def read_image(inspected: Mapping[str, Any], name: str = "") -> ImageRef:
         sources=labels.get(SOURCES, ""),
         base=labels.get(BASE, ""),
         packages=_packages(labels.get(PACKAGES, "")),
+        has_programs=PROGRAMS in labels,
         size_bytes=int(inspected.get("Size") or 0),
         created=str(inspected.get("Created") or ""),
     )
