@@ -10,7 +10,8 @@ import pytest
 
 from toolcell import ToolRegistry
 from toolcell.errors import UsageError
-from toolcell.tools import Origin, ToolResult
+from toolcell.flows import Flow, FlowAction
+from toolcell.tools import Origin, RunContext, ToolResult
 from toolcell.tools.builtin import MemoryStore, ScheduledAction, ScheduleStore
 from toolcell.tools.builtin.schedule import MAX_CALLS_BYTES, MAX_DESCRIPTION_CHARS, Schedule
 
@@ -45,12 +46,14 @@ class Desk:
             """Count what happened in so many days."""
             return days
 
-    async def call(self, name: str, args: dict[str, Any] | None = None, **changes: Any) -> ToolResult:
-        return await self.registry.dispatch(f"schedule_{name}", {**(args or {}), **changes})
+    async def call(
+        self, name: str, args: dict[str, Any] | None = None, context: RunContext | None = None, **changes: Any
+    ) -> ToolResult:
+        return await self.registry.dispatch(f"schedule_{name}", {**(args or {}), **changes}, context=context)
 
-    async def create(self, description: str, **changes: Any) -> ToolResult:
+    async def create(self, description: str, context: RunContext | None = None, **changes: Any) -> ToolResult:
         args = {"description": description, "time": "08:00", "recurrence": "daily", "tools": [CALL]}
-        result = await self.call("create", args | changes)
+        result = await self.call("create", args | changes, context)
         self.clock.now += 1  # the oldest is listed first
         return result
 
@@ -270,6 +273,30 @@ async def test_a_tool_that_its_author_may_not_call_cannot_be_scheduled_either(de
 
     assert "no tool that can be scheduled is called 'send'; there are: report" in by_model.text
     assert by_plan.is_error
+
+
+@pytest.mark.parametrize("action", ["deny", "ask"])
+async def test_a_run_cannot_schedule_what_it_may_not_send(desk: Desk, action: FlowAction) -> None:
+    desk.registry.policy.add_flow(Flow("private", "public", action))
+    desk.registry.add(desk.registry.get("send")[0], name="post", sends="public")
+
+    @desk.registry.tool(reads="private")
+    def read_diary() -> str:
+        """Read what is nobody else's business."""
+        return "secret"
+
+    post = {"tool": "post", "params": {"to": "everybody", "text": "secret"}}
+    run = RunContext()
+    before = await desk.create("Post early", context=run, tools=[post])
+    await desk.registry.dispatch("read_diary", {}, context=run)
+    after = await desk.create("Post it", context=run, tools=[post])
+    private = await desk.create("Send it", context=run)
+
+    assert not before.is_error
+    assert after.error is not None
+    assert (after.error.code, "has read" in after.error.message) == ("not_permitted", True)
+    assert not private.is_error
+    assert await desk.descriptions() == ["Post early", "Send it"]
 
 
 @pytest.mark.conforms("S-b6")

@@ -14,6 +14,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from toolcell.errors import ToolError, UsageError
+from toolcell.flows import flow_of
 from toolcell.text import one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.builtin.package import ToolPackage, offered
@@ -29,6 +30,7 @@ from toolcell.tools.builtin.recurrence import (
 )
 from toolcell.tools.builtin.stores.protocols import ScheduleStore
 from toolcell.tools.builtin.stores.records import ScheduledAction, check_text
+from toolcell.tools.call import Call
 from toolcell.tools.checks import check_count
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
@@ -313,6 +315,8 @@ def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
         if each.name in later and not each.name.startswith("schedule_")
     }
     calls = [_checked_call(call, known) for call in tools]
+    for name in dict.fromkeys(call["tool"] for call in calls):
+        _check_flows(name, ctx.call)
     text = json.dumps(calls, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > MAX_CALLS_BYTES:
         raise ToolError(f"the calls are {len(text.encode())} bytes of JSON, more than {MAX_CALLS_BYTES}", code=_INVALID)
@@ -334,6 +338,20 @@ def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict
     except InvalidArguments as exc:
         raise ToolError(str(exc), code=_INVALID) from exc
     return {"tool": name, "params": params}
+
+
+def _check_flows(name: str, call: Call) -> None:
+    """Refuse a call that this run may not make, or not without approval, because of what it has read.
+
+    When the call is made, in a run of its own, nobody knows any more what its arguments come from.
+    """
+    registered = getattr(call.registry, "registered", None)
+    tool = registered(name) if registered is not None else None
+    if tool is None or call.run.is_shared:
+        return
+    flows = [flow for policy in (*call.registry.policies, *call.run.policies) for flow in policy.flows]
+    if (found := flow_of(flows, tool.options.sends, call.run.state.labels.held)) is not None:
+        raise ToolError(f"{name} cannot be scheduled: {found[1]}", code=ErrorCode.NOT_PERMITTED)
 
 
 def _the_one(found: Sequence[ScheduledAction], query: str) -> ScheduledAction:
