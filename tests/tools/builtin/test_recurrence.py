@@ -202,6 +202,12 @@ def test_the_31st_is_the_last_day_of_a_shorter_month() -> None:
         ("08:00 daily Europe/Berlin", "2027-03-27 12:00", "2027-03-28T08:00:00+02:00", "2027-03-29T08:00:00+02:00"),
         # Samoa had no 30 December 2011
         ("08:00 daily Pacific/Apia", "2011-12-29 12:00", "2011-12-29T08:00:00-10:00", "2011-12-31T08:00:00+14:00"),
+        (
+            "08:00 monthly(30) Pacific/Apia",
+            "2011-12-30 11:00",
+            "2011-12-31T08:00:00+14:00",
+            "2012-01-30T08:00:00+14:00",
+        ),
     ],
 )
 def test_clocks_that_change(text: str, before: str, first: str, second: str) -> None:

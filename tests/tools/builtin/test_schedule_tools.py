@@ -152,6 +152,16 @@ async def test_an_update_changes_what_it_names(desk: Desk, change: dict[str, Any
     assert action.next_run > NOON
 
 
+@pytest.mark.conforms("S-b6")
+async def test_a_schedule_that_is_changed_keeps_its_time_zone() -> None:
+    desk = Desk(timezone="Europe/Berlin")
+    await desk.create("Say hello")
+
+    result = await desk.call("update", description_query="hello", time="09:00")
+
+    assert (result.value["schedule"], result.value["next_run"]) == ("09:00 daily Europe/Berlin", int(NOON) + 20 * 3600)
+
+
 @pytest.mark.conforms("S12")
 async def test_an_update_without_changes_says_so(desk: Desk) -> None:
     await desk.create("Say hello")
