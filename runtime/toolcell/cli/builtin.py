@@ -147,6 +147,7 @@ NEEDS: Mapping[str, Callable[[Dependencies], Arguments]] = {
     "file": lambda given: ((given.workspace,), {}),
     "http": lambda given: ((), {}),
     "data": lambda given: ((given.workspace,), {}),
+    "skill": lambda given: ((given.store, given.embeddings), {}),
 }
 """What the constructor of each package gets."""
 

@@ -20,6 +20,7 @@ PACKAGES: Mapping[str, str] = {
     "file": "Files",
     "http": "Http",
     "data": "DataTools",
+    "skill": "Skills",
 }
 """Name to class in `toolcell.tools.builtin`, in the order in which they are listed."""
 
