@@ -260,7 +260,10 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             begin = self._first_run(script, registry, on_approval, repairs, refresh)
             if context is not None and isinstance(context.dry_run, Draft):
                 context.dry_run.preflight = planned
-        return await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
+        result = await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
+        if context is not None and context.dry_run is not None:
+            self._keep_draft(context.dry_run, result)
+        return result
 
     def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
         self._lifetime.check()

@@ -97,7 +97,7 @@ class SyncRuntime:
         """Carry a suspended run on and wait for it; see `Runtime.resume`."""
         return self._opened().call(partial(self.runtime.resume, token, decisions, **options))
 
-    def commit(self, draft: ExecutionResult | Draft, approve: Any = "all", **options: Any) -> CommitResult:
+    def commit(self, draft: ExecutionResult | Draft | str, approve: Any = "all", **options: Any) -> CommitResult:
         """Make the effects of a dry run and wait for them; see `Runtime.commit`."""
         return self._opened().call(partial(self.runtime.commit, draft, approve, **options))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
 from toolcell.control.identity import digest_of_call
+from toolcell.control.kept_drafts import MADE, START, DraftJournal
 from toolcell.effects import EffectResult, EffectStatus
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.tools.call import Call, RunContext
@@ -17,6 +18,7 @@ from toolcell.tools.placeholders import effects_in, with_results
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.run_state import Lineage
 from toolcell.tools.spec import RegisteredTool
+from toolcell_bridge.guest.values import to_plain
 
 
 def approved_ids(draft: Draft, approve: Approved) -> set[str]:
@@ -49,13 +51,15 @@ class Commit:
 
     key = ""
 
-    def __init__(self, draft: Draft, context: RunContext) -> None:
+    def __init__(self, draft: Draft, context: RunContext, file: DraftJournal | None = None) -> None:
+        """`file`: on disk; what was made is recorded there, and not made again."""
         self._draft = draft
         self._run = context
         self._making: Call | None = None
         self._has_run = False
         self.results: dict[str, Any] = {}
         """What the effects returned that were made."""
+        self._file = file
 
     # What the pipeline asks
 
@@ -71,6 +75,8 @@ class Commit:
         if not _are_planned(call, planned, tool):
             message = "its arguments would not be those of the draft: a hook, or the tool's preparation, changed them"
             return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)
+        if self._file is not None:
+            self._file.write(START, call.call_id)  # before it has an effect
         self._has_run = True
         return tool
 
@@ -87,13 +93,30 @@ class Commit:
             args = with_results(dict(call.args), self._draft.key, self.results)
             status: EffectStatus = "not approved" if ident not in chosen else "not made"
             if status == "not made" and not is_stopped:
-                result = await self._made(each)
-                if is_stopped := result.is_error:
-                    status, error = "failed" if self._has_run else "refused", result.message
-                else:
-                    status, self.results[ident] = "made", result.guest_value()
+                status, error = await self._one(each)
+                is_stopped = status != "made"
             rows.append(EffectResult(ident, call.name, args, status, self.results.get(ident), error))
         return rows
+
+    async def _one(self, effect: Collected) -> tuple[EffectStatus, str]:
+        """Make one effect, unless a commit that was cut short has made it."""
+        file, ident = self._file, effect.id
+        if file is not None and ident in file.made:
+            known, value = file.made[ident]
+            if known == "made":
+                self.results[ident] = value
+                return "made", ""
+            return "failed", str(value)
+        result = await self._made(effect)
+        if result.is_error:
+            status: EffectStatus = "failed" if self._has_run else "refused"
+            if file is not None and self._has_run:
+                file.write(MADE, ident, status, result.message)
+            return status, result.message
+        self.results[ident] = result.guest_value()
+        if file is not None:
+            file.write(MADE, ident, "made", to_plain(self.results[ident], "result"))
+        return "made", ""
 
     async def _made(self, effect: Collected) -> ToolResult:
         call, self._has_run = effect.call, False

@@ -202,10 +202,15 @@ class ControlledRuntime(SandboxRuntime):
             QuotaExceeded: whoever it is for has used up the quota.
         """
         share_labels(context)
-        if self.quotas is not None and self.quotas not in context.quotas:
-            context = context.child(quotas=(*context.quotas, self.quotas))
+        context = self._ruled(context)
         for quotas in context.quotas:
             quotas.begin_run(context)
+        return context
+
+    def _ruled(self, context: RunContext) -> RunContext:
+        """Return a run under the flows and quotas of this runtime."""
+        if self.quotas is not None and self.quotas not in context.quotas:
+            context = context.child(quotas=(*context.quotas, self.quotas))
         if not self.policy.flows:
             return context
         flows = CallPolicy()

@@ -189,6 +189,10 @@ class Drafts:
             self._drafts.popitem(last=False)
         return draft
 
+    def has(self, given: object) -> bool:
+        """Return whether the draft is in memory here."""
+        return isinstance(given, Draft) or (isinstance(given, ExecutionResult) and given.draft_id in self._drafts)
+
     def find(self, given: ExecutionResult | Draft) -> Draft:
         """Return the draft of a dry run, for one commit.
 

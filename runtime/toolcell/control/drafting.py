@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
+from toolcell.control.identity import options_of
 from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.effects import CommitResult, RevertResult
 from toolcell.errors import UsageError
 from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
-from toolcell.tools.call import RunContext
+from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.context import share_labels
 from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.reverts import MadeCalls
+
+if TYPE_CHECKING:
+    from toolcell.control.kept_drafts import DraftJournal, EffectDecision
 
 
 def draft_of_plan(given: Draft | None) -> Draft | None:
@@ -38,6 +46,15 @@ class DraftingRuntime(ABC):
     _drafts: Drafts
     _reverts: Reverts
     _lifetime: Lifetime
+    _journals: JournalStore
+
+    @abstractmethod
+    def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
+        """Return the tools of a run, unchanging."""
+
+    @abstractmethod
+    def _ruled(self, context: RunContext) -> RunContext:
+        """Return a run under the flows and quotas of this runtime."""
 
     @abstractmethod
     def _observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
@@ -72,51 +89,113 @@ class DraftingRuntime(ABC):
 
     async def commit(
         self,
-        draft: ExecutionResult | Draft,
+        draft: ExecutionResult | Draft | str,
         approve: Approved = "all",
         *,
         recheck: bool = False,
+        decisions: Mapping[str, EffectDecision] | None = None,
+        tools: CallableTools | Iterable[Any] | None = None,
         context: RunContext | None = None,
     ) -> CommitResult:
         """Make the effects of a dry run, in their order, as calls like any other; stop at the first that fails.
 
         `approve`: "all", or the ids of the effects to make. This is the approval that tools with `requires_approval`
         need. `recheck`: make the reads of the dry run again first, and make nothing if one has another result now.
+        `draft` may be a `draft_id`: with `Runtime(journal=DIRECTORY)` another process commits a draft, with the same
+        `tools`. A commit whose host was killed goes on when it is called again: what was made is not made again, and
+        `decisions` say about each effect in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
 
         Raises:
             UsageError: the draft is none, of another Runtime, committed, or expired; an id is unknown; an effect needs
                 the result of one that is not approved; a read has changed; or this Runtime is not open. Nothing was
                 made.
 
-        Cancellation: the effects before it are made, and the draft is used up.
+        Cancellation: the effects before it are made, and the draft is used up; one on disk can be committed on.
         """
         from toolcell.control.commit import Commit, approved_ids, changed_read, settled
+        from toolcell.control.kept_drafts import COMMIT, OVER, settle_doubt
 
         self._lifetime.check()
-        found = self._drafts.find(draft)
-        chosen = approved_ids(found, approve)
-        made = MadeCalls()
-        given = (context or RunContext(run_id=os.urandom(16).hex())).child(made=made)
-        journal_id = f"commit-{found.id}"
-        share_labels(given)
-        found.state = COMMITTING
+        registry = self._tools(tools)
+        file = self._draft_on_disk(draft)
         try:
-            with self._observed(given, "commit") as run:
-                if recheck and (changed := await changed_read(found, run)):
-                    found.state = ""
-                    raise UsageError(
-                        f"{changed} has another result now than in the dry run; nothing was made. Make another dry run"
-                    )
-                commit = Commit(found, run)
-                rows = await commit.make(chosen)
+            found, value, has_value = self._found(draft, file, registry, context)
+            if file is not None and file.chosen is not None:
+                chosen = set(file.chosen)
+            else:
+                chosen = approved_ids(found, approve)
+            if file is not None:
+                settle_doubt(file, found, decisions, partial(options_of, registry))
+            elif decisions:
+                raise UsageError("decisions= are about effects in doubt, and this draft has none")
+            made = MadeCalls()
+            given = (context or RunContext(run_id=os.urandom(16).hex())).child(made=made)
+            share_labels(given)
+            found.state = COMMITTING
+            try:
+                with self._observed(given, "commit") as run:
+                    if recheck and (changed := await changed_read(found, run)):
+                        found.state = ""
+                        raise UsageError(
+                            f"{changed} has another result now than in the dry run; nothing was made. Make another one"
+                        )
+                    if file is not None:
+                        file.write(COMMIT, sorted(chosen))
+                    commit = Commit(found, run, file)
+                    rows = await commit.make(chosen)
+                    if file is not None:
+                        file.write(OVER)
+            finally:
+                found.state = COMMITTED if found.state else ""
+                found.reads = [] if found.state else found.reads
+                self._reverts.keep(f"commit-{found.id}", made)
+        except OSError as exc:
+            raise UsageError(f"the commit cannot be recorded: {exc}; commit the draft again") from exc
         finally:
-            found.state = COMMITTED if found.state else ""
-            found.reads = [] if found.state else found.reads
-            self._reverts.keep(journal_id, made)
-        value, has_value = None, False
-        if isinstance(draft, ExecutionResult):
-            value, has_value = settled(draft.value, found, commit.results), draft.has_value
-        return CommitResult(given.run_id, tuple(rows), value, has_value, journal_id)
+            if file is not None:
+                file.close()
+        value = settled(value, found, commit.results) if has_value else None
+        return CommitResult(given.run_id, tuple(rows), value, has_value, f"commit-{found.id}")
+
+    def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> DraftJournal | None:
+        """Return the file of a draft, open; None when it is in memory alone."""
+        from toolcell.control.kept_drafts import find_draft, is_kept
+
+        store = self._journals
+        if isinstance(given, ExecutionResult | Draft):
+            ident = given.id if isinstance(given, Draft) else given.draft_id
+            if not (store.is_durable and ident and is_kept(store, ident)):
+                return None
+            return find_draft(store, ident)
+        return find_draft(store, given)
+
+    def _found(
+        self,
+        given: ExecutionResult | Draft | str,
+        file: DraftJournal | None,
+        tools: CallableTools,
+        context: RunContext | None,
+    ) -> tuple[Draft, Any, bool]:
+        """Return a draft, with the result of its script and whether it had one."""
+        from toolcell.control.kept_drafts import rebuilt
+
+        if file is not None and file.is_over:
+            raise UsageError(f"this draft {COMMITTED}: a draft is committed once; make another dry run")
+        if file is None or (file.chosen is None and self._drafts.has(given)):
+            assert not isinstance(given, str)
+            found = self._drafts.find(given)
+            result = given if isinstance(given, ExecutionResult) else None
+            return found, result.value if result is not None else None, result is not None and result.has_value
+        found = rebuilt(file, tools, self._ruled(context or RunContext()))
+        found.check()
+        return found, file.content["value"], file.content["has_value"]
+
+    def _keep_draft(self, draft: object, result: ExecutionResult | None = None) -> None:
+        """Write a draft to disk, where journals are."""
+        if self._journals.is_durable and isinstance(draft, Draft):
+            from toolcell.control.kept_drafts import keep_draft
+
+            keep_draft(self._journals, draft, result)
 
     async def revert(
         self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None

@@ -60,7 +60,9 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             context = context.child(approvals=Denial(DENIED))
         store = self._journals
         if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
-            return (await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None))[0]
+            rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)
+            self._keep_draft(context.dry_run)
+            return rows
         journal = store.make(context.run_id)
         journal.header = {
             PLAN: plan["steps"],

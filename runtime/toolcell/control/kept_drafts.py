@@ -1,0 +1,248 @@
+"""Drafts on disk: any process with the directory commits one, once, also after a host was killed in the commit."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from toolcell.control.decisions import AlreadyMade, check_ids
+from toolcell.control.draft import Collected, Draft
+from toolcell.control.identity import tool_digests
+from toolcell.control.journal_file import JournalFile, OlderCopy
+from toolcell.control.store import JournalStore
+from toolcell.effects import Preflight
+from toolcell.errors import ResumeError, UsageError
+from toolcell.packing import bytes_digest, pack
+from toolcell.results import ExecutionResult
+from toolcell.tools.call import Call, CallableTools, RunContext
+from toolcell.tools.checks import shown
+from toolcell.tools.hooks import Approve
+from toolcell.tools.options import Origin
+from toolcell.tools.run_state import Lineage
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue
+
+logger = logging.getLogger("toolcell.control")
+
+DRAFT_SUFFIX: Final = ".draft"
+DRAFT, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+_USER: Final = ("user_id", "thread_id", "channel", "chat_id")
+
+EffectDecision = Approve | AlreadyMade
+
+
+class DraftJournal:
+    """The open file of a draft, and how far its commit had got. Only one process has it open at a time."""
+
+    def __init__(self, store: JournalStore, ident: str) -> None:
+        """Open or make the file.
+
+        Raises:
+            UsageError: another process commits it just now, or it cannot be opened.
+        """
+        assert store.config is not None
+        self.ident = ident
+        self.path = store.config.directory / f"{ident}{DRAFT_SUFFIX}"
+        self.content: dict[str, Any] = {}
+        self.chosen: list[str] | None = None
+        """What a commit that began before was to make."""
+        self.made: dict[str, tuple[str, Any]] = {}
+        """Status and value, or problem, of effects that were made or had failed."""
+        self.started: set[str] = set()
+        self.is_over = False
+        try:
+            self._file = JournalFile(self.path, store.marks, store.key)
+        except ResumeError as exc:
+            raise UsageError(f"draft {ident} is being committed") from exc
+        except OSError as exc:
+            raise UsageError(f"draft {ident} cannot be opened: {exc}") from exc
+
+    def load(self) -> DraftJournal:
+        """Read what is recorded.
+
+        Raises:
+            UsageError: it is damaged, or an older copy was put back.
+        """
+        try:
+            for kind, *fields in self._file.read():
+                self._apply(kind, *fields)
+            if not self.content:
+                raise ValueError("it is empty")
+        except OlderCopy as exc:
+            raise UsageError(f"draft {self.ident}: {exc}") from exc
+        except (OSError, ValueError, TypeError, KeyError, IndexError) as exc:
+            raise UsageError(f"draft {self.ident} is damaged ({type(exc).__name__}: {exc}); make another one") from exc
+        return self
+
+    def _apply(self, kind: str, *fields: Any) -> None:
+        match kind, fields:
+            case "draft", (dict(content),):
+                self.content = content
+            case "commit", (list(chosen),):
+                self.chosen = chosen
+            case "start", (str(ident),):
+                self.started.add(ident)
+            case "made", (str(ident), str(status), value):
+                self.made[ident] = status, value
+            case "over", ():
+                self.is_over = True
+            case _:
+                raise ValueError(f"a record of an unknown kind: {kind!r:.40}")
+
+    def write(self, *fields: Any) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._file.write(*fields)
+        self._apply(*fields)
+
+    def write_draft(self, content: dict[str, Any]) -> None:
+        """Record the draft, in place of what was recorded of it."""
+        self._file.clear()
+        self.write(DRAFT, content)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def in_doubt(self) -> list[str]:
+        """Effects that had started when the host ended, and of which nobody knows what came."""
+        return [ident for ident in sorted(self.started) if ident not in self.made]
+
+
+def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None = None) -> None:
+    """Write a draft to disk, as far as it has got. One that cannot be written is in memory all the same."""
+    try:
+        content = _content(draft, result)
+        file = DraftJournal(store, draft.id)
+    except (UsageError, ValueError, TypeError, UnsendableValue) as exc:
+        logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
+        return
+    try:
+        file.write_draft(content)
+    except OSError as exc:
+        logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
+        file.path.unlink(missing_ok=True)
+    finally:
+        file.close()
+
+
+def _content(draft: Draft, result: ExecutionResult | None) -> dict[str, Any]:
+    return {
+        "expires": draft.expires,
+        "ended": draft.ended,
+        "preflight": draft.preflight.to_plain() if draft.preflight is not None else None,
+        "effects": [
+            {**_call(each.call), "id": each.id, "labels": sorted(each.labels), "line": each.line}
+            for each in draft.collected
+        ],
+        "reads": [{**_call(call), "answer": answer} for call, answer in draft.reads],
+        "value": to_plain(result.value, "value") if result is not None else None,
+        "has_value": result is not None and result.has_value,
+    }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    raw = call.raw_args if isinstance(call.raw_args, str) else to_plain(dict(call.raw_args), "args")
+    return {
+        "tool": call.name,
+        "raw": raw,
+        "args": to_plain(dict(call.args), "args"),
+        "depends_on": list(call.depends_on),
+        "origin": str(call.origin),
+        "user": {name: getattr(call.run, name) for name in _USER},
+        "above": sorted(map(str, call.run.lineage.origins)),
+        "digest": _digest(call.registry, call.name, call.origin),
+    }
+
+
+def _digest(tools: CallableTools, name: str, origin: Origin) -> str:
+    """Return the digest of one tool as callers from `origin` see it; of nothing if there is none."""
+    return tool_digests(tools, origin).get(name, bytes_digest(pack(name)))
+
+
+def is_kept(store: JournalStore, ident: str) -> bool:
+    """Return whether a draft is on disk."""
+    return store.config is not None and (store.config.directory / f"{ident}{DRAFT_SUFFIX}").exists()
+
+
+def find_draft(store: JournalStore, ident: object) -> DraftJournal:
+    """Return the file of a draft, open.
+
+    Raises:
+        UsageError: there is none, or it cannot be used.
+    """
+    if not isinstance(ident, str) or not _NAME.fullmatch(ident):
+        raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {shown(ident)}")
+    if not is_kept(store, ident):
+        place = f"in {store.config.directory}" if store.config is not None else "in this Runtime"
+        raise UsageError(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
+    file = DraftJournal(store, ident)
+    try:
+        return file.load()
+    except BaseException:
+        file.close()
+        raise
+
+
+def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Draft:
+    """Return the draft of a file, for the tools of this process and under the rules of `context`.
+
+    Raises:
+        UsageError: a tool of it is another one now.
+    """
+    content, draft = file.content, Draft()
+    draft.id, draft.expires, draft.ended = file.ident, content["expires"], content["ended"]
+    draft.preflight = Preflight.of_plain(content["preflight"])
+    base = context.child(dry_run=draft)
+    for row in content["effects"]:
+        call = _rebuilt_call(row, tools, base)
+        draft.collected.append(Collected(row["id"], call, frozenset(row["labels"]), row["line"]))
+    draft.reads = [(_rebuilt_call(row, tools, base), row["answer"]) for row in content["reads"]]
+    return draft
+
+
+def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -> Call:
+    origin = Origin(row["origin"])
+    if _digest(tools, row["tool"], origin) != row["digest"]:
+        raise UsageError(f"tool {row['tool']!r} is another one than in the dry run; make another dry run")
+    registry: Any = tools
+    run = base.child(**row["user"], lineage=Lineage(frozenset(map(Origin, row["above"]))))
+    call = Call(registry, row["tool"], row["raw"], row.get("id", ""), origin, run)
+    call.args, call.depends_on = row["args"], tuple(row["depends_on"])
+    return call
+
+
+def settle_doubt(
+    file: DraftJournal, draft: Draft, decisions: Mapping[str, EffectDecision] | None, options: Any
+) -> None:
+    """Take decisions about effects in doubt. One of a tool that reads or is idempotent needs none: it is made again.
+
+    Raises:
+        UsageError: an effect in doubt has no decision, or a decision is about another effect, or is none.
+        OSError: it could not be written.
+    """
+    given, tools = decisions or {}, {each.id: each.call.name for each in draft.collected}
+    doubtful = {each: tools[each] for each in file.in_doubt if not options(tools[each]).idempotent}
+    check_ids(given, doubtful)
+    if undecided := [each for each in doubtful if each not in given]:
+        named = ", ".join(f"{each} ({doubtful[each]})" for each in undecided)
+        raise UsageError(
+            f"{named}: in doubt. The call had started when its host ended, and its result is not known. Find out, and "
+            f"pass decisions={{{undecided[0]!r}: AlreadyMade(result)}}, or Approve() to make it again"
+        )
+    for ident, decision in given.items():
+        match decision:
+            case AlreadyMade(value):
+                file.write(MADE, ident, "made", to_plain(value, "value"))
+            case Approve():
+                continue
+            case _:
+                raise UsageError(f"the decision about {ident} is AlreadyMade(...) or Approve(), not {shown(decision)}")

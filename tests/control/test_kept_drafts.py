@@ -1,0 +1,169 @@
+"""Drafts on disk: another process commits one, once, also when a host was killed in the commit."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.conftest import Effects
+from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
+from toolcell.control import Approve, Draft
+from toolcell.flows import Flow
+
+pytestmark = pytest.mark.isolation
+
+SOURCE = """
+seen = call_tool('read', name='price')
+first = call_tool('write', text='a')
+second = call_tool('pay', to='ada', euros=first)
+[first, second]
+"""
+
+
+def dry(runtime: SyncRuntime, effects: Effects, source: str = SOURCE, **options: Any) -> Any:
+    result = runtime.execute_code(source, tools=effects.registry, dry_run=True, **options)
+    assert result.ok and result.draft_id, result
+    return result
+
+
+def another(folder: Path, effects: Effects, **options: Any) -> SyncRuntime:
+    return SyncRuntime(effects.registry, pool=PoolConfig(warm=0), journal=folder, **options)
+
+
+def test_another_process_commits_a_draft_by_its_id(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
+    draft = dry(durable, effects, context=RunContext(user_id="ada"))
+    path = folder / f"{draft.draft_id}.draft"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with another(folder, effects) as other:
+        with pytest.raises(UsageError, match="has no effect-9"):
+            other.commit(draft.draft_id, ["effect-9"])
+        done = other.commit(draft.draft_id)
+        assert done.ok and [each.status for each in done.effects] == ["made", "made"]
+        assert done.value == [2, "paid ada 2"]
+        with pytest.raises(UsageError, match="committed already"):
+            other.commit(draft.draft_id)
+    with pytest.raises(UsageError, match="committed already"):
+        durable.commit(draft)
+    assert effects.made == [["read", "price"], ["write", "a"], ["pay", "ada", 2]]
+
+
+def test_a_draft_committed_in_its_own_process_is_used_up_everywhere(
+    durable: SyncRuntime, folder: Path, effects: Effects
+) -> None:
+    draft = dry(durable, effects)
+    assert durable.commit(draft, ["effect-1"]).ok
+    with another(folder, effects) as other, pytest.raises(UsageError, match="committed already"):
+        other.commit(draft.draft_id)
+    assert len(effects.of("write")) == 1 and not effects.of("pay")
+
+
+def test_a_draft_of_a_plan_is_on_disk_too(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
+    draft = Draft()
+    steps = [
+        {"id": "a", "tool": "write", "args": {"text": "x"}},
+        {"tool": "pay", "args": {"to": "y", "euros": {"$ref": "a"}}},
+    ]
+    durable.execute_plan(steps, tools=effects.registry, dry_run=draft)
+    with another(folder, effects) as other:
+        assert other.commit(draft.id).ok
+    assert effects.made == [["write", "x"], ["pay", "y", 1]]
+
+
+def test_rechecks_and_flows_hold_in_another_process(durable: SyncRuntime, folder: Path) -> None:
+    effects = Effects()
+    changing = dry(durable, effects)
+    registry = ToolRegistry()
+
+    @registry.tool(reads="private", read_only=True)
+    async def mail() -> str:
+        """Read all the mail there is."""
+        return "secret"
+
+    @registry.tool(sends="public")
+    async def post(text: str) -> str:
+        """Post a text where everybody can read it."""
+        raise AssertionError("it was sent")
+
+    sending = durable.execute_code("call_tool('post', text=call_tool('mail'))", tools=registry, dry_run=True)
+    policy = Policy(flows=[Flow("private", "public", "deny")])
+    with another(folder, effects, policy=policy) as other:
+        with pytest.raises(UsageError, match="read has another result now"):
+            other.commit(changing.draft_id, recheck=True)
+        refused = other.commit(sending.draft_id, tools=registry)
+        assert [each.status for each in refused.effects] == ["refused"] and "private" in refused.effects[0].error
+    assert not effects.of("write")
+
+
+def test_bad_ids_other_tools_and_damage_are_named(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
+    draft = dry(durable, effects)
+    path = folder / f"{draft.draft_id}.draft"
+    with another(folder, effects) as other:
+        for given, said in (("../key", "not '../key'"), ("0" * 16, "there is no draft"), (7, "not 7")):
+            with pytest.raises(UsageError, match=said):
+                other.commit(given)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="tool 'write' is another one"):
+            other.commit(draft.draft_id, tools=ToolRegistry())
+        with pytest.raises(UsageError, match="no call effect-1 waits"):
+            other.commit(draft.draft_id, decisions={"effect-1": Approve()})
+        path.write_bytes(path.read_bytes().replace(b"ada", b"eve"))
+        with pytest.raises(UsageError, match="damaged"):
+            other.commit(draft.draft_id)
+    with SyncRuntime(pool=PoolConfig(warm=0)) as memory, pytest.raises(UsageError, match="outlives its process with"):
+        memory.commit(draft.draft_id)
+    assert not effects.of("write")
+
+
+HOST = """
+import os, signal, sys
+from pathlib import Path
+from toolcell import SyncRuntime, PoolConfig, ToolRegistry, UsageError
+from toolcell.control import AlreadyMade, Approve
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+ledger = folder / 'ledger'
+registry = ToolRegistry()
+
+@registry.tool
+def write(text: str) -> str:
+    '''Write a text into the ledger.'''
+    if moment == f'before {text}': os.kill(os.getpid(), signal.SIGKILL)
+    with ledger.open('a') as file: file.write(text + chr(10))
+    if moment == f'after {text}': os.kill(os.getpid(), signal.SIGKILL)
+    return text + text
+
+SOURCE = "a = call_tool('write', text='a'); b = call_tool('write', text='b'); c = call_tool('write', text=b); [a, b, c]"
+
+with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as runtime:
+    known = folder / 'draft'
+    if not known.exists():
+        known.write_text(runtime.execute_code(SOURCE, dry_run=True).draft_id)
+    try:
+        done = runtime.commit(known.read_text())
+    except UsageError as exc:
+        print(exc)
+        assert 'effect-2 (write): in doubt' in str(exc)
+        made = 'b' in ledger.read_text().split()
+        done = runtime.commit(known.read_text(), decisions={'effect-2': AlreadyMade('bb') if made else Approve()})
+    print(done.value)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before b", "after b"])
+def test_a_commit_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
+    def live(moment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", HOST, str(tmp_path), moment]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    (tmp_path / "ledger").touch()
+    assert live(moment).returncode == -signal.SIGKILL
+    done = live("")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['aa', 'bb', 'bbbb']"
+    assert (tmp_path / "ledger").read_text().split() == ["a", "b", "bb"]
