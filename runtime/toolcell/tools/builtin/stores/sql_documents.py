@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from toolcell.tools.builtin.stores.database import Database, Transaction, marks
 from toolcell.tools.builtin.stores.filters import Where, where
@@ -21,6 +21,8 @@ from toolcell.tools.builtin.stores.rows import columns, from_row, quoted, to_row
 from toolcell.tools.builtin.stores.rules import check_chunks, check_provider
 from toolcell.tools.builtin.stores.vectors import Hit, VectorIndex
 from toolcell.tools.builtin.words import query_words
+
+T = TypeVar("T")
 
 CHUNK_COLUMNS: Final = quoted(columns(Chunk, "embedding"))
 MESSAGE_COLUMNS: Final = quoted(columns(Message, "embedding"))
@@ -183,8 +185,7 @@ class SqlDocuments:
             hits = self._indexes().chunks.nearest(transaction, vector_bytes(embedding), top_k, condition)
             return self._chunks_of(transaction, hits)
 
-        await self._follow("chunks")
-        return await self._database.read(work)
+        return await self._up_to_date("chunks", work)
 
     async def search_chunks_keyword(self, query: str, top_k: int, *filters: ChunkFilter) -> list[Scored[Chunk]]:
         """Return the chunks that hold words of `query`."""
@@ -213,12 +214,20 @@ class SqlDocuments:
         rows = {row[0]: row[1:] for row in _rows_in(transaction, sql, [hit.seq for hit in hits])}
         return [Scored(from_row(Chunk, rows[hit.seq], "embedding"), hit.score) for hit in hits if hit.seq in rows]
 
-    async def _follow(self, table: str) -> None:
-        """Bring an index up to date that another process has left behind."""
-        await self._database.read(lambda _: None)  # opens the database, and with it the indexes
-        index: VectorIndex = getattr(self._indexes(), table)
-        if await self._database.read(index.is_behind):
-            await self._database.write(index.catch_up)
+    async def _up_to_date(self, table: str, work: Callable[[Transaction], list[T]]) -> list[T]:
+        """Search, after bringing the index up to date where another process has left it behind."""
+
+        def if_up_to_date(transaction: Transaction) -> list[T] | None:
+            index: VectorIndex = getattr(self._indexes(), table)
+            return None if index.is_behind(transaction) else work(transaction)
+
+        def caught_up(transaction: Transaction) -> list[T]:
+            index: VectorIndex = getattr(self._indexes(), table)
+            index.catch_up(transaction)
+            return work(transaction)
+
+        found = await self._database.read(if_up_to_date)
+        return await self._database.write(caught_up) if found is None else found
 
     # Messages
 
@@ -252,8 +261,7 @@ class SqlDocuments:
             rows = {row[0]: row[1:] for row in _rows_in(transaction, sql, [hit.seq for hit in hits])}
             return [Scored(from_row(Message, rows[hit.seq], "embedding"), hit.score) for hit in hits if hit.seq in rows]
 
-        await self._follow("messages")
-        return await self._database.read(work)
+        return await self._up_to_date("messages", work)
 
 
 def _rows_in(transaction: Transaction, sql: str, values: Sequence[Any], most: int = 500) -> list[tuple[Any, ...]]:
