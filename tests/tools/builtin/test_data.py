@@ -6,10 +6,14 @@ import csv
 import io
 import json
 import math
+import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +21,14 @@ from hypothesis import strategies as st
 from toolcell import RegistrationError, UsageError
 from toolcell.tools import ToolRegistry, ToolResult
 from toolcell.tools.builtin import DataTools
-from toolcell.tools.builtin.tables.batches import BATCH_ROWS, RecordBatch, batches_of
+from toolcell.tools.builtin.tables.batches import BATCH_ROWS, Batch, RecordBatch, batches_of
 from toolcell.tools.builtin.tables.cells import OPERATORS, condition, number_of
 from toolcell.tools.builtin.tables.engines import PolarsEngine, PythonEngine
 from toolcell.tools.builtin.tables.operations import Metric, Transform, aggregated, filtered, transformed
 from toolcell.tools.builtin.tables.readers import CHUNK_CHARS, MAX_RECORD_CHARS, Table
 from toolcell.tools.builtin.tables.text import open_text
 from tools.builtin.webkit import call
+from tools.toolkit import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -299,7 +304,7 @@ def tables() -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 @given(tables(), st.sampled_from([*OPERATORS]), CELLS)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_both_engines_filter_alike(rows: list[dict[str, Any]], op: str, given: Any) -> None:
     wanted = [condition("a", op, [given, "1"] if op == "in" else given), condition("b", "!=", "x")]
     plain, fast = (filtered(batches_of(rows), wanted, engine) for engine in (PythonEngine(), PolarsEngine()))
@@ -307,7 +312,7 @@ def test_both_engines_filter_alike(rows: list[dict[str, Any]], op: str, given: A
 
 
 @given(tables())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_both_engines_aggregate_alike_to_the_last_bit(rows: list[dict[str, Any]]) -> None:
     metrics = [Metric("a", op) for op in ("sum", "count", "avg", "min", "max")]
     for group_by in ([], ["b"]):
@@ -395,6 +400,27 @@ async def test_only_files_of_the_workspace_are_read(workspace: Path) -> None:
     assert (await call(tool, "data_transform")).message == "records are required"
     without = await call(DataTools(), "data_parse", content="a\n1", path="big.csv")
     assert without.is_error and "path" in without.message
+
+
+async def test_a_call_that_is_given_up_stops_reading(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends by itself: it looks between two batches whether anybody still waits."""
+    begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(batches: Iterator[Batch], *_: Any) -> Any:
+        try:
+            for _batch in batches:
+                begun.set()
+                assert may_go_on.wait(PATIENCE_S)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("toolcell.tools.builtin.data.transformed", slowly)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(of_file, DataTools(workspace), "data_transform")
+        await anyio.to_thread.run_sync(begun.wait, PATIENCE_S)
+        tasks.cancel_scope.cancel()
+    may_go_on.set()
+    assert await anyio.to_thread.run_sync(ended.wait, PATIENCE_S)
 
 
 @pytest.mark.conforms("S1", "EX-12")

@@ -42,6 +42,8 @@ from toolcell.tools.result import ToolResult
 from toolcell.tools.spec import ToolSpec
 
 PARSE_LIMIT: Final = 1000
+TIMEOUT_S: Final = 600.0
+"""Of one call. A gigabyte takes about a minute."""
 _OF_FILES: Final = ("path", "encoding")
 """Parameters that only a package with a workspace has."""
 
@@ -117,6 +119,7 @@ class DataTools(ToolPackage):
     @offered(
         read_only=True,
         idempotent=True,
+        timeout_s=TIMEOUT_S,
         returns=_value("records", columns={"type": "array", "items": {"type": "string"}}),
     )
     async def data_parse(
@@ -146,7 +149,7 @@ class DataTools(ToolPackage):
 
         return await self._over(ctx, content, path, work, encoding)
 
-    @offered(read_only=True, idempotent=True, returns=_value("records"))
+    @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_filter(
         self,
         ctx: ToolContext,
@@ -172,7 +175,7 @@ class DataTools(ToolPackage):
             ctx, records, path, format, lambda batches: filtered(batches, conditions, self._engine)
         )
 
-    @offered(read_only=True, idempotent=True, returns=_value("groups"))
+    @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("groups"))
     async def data_aggregate(
         self,
         ctx: ToolContext,
@@ -201,7 +204,7 @@ class DataTools(ToolPackage):
             ctx, records, path, format, lambda batches: aggregated(batches, wanted, groups, self._engine)
         )
 
-    @offered(read_only=True, idempotent=True, returns=_value("records"))
+    @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
     async def data_transform(
         self,
         ctx: ToolContext,
