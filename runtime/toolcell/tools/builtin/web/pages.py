@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import codecs
 import html
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolcell.tools.builtin.web.fetch import Response
+
+logger = logging.getLogger("toolcell.tools")
 
 Kind = Literal["html", "json", "text", "binary"]
 
@@ -219,7 +222,9 @@ def article_of(text: str) -> str:
 def _extracted(text: str) -> str:
     try:
         import trafilatura
-    except ImportError:
+    except ImportError as exc:
+        if getattr(exc, "name", "") != "trafilatura":  # it is there, and something that it needs is not
+            logger.warning("articles are not extracted: %s", exc)
         return ""
     try:
         found: Any = trafilatura.extract(text, include_comments=False, include_tables=True, deduplicate=False)
