@@ -205,16 +205,16 @@ def test_a_file_that_is_larger_than_a_message_arrives_whole(runtime: SyncRuntime
 
 
 @pytest.mark.isolation
-def test_figures_of_a_sessions_scripts_are_files_and_files_and_put_files_leave_them_open(runtime: SyncRuntime) -> None:
+def test_figures_of_a_sessions_scripts_are_files_of_that_script_alone(runtime: SyncRuntime) -> None:
     with runtime.session() as session:
         first = session.execute_code("import matplotlib.pyplot as plt\nset_result(len(plt.plot([1, 3, 2])))")
         session.put_files({"a.txt": "a"})
         assert [file.name for file in session.files()] == ["a.txt"]
-        second = session.execute_code("len(plt.get_fignums())")
+        second = session.execute_code("count = len(plt.get_fignums())\nplt.plot([1, 2])\ncount")
         third = session.execute_code("len(plt.get_fignums())")
 
     assert (first.value, first.files) == (1, ())
     [chart] = second.files
     assert (chart.name, chart.media_type) == ("script-3-figure-1.png", "image/png")
     assert chart.data is not None and chart.data.startswith(rich.PNG)
-    assert (second.value, third.value, third.files) == (1, 0, ())
+    assert (second.value, third.value, third.files) == (0, 0, ())

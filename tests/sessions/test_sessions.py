@@ -411,3 +411,42 @@ async def test_a_session_ends_with_its_runtime(anyio_backend: str) -> None:
     assert not session.is_live
     with pytest.raises(UsageError, match=r"is closed|is not open"):
         await session.execute_code("x")
+
+
+FIGURES = """
+import sys, types
+
+class Figure:
+    def __init__(self): self.canvas = types.SimpleNamespace(figure=self)
+    def get_children(self): return [1, 2]
+    def savefig(self, file, **options): file.write(b"picture")
+
+opened = {}
+module = types.ModuleType("matplotlib._pylab_helpers")
+module.Gcf = types.SimpleNamespace(get_all_fig_managers=lambda: list(opened.values()), destroy=opened.pop)
+sys.modules["matplotlib._pylab_helpers"] = module
+
+def figure():
+    number = len(opened) + 1
+    opened[number] = types.SimpleNamespace(num=number, canvas=Figure().canvas)
+"""
+
+
+@pytest.mark.parametrize("end", ["set_result(1)", "1/0", "raise KeyboardInterrupt", "while True: pass"])
+def test_figures_of_a_script_are_not_returned_with_the_next_one(session: SyncSession, end: str) -> None:
+    session.execute_code(FIGURES)
+    shown = session.execute_code("figure()")
+    assert [file.name for file in shown.files] == ["script-2-figure-1.png"]
+
+    limits = Limits(wall_s=0.5) if "while" in end else None
+    session.execute_code(f"figure()\n{end}", limits=limits)
+    after = session.execute_code("len(opened)")
+
+    assert after.value == 0 and after.files == ()
+    assert [file.name for file in session.execute_code("figure()").files] == ["script-5-figure-1.png"]
+
+
+def test_a_figure_that_cannot_be_closed_does_not_end_the_session(session: SyncSession) -> None:
+    session.execute_code(FIGURES + "module.Gcf.destroy = None")
+    assert session.execute_code("figure()\nset_result(1)").value == 1
+    assert session.execute_code("len(opened)").value == 1

@@ -61,6 +61,18 @@ def show(value: object, prefix: str, files: int, files_bytes: int) -> Iterator[F
                 yield FilePart(name, media_type, piece, start + CHUNK_BYTES >= len(content))
 
 
+def close_figures() -> None:
+    """Close the figures that a script of a session leaves open: they are no figures of the next one."""
+    known: Any = sys.modules.get(FIGURES)
+    if known is None:
+        return
+    try:
+        for manager in list(known.Gcf.get_all_fig_managers()):
+            known.Gcf.destroy(manager.num)
+    except (Exception, SystemExit):  # the script may have changed matplotlib
+        pass
+
+
 def _everything(value: object, prefix: str) -> Iterator[Shown]:
     yield from _of_value(value, prefix)
     try:

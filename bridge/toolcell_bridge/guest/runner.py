@@ -162,6 +162,7 @@ class Runner:
         finally:
             if interrupts is not None:
                 interrupts.is_allowed = False
+                rich.close_figures()
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
 

@@ -79,7 +79,7 @@ class SessionWorkspace(ABC):
         return found.data
 
     def _without_files(self) -> Limits:
-        """Return the limits of a script of ours. Figures that are open stay open: it may return no file."""
+        """Return the limits of a script of ours: it may return no file."""
         return self.limits.model_copy(update={"files": 0})
 
     async def _read(self, source: str, limits: Limits | None = None) -> ExecutionResult:
