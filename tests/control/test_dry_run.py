@@ -345,8 +345,8 @@ def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_ru
             with pytest.raises(UsageError, match="no journal of that run"):
                 await runtime.execute_code("1", repairs=draft)
             async with runtime.session() as session:
-                with pytest.raises(UsageError, match="a session has no dry run"):
-                    await session.execute_code("1", context=RunContext(dry_run=Draft()))
+                await session.execute_code("call_tool('create', name='b')", context=RunContext(dry_run=Draft()))
+            assert not list((tmp_path / "runs").glob("*.journal")) and runtime.interrupted_runs() == []
             return await runtime.commit(draft)
 
     done = anyio.run(main)

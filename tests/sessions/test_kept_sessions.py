@@ -277,6 +277,31 @@ def test_a_state_that_cannot_be_rebuilt_says_so_in_another_process_too(on_disk: 
         assert session.execute_code("'x' in globals()").value is False
 
 
+def test_a_dry_run_in_a_session_sees_its_state_and_leaves_nothing_in_it(runtime: SyncRuntime, ledger: Ledger) -> None:
+    with runtime.session(tools=ledger.registry) as session:
+        session.execute_code(BEFORE)
+        draft = session.execute_code("box = call_tool('write', text=str(box.seen > 0))\nbox", dry_run=True)
+
+        assert draft.ok and [(each.tool, each.args) for each in draft.effects] == [("write", {"text": "True"})]
+        assert draft.session is not None and (draft.session.id, draft.session.script) == (session.session.id, 2)
+        assert not ledger.made
+        assert session.execute_code("isinstance(box, Box)").value is True
+        with pytest.raises(UsageError, match="a dry run cannot be suspended"):
+            session.execute_code("1", dry_run=True, on_approval="suspend")
+        done = runtime.commit(draft, tools=ledger.registry)
+
+    assert done.ok and done.value == 1 and ledger.made == ["True"]
+    assert runtime.interrupted_runs() == []
+
+
+def test_a_draft_of_a_session_is_committed_in_another_process(on_disk: SyncRuntime, ledger: Ledger) -> None:
+    with on_disk.session("drafts", tools=ledger.registry) as session:
+        draft = session.execute_code("call_tool('write', text='a')", dry_run=True)
+    with another(on_disk) as other:
+        assert other.commit(draft.draft_id, tools=ledger.registry).ok
+    assert ledger.made == ["a"]
+
+
 HOST = """
 import os, signal, sys
 from pathlib import Path

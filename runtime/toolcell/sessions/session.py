@@ -17,8 +17,10 @@ import anyio.lowlevel
 from toolcell.config import Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
+from toolcell.control.draft import Draft
 from toolcell.control.scripts import Script
 from toolcell.control.suspension import OnApproval, check_on_approval
+from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
 from toolcell.lifetime import OpenedInBlock
 from toolcell.results import ExecutionResult, Suspension
@@ -67,11 +69,12 @@ class Session(OpenedInBlock, SessionWorkspace):
         *,
         is_named: bool = False,
         restores: bool = False,
+        is_scratch: bool = False,
     ) -> None:
         """`is_named`: it has a name of its own, by which it can be restored. `restores`: it goes on from what is on
-        disk of the session of this name."""
+        disk of the session of this name. `is_scratch`: nothing of it is kept on disk."""
         self.id = ident
-        self._is_named, self._restores = is_named, restores
+        self._is_named, self._restores, self._is_scratch = is_named, restores, is_scratch
         self.limits = limits
         """Of each script, unless it is given others."""
         self.settings = settings
@@ -134,7 +137,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         self._place.enter(self)
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
-            if self._state.open_record(restore=self._restores):
+            if not self._is_scratch and self._state.open_record(restore=self._restores):
                 return  # the first script that needs it rebuilds the state
             async with self._exclusively():
                 await self._state.bring_up()
@@ -193,11 +196,14 @@ class Session(OpenedInBlock, SessionWorkspace):
         lint: LintProfile | None = None,
         context: RunContext | None = None,
         on_approval: OnApproval = "ask",
+        dry_run: bool | Draft = False,
         cancel: anyio.Event | None = None,
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Run a script in the session's sandbox; see `Runtime.execute_code` for the arguments.
+
+        With `dry_run` the script runs in a copy of the session, rebuilt from the journal, and leaves nothing in it.
 
         A script that fails leaves behind what Python would. One past a limit, or cancelled, is interrupted: its
         outcome says so, and the state is kept if it ends within 100 ms. Otherwise the session loses its sandbox, and
@@ -212,16 +218,25 @@ class Session(OpenedInBlock, SessionWorkspace):
         """
         check_run_arguments(lint, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
         check_on_approval(on_approval)
-        context = context or self._context
-        if context is not None and context.dry_run is not None:
-            raise UsageError("a session has no dry run: placeholders would stay in its names; use runtime.execute_code")
+        host: Any = self._host
+        context = host._drafting(dry_run, context or self._context, on_approval)
         own = settings_of(Limits, limits or self.limits, "limits")
         check_script_limits(own, self.limits)
         script = Script(source, inputs, guest_files(files), own, lint or self._host.policy.lint, None, None)
         callable_tools = self._host._tools(tools if tools is not None else self._tools)
         handlers = (cancel, on_log, on_progress)
-        async with self._exclusively():
-            return await self._state.run(script, callable_tools, context, handlers, on_approval)
+        if context is None or context.dry_run is None:
+            async with self._exclusively():
+                return await self._state.run(script, callable_tools, context, handlers, on_approval)
+        copy = await self._copied(os.urandom(16).hex(), is_scratch=True)  # placeholders stay in its names, not in these
+        try:
+            async with copy._exclusively():
+                result = await copy._state.run(script, callable_tools, context, handlers, on_approval)
+        finally:
+            await copy.close()
+        host._keep_draft(context.dry_run, result)
+        assert result.session is not None
+        return changed(result, session=changed(result.session, id=self.id))
 
     @property
     def waiting(self) -> Suspension | str:
@@ -323,6 +338,9 @@ class Session(OpenedInBlock, SessionWorkspace):
         """
         ident = os.urandom(16).hex() if name is None else check_name(name)
         self._host._tools([])  # checks that this is the event loop of the runtime
+        return await self._copied(ident, is_named=name is not None)
+
+    async def _copied(self, ident: str, *, is_named: bool = False, is_scratch: bool = False) -> Session:
         async with self._exclusively():
             if self._state.lost:
                 raise SessionError(
@@ -332,6 +350,6 @@ class Session(OpenedInBlock, SessionWorkspace):
             self._state.check_repeatable()
             steps, labels = tuple(self._state.steps), self._state.labels.held
         args = (self.limits, self.settings, self._tools, self._context, steps, labels)
-        copy = Session(self._host, self._place, ident, *args, is_named=name is not None)
+        copy = Session(self._host, self._place, ident, *args, is_named=is_named, is_scratch=is_scratch)
         await copy.open()
         return copy
