@@ -37,10 +37,9 @@ def _calls(node: ast.Call) -> Iterator[Found]:
         case ast.Name(id=name) if name in CALLS:
             tool = _text(node.args[0]) if node.args else None
             yield node, tool, _names(node.args[1:], node.keywords)
-        case ast.Attribute(value=ast.Name(id="tools"), attr=name) if not name.startswith("__"):
-            yield node, name, _names(node.args, node.keywords)
-        case ast.Subscript(value=ast.Name(id="tools"), slice=key):
-            yield node, _text(key), _names(node.args, node.keywords)
+        case ast.Attribute() | ast.Subscript() if (parts := _parts_below_tools(node.func)) is not None:
+            tool = None if None in parts else ".".join(map(str, parts))
+            yield node, tool, _names(node.args, node.keywords)
         case ast.Name(id=name) if name == PARALLEL:
             match node.args[:1]:
                 case [ast.List(elts=entries) | ast.Tuple(elts=entries)]:
@@ -49,6 +48,22 @@ def _calls(node: ast.Call) -> Iterator[Found]:
                     yield _entry(entry)
                 case _:
                     yield node, None, None
+
+
+def _parts_below_tools(node: ast.expr) -> list[str | None] | None:
+    """Return `["github", "search"]` for `tools.github["search"]`; None for what is no part of `tools`."""
+    parts: list[str | None] = []
+    while True:
+        match node:
+            case ast.Attribute(value=above, attr=name) if not name.startswith("__"):
+                parts.append(name)
+            case ast.Subscript(value=above, slice=key):
+                parts.append(_text(key))
+            case ast.Name(id="tools"):
+                return parts[::-1]
+            case _:
+                return None
+        node = above
 
 
 def _entry(entry: ast.expr) -> Found:

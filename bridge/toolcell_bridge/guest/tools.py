@@ -6,7 +6,7 @@ Values are converted and packed here; the host checks them again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # asyncio, json and difflib are imported where they are used: loading them would double a sandbox's cold start.
 
 LIST_TOOLS = "toolcell.list_tools"
-"""Answered by the session itself; a dot cannot occur in a tool's name."""
+"""Answered by the session itself; no tool can be in this namespace."""
 
 
 GUEST_NAMES = frozenset({
@@ -269,14 +269,22 @@ ToolError.__module__ = "__main__"  # where a script finds it
 
 
 class ToolNamespace:
-    """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are no identifiers."""
+    """`tools.<name>(...)`: each tool as a function. `tools["name"]` serves names that are no identifiers.
 
-    def __init__(self, toolbox: Toolbox) -> None:
+    `tools.github` is the namespace of tools such as `github.create_issue`.
+    """
+
+    def __init__(self, toolbox: Toolbox, prefix: str = "") -> None:
         self.__toolbox = toolbox
+        self.__prefix = prefix
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        toolbox = self.__toolbox
-        found = _named(name, toolbox.names)
+    def __getattr__(self, name: str) -> Any:
+        toolbox, prefix = self.__toolbox, self.__prefix
+        names = [each[len(prefix) :] for each in toolbox.names if each.startswith(prefix)] if prefix else toolbox.names
+        found, is_namespace = _named(name, names)
+        if is_namespace:
+            return ToolNamespace(toolbox, f"{prefix}{found}.")
+        found = prefix + found
 
         def call(*values: Any, **kwargs: Any) -> Any:
             return toolbox.call(found, values, kwargs)
@@ -287,16 +295,26 @@ class ToolNamespace:
     __getitem__ = __getattr__
 
     def __dir__(self) -> list[str]:
-        return list(self.__toolbox.names)
+        prefix = self.__prefix
+        names = [each[len(prefix) :] for each in self.__toolbox.names if each.startswith(prefix)]
+        return list(dict.fromkeys(each.partition(".")[0] for each in names)) + [each for each in names if "." in each]
 
 
-def _named(name: str, names: Sequence[str]) -> str:
-    """Return the tool that a script means: the one of that name, or one that has it with other signs for its `_`."""
+def _named(name: str, names: Sequence[str]) -> tuple[str, bool]:
+    """Return the tool or the namespace that a script means, and whether it is a namespace.
+
+    It is the one of that name, or one that is written so in Python.
+    """
     if name in names and not name.startswith("__"):
-        return name
+        return name, False
+    from toolcell_bridge.guest.tool_names import python_name, python_path
+
     for each in names:
-        if "".join(sign if sign.isalnum() else "_" for sign in each) == name:
-            return each
+        if python_path(each) == name:
+            return each, False
+        first, dot, _ = each.partition(".")
+        if dot and name in (first, python_name(first)):
+            return first, True
     import difflib
 
     near = difflib.get_close_matches(name, names, 1)

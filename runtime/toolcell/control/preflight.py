@@ -15,9 +15,11 @@ from toolcell.run.request import RunRequest, run_message, sendable
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.names import provider_name
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import did_you_mean, listed
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
+from toolcell_bridge.guest.tool_names import python_path
 
 SCRIPT: Final = "from toolcell_bridge.guest.planned_calls import planned_calls\nset_result(planned_calls(source))"
 """Reads the script that it gets as its input `source`."""
@@ -70,8 +72,9 @@ class _Offered:
     def __init__(self, tools: CallableTools) -> None:
         self._tools = tools
         self._definitions = {each.name: each for each in tools.definitions(Origin.CODE)}
-        self._names = {"".join(c if c.isalnum() else "_" for c in each): each for each in reversed(self._definitions)}
-        """As attributes: `tools.some_name` stands for some-name."""
+        names = list(reversed(self._definitions))
+        self._names = {provider_name(each): each for each in names} | {python_path(each): each for each in names}
+        """As attributes, where `tools.github.some_name` stands for github.some-name; and as providers have them."""
         self._listed = listed(self._definitions) or "none"
         self._hints: dict[str, str] = {}
 

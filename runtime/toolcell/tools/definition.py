@@ -6,15 +6,12 @@ Knows nothing of how a tool runs. A definition never changes; every `parameters`
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn, TypedDict
 
 from toolcell.errors import RegistrationError, warn_user
+from toolcell.tools.names import check_name, provider_name
 from toolcell.tools.schema import record_schema
-
-NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every provider accepts as a function name."""
 
 MIN_DESCRIPTION_CHARS = 15
 """Shorter descriptions make models misuse a tool; registering one warns."""
@@ -89,12 +86,16 @@ class ToolDefinition:
 
     def to_openai(self) -> ProviderToolDef:
         """Shape: {"type": "function", "function": {"name", "description", "parameters"}}."""
-        function = ProviderFunction(name=self.name, description=self.description, parameters=self.parameters)
+        function = ProviderFunction(
+            name=provider_name(self.name), description=self.description, parameters=self.parameters
+        )
         return ProviderToolDef(type="function", function=function)
 
     def to_anthropic(self) -> AnthropicToolDef:
         """Shape: {"name", "description", "input_schema"}."""
-        return AnthropicToolDef(name=self.name, description=self.description, input_schema=self.parameters)
+        return AnthropicToolDef(
+            name=provider_name(self.name), description=self.description, input_schema=self.parameters
+        )
 
     def to_mcp(self) -> dict[str, Any]:
         """Shape: {"name", "description", "inputSchema"}, as in MCP's tools/list."""
@@ -134,8 +135,7 @@ def check_definition(definition: ToolDefinition) -> None:
     name: object = definition.name  # typed loosely: definitions may be written by hand
     description: object = definition.description
     schema: object = definition.parameters
-    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise RegistrationError(f"tool {name!r}: a name must match ^{NAME_PATTERN.pattern}$")
+    check_name(name)
     if not isinstance(description, str) or not description.strip():
         raise RegistrationError(f"tool {name!r}: the description is empty, so no model would know when to call it")
     if not isinstance(schema, dict) or schema.get("type") != "object":

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolcell.tools.plan import Plan, Step, read_plan
 from toolcell.tools.plan_references import PlanError, is_reference, path_steps, split_reference
-from toolcell.tools.stubs import as_identifier
+from toolcell_bridge.guest.tool_names import python_name
 
 MAX_SOURCE_CHARS = 100_000
 _MADE_UP = re.compile(r"step_\d+")
@@ -45,7 +45,7 @@ def plan_to_code(args: Mapping[str, Any]) -> str:
 def _names(plan: Plan) -> list[str]:
     names: list[str] = []
     for step in plan.steps:
-        name = as_identifier(step.id) if step.id is not None else f"step_{step.index}"
+        name = python_name(step.id) if step.id is not None else f"step_{step.index}"
         while name in names:
             name += "_"
         names.append(name)

@@ -8,12 +8,11 @@ Read `registry_state` first (what is known), then `view` (how it is read and cal
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
@@ -25,10 +24,11 @@ from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.names import check_collisions
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
-from toolcell.tools.registry_state import RegistrySettings, RegistryState
+from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.view import RegistryView
 
@@ -43,7 +43,7 @@ class ToolRegistry(RegistryView):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
-        base = _settings(settings, changes)
+        base = settings_of(settings, changes)
         if isinstance(tools, str) or not isinstance(tools, Iterable):
             raise UsageError(f"ToolRegistry takes a list of tools, not {shown(tools)}; write [...] around it")
         policy, events = CallPolicy(), EventBus()
@@ -174,6 +174,7 @@ class ToolRegistry(RegistryView):
                 if tool.name in tools:
                     logger.info("tool %s replaced", tool.name)
                 tools[tool.name] = tool
+            check_collisions([tool.name for tool in new], identities(tools))
             self._change(tools=tools)
 
     def unregister(self, name: str) -> bool:
@@ -313,6 +314,7 @@ class ToolRegistry(RegistryView):
             for name, tool in other._state.tools.items():
                 if tools.setdefault(name, tool).identity is not tool.identity:
                     raise RegistrationError(f"two registries offer a tool {name!r}")
+        check_collisions(tools, identities(tools))
         return self._derived(tools, *others)
 
     def _derived(self, tools: Mapping[str, RegisteredTool], *others: ToolRegistry) -> ToolRegistry:
@@ -346,16 +348,6 @@ class ToolRegistry(RegistryView):
     def __repr__(self) -> str:
         frozen = ", frozen" if self._frozen else ""
         return f"<ToolRegistry of {len(self)} tools{frozen}: {', '.join([*self][:8])}>"
-
-
-def _settings(given: RegistrySettings | None, changes: Mapping[str, Any]) -> RegistrySettings:
-    check_kind("settings=", given, RegistrySettings, type(None), cure="write settings=RegistrySettings(...)")
-    known = [field.name for field in fields(RegistrySettings)]
-    for name in changes.keys() - set(known):
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
-        raise UsageError(f"ToolRegistry has no setting {name!r}; {hint}")
-    return replace(given or RegistrySettings(), **changes)
 
 
 def registry_of(tools: Any, what: str) -> Any:

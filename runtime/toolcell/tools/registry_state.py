@@ -8,13 +8,16 @@ Of the three modules about registries this is the one to read first: `view` and 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
 
+from toolcell.errors import UsageError
 from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Hook
+from toolcell.tools.names import IN_PLACE_OF_DOT, MAX_NAME_CHARS, provider_name
 from toolcell.tools.options import Coercion, Extras, Origin
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.spec import Middleware, RegisteredTool
@@ -53,6 +56,21 @@ class RegistrySettings:
         check_kind("sequential", self.sequential, bool)
         check_one_of("coercion", self.coercion, get_args(Coercion))
         check_one_of("extras", self.extras, get_args(Extras))
+
+
+def settings_of(given: RegistrySettings | None, changes: Mapping[str, Any]) -> RegistrySettings:
+    """Return settings with some of them changed by name.
+
+    Raises:
+        UsageError: there is no such setting.
+    """
+    check_kind("settings=", given, RegistrySettings, type(None), cure="write settings=RegistrySettings(...)")
+    known = [field.name for field in fields(RegistrySettings)]
+    for name in changes.keys() - set(known):
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
+        raise UsageError(f"ToolRegistry has no setting {name!r}; {hint}")
+    return replace(given or RegistrySettings(), **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +112,15 @@ class RegistryState:
             if advertised or (self.permits(tool, origin) and permits_all(policies, tool, origin)):
                 yield tool
 
+    def meant(self, name: str) -> str:
+        """Return the registered name behind one that a provider was given in its place; else `name` itself."""
+        if name in self.tools or type(name) is not str or IN_PLACE_OF_DOT not in name or len(name) > MAX_NAME_CHARS:
+            return name
+        dotted = name.replace(IN_PLACE_OF_DOT, ".")
+        if dotted in self.tools:
+            return dotted
+        return next((each for each in self.tools if "." in each and provider_name(each) == name), name)
+
     def names(self, origin: Origin) -> list[str]:
         """Return the names of the tools that a caller from `origin` sees."""
         rules = [(policy.version, policy.advertise_blocked) for policy in self.policies]
@@ -109,6 +136,11 @@ class RegistryState:
             return definition
         text = describe(lambda origin: self.visible(origin, policies))
         return ToolDefinition(tool.name, text, definition.parameters)
+
+
+def identities(tools: Mapping[str, RegisteredTool]) -> dict[str, object]:
+    """Return what tells tools apart, by name. Names of one tool have the same."""
+    return {name: tool.identity for name, tool in tools.items()}
 
 
 def permits_all(policies: tuple[CallPolicy, ...], tool: RegisteredTool, origin: Origin) -> bool:

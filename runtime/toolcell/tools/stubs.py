@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import keyword
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
+from toolcell_bridge.guest.tool_names import python_name
 
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _ABOUT = frozenset({"description", "default", "examples"})
@@ -20,26 +22,48 @@ _MAX_DEPTH = 5
 
 
 def python_stubs(tools: Iterable[tuple[ToolDefinition, Mapping[str, Any] | None]]) -> str:
-    """Write the stubs of several tools as one module's text. Each is a definition and the schema of what it returns."""
-    return "\n\n\n".join(python_stub(definition, returns) for definition, returns in tools)
+    """Write the stubs of several tools as one module's text. Each is a definition and the schema of what it returns.
+
+    The tools of a namespace stand together, in a class of its name.
+    """
+    blocks, spaces = list[str](), dict[str, Any]()
+    for definition, returns in tools:
+        stub = _Stub(definition, returns)
+        *path, _ = definition.name.split(".")
+        space, qualified = spaces, ""
+        for part in path:
+            qualified += f"{part}."
+            if qualified not in space:
+                space[qualified] = {}
+                if space is spaces:
+                    blocks.append(qualified)
+            space = space[qualified]
+        blocks += stub.classes()
+        if path:
+            space[definition.name] = stub.function()
+        else:
+            blocks.append(stub.function())
+    return "\n\n\n".join(_namespace(each, spaces[each]) if each in spaces else each for each in blocks)
 
 
 def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
     """Write one tool as a keyword-only function; records in its arguments come before it as TypedDicts."""
-    return _Stub(definition, returns).text()
+    return python_stubs([(definition, returns)])
+
+
+def _namespace(qualified: str, members: Mapping[str, Any]) -> str:
+    """Write a namespace as a class: `tools.github` of `tools.github.create_issue(...)`."""
+    written = [
+        _namespace(name, member) if isinstance(member, Mapping) else f"@staticmethod\n{member}"
+        for name, member in members.items()
+    ]
+    name = python_name(qualified.removesuffix(".").rpartition(".")[2])
+    return f"class {name}:\n" + textwrap.indent("\n\n".join(written), "    ")
 
 
 def is_identifier(name: str) -> bool:
     """True when Python takes it as a plain name."""
     return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def as_identifier(name: str) -> str:
-    """Return a Python name that looks like `name`."""
-    cleaned = re.sub(r"\W", "_", name)
-    if not cleaned or cleaned[0].isdigit():
-        cleaned = f"_{cleaned}"
-    return f"{cleaned}_" if keyword.iskeyword(cleaned) else cleaned
 
 
 class _Stub:
@@ -51,13 +75,18 @@ class _Stub:
         """The class of each record, by its schema: two parameters of one type have one class."""
         self._prefix = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", definition.name)) or "Tool"
 
-    def text(self) -> str:
-        signature = self._signature()
-        body = _docstring(self._documentation())
-        return "\n\n\n".join([*self._classes.values(), f"{signature}\n{body}"])
+        self._signature_text = self._signature()
+
+    def classes(self) -> list[str]:
+        """Return the records among its arguments and in what it returns, those inside others first."""
+        return [*self._classes.values()]
+
+    def function(self) -> str:
+        """Return the tool as a function."""
+        return f"{self._signature_text}\n{_docstring(self._documentation())}"
 
     def _signature(self) -> str:
-        name = as_identifier(self._definition.name)
+        name = python_name(self._definition.name.rpartition(".")[2])
         parameters = self._parameters()
         returned = self.annotation(self._returns, "Result") if self._returns is not None else "Any"
         line = f"def {name}({', '.join(parameters)}) -> {returned}:"
@@ -90,7 +119,7 @@ class _Stub:
         described = {name: _mapping(part).get("description") for name, part in properties.items()}
         lines = [f"    {name}: {' '.join(str(text).split())}" for name, text in described.items() if text]
         heading = self._definition.description.strip()
-        if not is_identifier(self._definition.name):
+        if not all(map(is_identifier, self._definition.name.split("."))):
             heading += f"\n\nCall it as call_tool({self._definition.name!r}, {{...}})."
         return "\n".join([heading, "", "Args:", *lines]) if lines else heading
 
@@ -141,7 +170,7 @@ class _Stub:
     def _class_name(self, hint: str) -> str:
         words = [part for part in re.split(r"[^A-Za-z0-9]+", hint) if part]
         base = self._prefix + "".join(word[0].upper() + word[1:] for word in words)
-        base = as_identifier(base)
+        base = python_name(base)
         name, number = base, 2
         while name in self._classes:
             name, number = f"{base}{number}", number + 1

@@ -179,7 +179,7 @@ class RegistryView(ABC):
             parent = None
         if origin is None:
             origin = Origin.MODEL if parent is None else parent.origin
-        return Call(self, name, args, call_id, origin, context, parent, **more)
+        return Call(self, self._state.meant(name), args, call_id, origin, context, parent, **more)
 
     async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
         """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""

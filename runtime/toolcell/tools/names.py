@@ -1,0 +1,73 @@
+"""Names of tools: which there may be, how a provider and Python write them, and which cannot stand side by side.
+
+A name is one part or several, with dots between them: in `github.create_issue`, `github` is a namespace. Providers
+take no dots, so a model is shown `github__create_issue`, and a call by that name is a call of the tool.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+
+from toolcell.errors import RegistrationError
+from toolcell_bridge.guest.tool_names import python_path
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+"""Parts of the signs that every provider accepts."""
+
+MAX_NAME_CHARS = 64
+"""Of a name as providers are given it."""
+
+RESERVED = "toolcell"
+"""The namespace of what the host answers itself."""
+
+IN_PLACE_OF_DOT = "__"
+
+
+def provider_name(name: str) -> str:
+    """Return a tool's name as providers take it."""
+    return name.replace(".", IN_PLACE_OF_DOT)
+
+
+def check_name(name: object) -> None:
+    """Refuse what no provider would accept, and the namespace that is the host's own.
+
+    Raises:
+        RegistrationError: names the tool and what is wrong with it.
+    """
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name) or len(provider_name(name)) > MAX_NAME_CHARS:
+        shown = f"^{NAME_PATTERN.pattern}$ and have at most {MAX_NAME_CHARS} characters, a dot counting twice"
+        raise RegistrationError(f"tool {str(name)[:200]!r}: a name must match {shown}")
+    if name.partition(".")[0].casefold() == RESERVED and "." in name:
+        raise RegistrationError(f"tool {name!r}: the namespace {RESERVED!r} is taken")
+
+
+@functools.lru_cache(maxsize=8192)
+def collision_key(name: str) -> str:
+    """Return what two names must not have in common: how they look to a provider or in Python, whatever their case."""
+    return provider_name(python_path(name)).casefold()
+
+
+def check_collisions(new: Iterable[str], tools: Mapping[str, object]) -> None:
+    """Refuse names that a model or a script could take for one another. Two names of one tool may be alike.
+
+    `tools`: what there will be, the new names among it, each with something that is equal for names of one tool.
+
+    Raises:
+        RegistrationError: two names differ in case or signs only, or a name is also a namespace.
+    """
+    known = dict[str, str]()
+    namespaces = dict[str, str]()
+    for name in tools:
+        known.setdefault(collision_key(name), name)
+        if "." in name:
+            namespaces.setdefault(collision_key(name.rpartition(".")[0]), name)
+    for name in new:
+        other = known[collision_key(name)]
+        if tools[other] != tools[name]:
+            alike = f"{other!r} differs from it in case or signs only"
+            raise RegistrationError(f"tool {name!r}: {alike}; rename one of them")
+    for key in namespaces.keys() & known.keys():
+        alike = f"the namespace of {namespaces[key]!r}"
+        raise RegistrationError(f"tool {known[key]!r} has the name of {alike}; rename one of them")
