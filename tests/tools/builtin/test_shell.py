@@ -320,10 +320,10 @@ def test_an_answer_changes_only_what_the_sandbox_was_given(tmp_path: Path) -> No
     work.write("not-given", b"2")
     (tmp_path / "outside").write_text("3")
     said = ANSWER | {
-        "deleted": ["given", "not-given", "../outside", "/etc/passwd"], "deleted_directories": ["..", "", "/"],
-        "made_directories": ["../new", "/tmp/new-dir", "fine"],
+        "deleted": ["given", "not-given", "../outside", str(tmp_path / "outside")], "deleted_directories": ["..", "", "/"],
+        "made_directories": ["../new", str(tmp_path / "new-too"), "fine"],
     }  # fmt: skip
-    files = [OutputFile(name, "", 1, b"x") for name in ("../outside", "/etc/x", "given/..", "a\nb", "ok")]
+    files = [OutputFile(name, "", 1, b"x") for name in ("../outside", str(tmp_path / "x"), "given/..", "a\nb", "ok")]
     value = save(work, ExecutionResult("r", Outcome.OK, said, files=tuple(files)), Copy((("given", b"1"),), (), ()))
     assert value["deleted"] == ["given"]
     assert value["changed"] == ["ok"]

@@ -138,8 +138,14 @@ def test_a_trick_does_not_read_outside_of_the_workspace(files: Workspace, path: 
     assert "\n" not in str(caught.value)
 
 
+OF_THE_MACHINE = ("root/", "proc/", "cwd/", "descriptor")
+"""Tricks that lead to real files of this machine are only read: where the code is wrong, a test that wrote would do it."""
+
+WRITABLE = [path for path, text in TRICKS.items() if "No such file" not in text and not path.startswith(OF_THE_MACHINE)]
+
+
 @pytest.mark.conforms("S-b3")
-@pytest.mark.parametrize("path", [path for path, text in TRICKS.items() if "No such file" not in text], ids=repr)
+@pytest.mark.parametrize("path", WRITABLE, ids=lambda path: repr(path)[:40])
 def test_a_trick_does_not_write_outside_of_the_workspace(files: Workspace, path: str) -> None:
     before = sorted(path.name for path in files.root.iterdir())
     with pytest.raises(ToolError):
@@ -150,7 +156,7 @@ def test_a_trick_does_not_write_outside_of_the_workspace(files: Workspace, path:
 @pytest.mark.conforms("S-b3")
 @pytest.mark.parametrize(
     "path",
-    ["", ".", "/", "..", "up-folder/empty", "absolute-folder/empty", "parent/outside/empty", "inner", "root/tmp/x"],
+    ["", ".", "/", "..", "up-folder/empty", "absolute-folder/empty", "parent/outside/empty", "inner"],
 )
 def test_a_trick_does_not_delete_outside_of_the_workspace_nor_the_workspace(files: Workspace, path: str) -> None:
     with pytest.raises(ToolError):
