@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from builtin_stores import open_store
-from toolcell import Runtime
+from toolcell import Runtime, SyncRuntime
 from toolcell.config import PoolConfig
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import ToolRegistry
@@ -26,6 +29,7 @@ from toolcell.tools.builtin import (
     Retriever,
     Scored,
     Section,
+    SqliteStore,
     Store,
     index_document,
 )
@@ -179,6 +183,35 @@ async def test_a_plan_and_a_model_remember_and_then_find(tmp_path: Path) -> None
             "Saved and indexed 1 chunk(s) to knowledge base."
         )
         assert "1. Tea is at four." in await by_model(registry, "knowledge_search", {"query": "tea"})
+
+
+@pytest.mark.isolation
+async def test_a_synchronous_runtime_remembers_and_then_finds(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    found = await anyio.to_thread.run_sync(found_by_sync_runtime, store)
+    await store.close()
+    assert found == [1, "The launch code word is heliotrope.", True]
+
+
+def found_by_sync_runtime(store: Store) -> Any:
+    with SyncRuntime(registry_of(store), pool=PoolConfig(warm=0)) as runtime:
+        return runtime.execute_code(SCRIPT).value
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_one_store_works_on_several_event_loops(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with open_store(request, kind, tmp_path) as store:
+        registry = registry_of(store)
+
+        async def remember(text: str) -> None:
+            assert (await registry.dispatch("remember", {"content": text})).value["is_new"]
+
+        await remember("here")
+        for backend in ("asyncio", "trio"):
+            await anyio.to_thread.run_sync(partial(anyio.run, remember, backend, backend=backend))
+        assert len(await store.list_documents()) == 3
 
 
 # Retrieval
