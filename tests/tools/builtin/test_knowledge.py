@@ -274,7 +274,8 @@ async def test_a_reranker_and_a_least_score_decide() -> None:
             Retriever(**settings)
 
 
-async def test_each_half_can_be_left_out() -> None:
+@pytest.mark.conforms("S9")
+async def test_words_weigh_three_tenths_and_each_half_can_be_left_out() -> None:
     store = MemoryStore()
     await index_document(store, EMBEDDINGS, Document(content="forecasting"))
     words_only, vectors_only = Retriever(keyword_weight=1.0), Retriever(keyword_weight=0.0)
@@ -282,6 +283,8 @@ async def test_each_half_can_be_left_out() -> None:
     assert await words_only.search(store, EMBEDDINGS, "forecast", 3) == []
     assert len(await words_only.search(store, EMBEDDINGS, "forecasting", 3)) == 1
     assert len(await vectors_only.search(store, EMBEDDINGS, "forecast", 3)) == 1
+    (by_vectors,) = await Retriever().search(store, EMBEDDINGS, "forecast", 3)
+    assert by_vectors.score == pytest.approx(0.7)
 
 
 # Chunks

@@ -105,6 +105,7 @@ async def test_what_was_deleted_is_found_no_more_and_what_comes_after_is(store: 
     kept = await filled(store, "blue plum", source="kept")
     assert len(await store.search_chunks(X, 9)) == 3
     assert await store.delete_document(doc.id)
+    assert [each.item.content for each in await store.search_chunks(X, 1)] == ["blue plum"]  # in place of the deleted
     await filled(store, "yellow pear", source="new")
 
     assert {each.item.content for each in await store.search_chunks(X, 9)} == {"blue plum", "yellow pear"}
