@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.effects import Preflight
     from toolcell.quotas import Quotas
+    from toolcell.run.streaming import RunStream
 
 
 class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
@@ -145,7 +147,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         stack.push_async_callback(self._backend.close)
         self._fixed = getattr(self._backend, "fixed", ())
         check_supported(self._backend, self.limits)
-        tasks = await stack.enter_async_context(anyio.create_task_group())
+        self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         config = self.pool_config
         self.pool = Pool(
@@ -264,6 +266,23 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         if context is not None and context.dry_run is not None:
             self._keep_draft(context.dry_run, result)
         return result
+
+    def stream(self, source: str, **options: Any) -> RunStream:
+        """Run a script as `execute_code` does, and return what happens as events, for `async for`.
+
+        Shape: `LogPrinted`, `ProgressReported`, `CallStarted` and `CallEnded` as they happen; at the end each
+        `FileReturned`, and `RunFinished` with the result. Leaving the loop early ends the run; `async with` around the
+        loop also waits for that. `cancel`, if given, is set then. A reader that falls 256 events behind holds the
+        script up, and its `wall_s` goes on; no event is lost.
+
+        Raises:
+            UsageError: an argument is wrong, or this runtime is not open here.
+            Exception: the loop raises what `execute_code` does.
+        """
+        from toolcell.run.streaming import RunStream
+
+        self._lifetime.check()
+        return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
 
     def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
         self._lifetime.check()

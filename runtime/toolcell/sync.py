@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -24,6 +24,9 @@ from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sessions.workspace import SessionFile
 from toolcell.tools import ToolRegistry
+
+if TYPE_CHECKING:
+    from toolcell.run.streaming import RunEvent, RunStream
 
 T = TypeVar("T")
 
@@ -87,6 +90,11 @@ class SyncRuntime:
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Runtime.execute_code` for options and errors."""
         return self._opened().call(partial(self.runtime.execute_code, source, **options))
+
+    def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
+        """Run a script and return what happens as events, for `for`; see `Runtime.stream`."""
+        thread = self._opened()
+        return _events(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
 
     def session(self, name: str | None = None, **options: Any) -> SyncSession:
         """Return a session, to be used with `with`; see `Runtime.session`."""
@@ -157,6 +165,11 @@ class SyncSession:
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Session.execute_code`."""
         return self._call(partial(self.session.execute_code, source, **options), self.session.interrupt)
+
+    def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
+        """Run a script and return what happens as events; see `Session.stream`."""
+        self._thread.check()
+        return _events(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
 
     @property
     def waiting(self) -> Suspension | str:
@@ -264,10 +277,27 @@ class _LoopThread:
             raise problem
         return result  # type: ignore[return-value]
 
+    def run_sync(self, function: Callable[[], T]) -> T:
+        """Call a plain function in the loop and return its result."""
+
+        async def called() -> T:
+            return function()
+
+        return self.call(called)
+
     def stop(self) -> None:
         """End the loop and its thread."""
         self._portal.start_task_soon(self._portal.stop, True)
         self._thread.join(END_S)
+
+
+def _events(thread: _LoopThread, stream: RunStream) -> Iterator[RunEvent]:
+    """Yield the events of a stream of the loop. Leaving early ends the run, and waits for its end."""
+    try:
+        while (event := thread.call(partial(anext, stream, None))) is not None:
+            yield event
+    finally:
+        thread.call(stream.aclose)
 
 
 async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:

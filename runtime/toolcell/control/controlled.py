@@ -30,6 +30,8 @@ from toolcell.tools.policy import CallPolicy
 from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from toolcell.audit.recorder import Recorder
     from toolcell.quotas import Quotas
 
@@ -168,6 +170,8 @@ class ControlledRuntime(SandboxRuntime):
     quotas: Quotas | None
     _journals: JournalStore
     _recorder: Recorder | None
+    _tasks: TaskGroup
+    """Of an open runtime: what is started in it ends with the runtime."""
 
     @abstractmethod
     async def _execute(

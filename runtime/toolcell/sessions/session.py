@@ -28,6 +28,7 @@ from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.run import CANCELLED
+from toolcell.run.streaming import RunStream
 from toolcell.sessions.settings import SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionState
 from toolcell.sessions.steps import KeptScript
@@ -237,6 +238,15 @@ class Session(OpenedInBlock, SessionWorkspace):
         host._keep_draft(context.dry_run, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
+
+    def stream(self, source: str, **options: Any) -> RunStream:
+        """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`.
+
+        Leaving the loop early interrupts the script. The state is kept if it ends within 100 ms.
+        """
+        self._check_open()
+        options = {**options, "context": options.get("context") or self._context}
+        return RunStream(partial(self.execute_code, source), options, lambda: self._host._tasks)
 
     @property
     def waiting(self) -> Suspension | str:
