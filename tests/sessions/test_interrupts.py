@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from toolcell_bridge.guest import rehearsal
 from toolcell_bridge.guest.channel import Channel, is_interruptible
 from toolcell_bridge.guest.interrupts import Interrupts
 from toolcell_bridge.wire.connection import Connection
@@ -75,3 +76,20 @@ def test_a_script_has_time_to_clean_up_before_it_is_interrupted_again_and_afterw
     interrupts._next = 0.0
     with pytest.raises(KeyboardInterrupt):
         interrupts._handle(51, sys._getframe())
+
+
+@pytest.mark.parametrize(
+    ("source", "number"), [("rows", 1), ("set_result(rows)", 1), ("set_result(rows)\nrows = 1", 2)]
+)
+def test_a_last_value_comes_in_one_write_with_the_end_of_its_script(
+    source: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(rehearsal, "SCRIPT", source)
+    made, writes = rehearsal.Rehearsal(1 << 20), []
+    send = made._echo.sendall
+    monkeypatch.setattr(made._echo, "sendall", lambda data: (writes.append(data), send(data)))
+    made.run()
+
+    assert len(writes) == number

@@ -221,6 +221,7 @@ class Runner:
             # and the host a wake-up.
             self._held[:] = [message]
         else:
+            self._held.clear()
             self._channel.send(message)
         self._result_set = True
         found = files.collect(wanted, self._workspace, run.files, run.files_bytes)
@@ -238,12 +239,16 @@ class Runner:
 
     def _set_trailing(self, value: Any, run: RunScript) -> None:
         problem: Exception | None = None
+        has_pictures = run.files > 0 and rich.is_possible(value)
         if value is not None:
+            self._is_last = not has_pictures
             try:
                 self._set_result(value, None, run)
             except (UnsendableValue, ValueTooLarge) as exc:
                 problem = exc
-        is_shown = run.files > 0 and rich.is_possible(value) and self._show(value, run)
+            finally:
+                self._is_last = False
+        is_shown = has_pictures and self._show(value, run)
         if problem is not None and not (is_shown and isinstance(problem, UnsendableValue)):
             sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
 

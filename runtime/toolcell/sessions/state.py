@@ -284,7 +284,8 @@ class SessionState(IdleSandbox):
         return f"the sandbox ended with outcome {result.outcome}"
 
     def _keep(self, step: KeptScript) -> None:
-        self.record.note_step(step, (self.used_cpu_s, self.used_calls), self.labels.held)
+        used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
+        self.record.note_step(step, (used_cpu_s, self.used_calls), self.labels.held)
         self.steps.append(step)
         self._steps_bytes += step.size()
         if step.journal.lost:
