@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from toolcell import Limits, Outcome, PoolConfig, SyncRuntime
@@ -28,3 +30,19 @@ def test_a_session_in_a_container_keeps_its_state_and_is_rebuilt(docker_image: I
     assert after.value == [[41], "f"]
     assert killed.session is not None and killed.session.lost
     assert rebuilt.value == 1 and rebuilt.session is not None and rebuilt.session.began == "journal"
+
+
+@pytest.mark.parametrize("mode", ["single", "forked"])
+def test_a_paused_session_in_a_container_goes_on_with_its_next_script_and_is_removed_while_paused(
+    docker_image: ImageRef, mode: Literal["single", "forked"]
+) -> None:
+    backend = DockerBackend(docker_image.id, mode=mode)
+    with SyncRuntime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        with runtime.session() as session:
+            assert session.execute_code("x = 41").ok
+            assert session.pause() and session.pause() and session.session.is_paused
+            again = session.execute_code("x + 1")
+            assert (again.value, session.session.is_paused) == (42, False)
+            assert again.session is not None and again.session.began == "live"
+            assert session.pause()
+        assert not session.session.is_live and runtime.execute_code("1").value == 1
