@@ -292,7 +292,7 @@ CELLS = st.one_of(
 )  # fmt: skip
 TEXT_CELLS = st.one_of(
     st.text(max_size=4), st.decimals(-10000, 10000, places=3).map(str), st.integers().map(str), st.floats().map(str),
-    st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "0.1", "0.2", "-0.0", "1\n", "", "\0"]),
+    st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "9999999999999999999", "9007199254740993", "0.1", "0.2", "-0.0", "1\n", "", "\0"]),
 )  # fmt: skip
 
 
