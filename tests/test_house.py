@@ -47,6 +47,7 @@ LAYERS = (
     ("toolcell.sessions",),
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents",),
+    ("toolcell.mcp",),
     ("toolcell.cli", "toolcell.testing"),
     ("toolcell.__main__",),
 )

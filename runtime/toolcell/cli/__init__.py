@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Say which isolation layers are live here, and how to get the rest.",
     "tools": "List the tools of a file or module as a model would see them.",
     "schedule": "List scheduled actions, and make those that are due.",
+    "mcp": "Serve execute_code and your tools to MCP clients.",
     "audit": "List, show, verify, export and replay what scripts did.",
     "images": "Build, list and check the images of the Docker backend.",
 }

@@ -1,0 +1,1 @@
+"""The Model Context Protocol: `toolcell mcp` serves a runtime to its clients."""

@@ -1,0 +1,131 @@
+"""Turn what a run has left behind into the answer to an MCP tool call: text, data, images and embedded files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.parse import quote
+
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    ElicitRequestFormParams,
+    ElicitResult,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+)
+
+from toolcell.control.decisions import Deny
+from toolcell.json_text import json_text
+from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
+from toolcell.text import clean, cut_text
+from toolcell.tools.code import code_result
+from toolcell.tools.hooks import Approve, Reject
+from toolcell.tools.parts import File, is_image
+
+MAX_ASKED_CHARS = 4_000
+"""Of the arguments of a call that a person is asked about."""
+
+
+def failed(text: str) -> CallToolResult:
+    """Return an error that the model can read."""
+    return CallToolResult(content=[TextContent(text=clean(text))], is_error=True)
+
+
+def said(text: str) -> CallToolResult:
+    """Return plain text."""
+    return CallToolResult(content=[TextContent(text=clean(text))])
+
+
+def answer(result: ExecutionResult, *, with_logs: bool = True) -> CallToolResult:
+    """Return a run's result: text for the model, the same as data, and its files."""
+    content: list[ContentBlock] = [TextContent(text=clean(code_result(result, with_logs=with_logs).text))]
+    content += [part for file in result.files if (part := _file(result.run_id, file)) is not None]
+    if result.suspension is not None:
+        content.append(TextContent(text=_waiting(result.suspension)))
+    return CallToolResult(content=content, structured_content=_plain(result, with_logs), is_error=not result.ok)
+
+
+def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
+    error = result.error
+    plain: dict[str, Any] = {
+        "outcome": str(result.outcome),
+        "logs": clean(result.logs.text) if with_logs else "",
+        "error": None if error is None else {"type": error.type, "message": error.message, "line": error.line},
+        "files": [
+            {"name": file.name, "media_type": file.media_type, "size": file.size, "problem": file.problem}
+            for file in result.files
+        ],
+        "calls": [{"tool": call.name, "status": call.status, "line": call.line} for call in result.calls],
+        "run_id": result.run_id,
+    }
+    if result.has_value:
+        plain["value"] = result.value
+    if result.suspension is not None:
+        calls = [
+            {"id": call.id, "tool": call.tool, "args": call.args, "reason": call.reason}
+            for call in result.suspension.calls
+        ]
+        plain["suspension"] = {"token": result.suspension.to_json(), "calls": calls}
+    made: dict[str, Any] = json.loads(json_text(plain))
+    return made
+
+
+def _file(run_id: str, file: OutputFile) -> ContentBlock | None:
+    if file.data is None:
+        return None
+    encoded = base64.b64encode(file.data).decode()
+    if is_image(File(file.name, file.data, file.media_type)):
+        return ImageContent(data=encoded, mime_type=file.media_type)
+    uri = f"toolcell://runs/{run_id}/{quote(file.name)}"
+    if file.media_type.startswith("text/") or file.media_type == "application/json":
+        try:
+            text = file.data.decode()
+            return EmbeddedResource(resource=TextResourceContents(uri=uri, mime_type=file.media_type, text=text))
+        except UnicodeDecodeError:
+            pass
+    return EmbeddedResource(resource=BlobResourceContents(uri=uri, mime_type=file.media_type, blob=encoded))
+
+
+def _waiting(suspension: Suspension) -> str:
+    """Say what a suspended run waits for."""
+    calls = "\n".join(f"- {call.id}: {_asked(call)}" for call in suspension.calls)
+    return (
+        f"The script waits for a person's approval of these calls, which were not made:\n{calls}\n"
+        "When the user has decided, call resume with the token and a decision for each id.\n"
+        f"token: {suspension.to_json()}"
+    )
+
+
+def _asked(call: PendingCall) -> str:
+    args, _ = cut_text(json_text(dict(call.args)), MAX_ASKED_CHARS)
+    return clean(f"{call.tool}({args}): {call.reason}")
+
+
+def question(call: PendingCall) -> ElicitRequestFormParams:
+    """Return what a person is asked about a call."""
+    where = f" (line {call.line} of the script)" if call.line else ""
+    schema = {
+        "type": "object",
+        "properties": {
+            "decision": {"type": "string", "enum": ["approve", "deny"], "description": "Make this call?"},
+            "reason": {"type": "string", "description": "Why not; the script is told."},
+        },
+        "required": ["decision"],
+    }
+    return ElicitRequestFormParams(message=f"A script wants to call {_asked(call)}{where}", requested_schema=schema)
+
+
+def decision(result: object) -> Approve | Reject:
+    """Return what a person decided. Everything but an explicit approval is a refusal."""
+    if not isinstance(result, ElicitResult):
+        return Deny("nobody has decided about it")
+    given = result.content or {}
+    if result.action == "accept" and given.get("decision") == "approve":
+        return Approve()
+    reason = given.get("reason")
+    return Deny(clean(str(reason))[:1000] if reason else f"the user did not approve it ({result.action})")

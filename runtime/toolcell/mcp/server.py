@@ -1,0 +1,302 @@
+"""`McpServer`: a runtime as an MCP server. Any transport of the SDK can serve it.
+
+Read `_execute` first: a script runs as a stream of events, which become notifications. Its result is the answer.
+A call that needs approval suspends the script; then the client asks its user, or the model gets the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Self
+
+import anyio
+import mcp_types as types
+from mcp.server import Server, ServerRequestContext
+from mcp.server.connection import allowed_log_levels
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from toolcell.control.steps_of_plans import PlanRows
+from toolcell.errors import ToolcellError, UsageError
+from toolcell.json_text import json_text
+from toolcell.mcp import listing
+from toolcell.mcp.answers import answer, decision, failed, question, said
+from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
+from toolcell.runtime import Runtime
+from toolcell.sessions.session import Session
+from toolcell.text import clean, one_line
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.options import Origin
+from toolcell.tools.stubs import python_stubs
+from toolcell_bridge import __version__
+
+Context = ServerRequestContext[Any, Any]
+Answer = types.CallToolResult | types.InputRequiredResult
+
+GONE = "toolcell.gone"
+"""Key of an HTTP request's scope: an event that is set when its client is gone."""
+
+MAX_MESSAGE_CHARS = 500
+"""Of one progress message."""
+
+INSTRUCTIONS = (
+    "execute_code runs Python in a sandbox. The tools of this server are called from there; search_tools and "
+    "describe_tools find them."
+)
+
+
+class McpServer:
+    """Serves a runtime that is open. Enter it with `async with` around the transport.
+
+    `keeps_state`: the scripts of one MCP session share a sandbox. `exposes_tools`: clients see each tool as their own.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        keeps_state: bool = False,
+        exposes_tools: bool = False,
+        has_one_client: bool = False,
+    ) -> None:
+        """`has_one_client`: the transport carries one client, as stdio does."""
+        self.runtime = runtime
+        self._keeps_state, self._exposes_tools, self._has_one_client = keeps_state, exposes_tools, has_one_client
+        self._stack = AsyncExitStack()
+        self._state: dict[str, Any] = {}
+        self._opening = anyio.Lock()
+        self.server: Server[Any] = Server(
+            "toolcell",
+            version=__version__,
+            instructions=INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
+        self._checkers = {
+            name: ArgumentChecker(ToolDefinition(name, f"Arguments of {name} as a tool of MCP.", schema))
+            for name, schema in (
+                (CODE_TOOL, listing.code_schema(runtime.limits)),
+                (listing.SEARCH_TOOL, listing.SEARCH_SCHEMA),
+                (listing.DESCRIBE_TOOL, listing.DESCRIBE_SCHEMA),
+                (listing.RESUME_TOOL, listing.RESUME_SCHEMA),
+            )
+        }
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._stack.aclose()
+
+    # What clients ask for.
+
+    async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        offers_resume = not _can_ask(ctx)
+        found = listing.own_tools(self.runtime, self._has_session(ctx), offers_resume)
+        if self._exposes_tools:
+            rows = self.runtime.registry.snapshot().to_mcp(Origin.PLAN)
+            plain = [row for row in rows if row["name"] not in listing.OWN_TOOLS]
+            found += [types.Tool.model_validate({**row, "outputSchema": None}, by_name=False) for row in plain]
+        return types.ListToolsResult(tools=found)
+
+    async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        _connection(ctx).state["level"] = params.level
+        return types.EmptyResult()
+
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
+        handlers: Mapping[str, Callable[[Context, dict[str, Any]], Awaitable[Answer]]] = {
+            CODE_TOOL: self._execute,
+            listing.SEARCH_TOOL: self._search,
+            listing.DESCRIBE_TOOL: self._describe,
+            listing.RESUME_TOOL: self._resume,
+        }
+        name, given = params.name, params.arguments or {}
+        handler = handlers.get(name)
+        if handler is None and not (self._exposes_tools and name in self.runtime.registry):
+            known = ", ".join(handlers)
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {name[:100]!r} to call here; there are {known}")
+        try:
+            if params.request_state is not None:
+                return await self._decided(ctx, params.request_state, params.input_responses or {})
+            if handler is None:
+                return await self._while_heard(ctx, partial(self._plain_call, ctx, name, given))
+            args = self._checkers[name].check(given).args
+            return await self._while_heard(ctx, partial(handler, ctx, args))
+        except InvalidArguments as exc:
+            return failed(f"invalid arguments of {name}: {'; '.join(map(str, exc.problems[:5]))}")
+        except ToolcellError as exc:
+            return failed(str(exc))
+
+    async def _while_heard(self, ctx: Context, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Do what a client asked for. One that is gone gets no answer, and its work ends."""
+        scope = getattr(ctx.request, "scope", None)
+        gone: anyio.Event | None = scope.get(GONE) if scope is not None else None
+        if gone is None:
+            return await work()
+        answers: list[Answer] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def end_when_gone() -> None:
+                await gone.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end_when_gone)
+            answers.append(await work())
+            tasks.cancel_scope.cancel()
+        return answers[0] if answers else failed("the client is gone")
+
+    # Scripts.
+
+    async def _execute(self, ctx: Context, args: dict[str, Any]) -> Answer:
+        limits = self.runtime.limits.model_copy(update=args.get("limits") or {})
+        options = {"inputs": args.get("inputs"), "limits": limits, "on_approval": "suspend"}
+        session = await self._session(ctx)
+        streaming = self.runtime if session is None else session
+        return await self._finish(ctx, await self._relay(ctx, streaming.stream(args["code"], **options)))
+
+    async def _resume(self, ctx: Context, args: dict[str, Any]) -> Answer:
+        if _can_ask(ctx):  # a model must not answer in the place of a person who can be asked
+            raise UsageError("this client asks its user about each call; resume is for clients that cannot")
+        content = {ident: {"decision": choice} for ident, choice in args["decisions"].items()}
+        given = {ident: types.ElicitResult(action="accept", content=dict(each)) for ident, each in content.items()}
+        return await self._decided(ctx, args["token"], given)
+
+    async def _decided(self, ctx: Context, token: str, given: Mapping[str, Any]) -> Answer:
+        decisions = {ident: decision(each) for ident, each in given.items()}
+        return await self._finish(ctx, await self._carry_on(ctx, token, decisions))
+
+    async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
+        resume = partial(self.runtime.resume, token, decisions)
+        return await self._relay(ctx, RunStream(resume, {}, lambda: self.runtime._tasks))
+
+    async def _finish(self, ctx: Context, result: ExecutionResult) -> Answer:
+        """Return the answer, after every decision that the client's user can make."""
+        while result.outcome is Outcome.SUSPENDED and (waiting := result.suspension) is not None and _can_ask(ctx):
+            if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                asked: dict[str, Any] = {call.id: types.ElicitRequest(params=question(call)) for call in waiting.calls}
+                return types.InputRequiredResult(input_requests=asked, request_state=waiting.to_json())
+            result = await self._carry_on(ctx, waiting.to_json(), await self._ask(ctx, waiting))
+        return answer(result, with_logs=self.runtime.policy.logs_to_model)
+
+    async def _ask(self, ctx: Context, waiting: Suspension) -> dict[str, Any]:
+        decisions = {}
+        for call in waiting.calls:
+            form = question(call)
+            given = await ctx.session.elicit_form(form.message, form.requested_schema, ctx.request_id)
+            decisions[call.id] = decision(given)
+        return decisions
+
+    async def _relay(self, ctx: Context, stream: RunStream) -> ExecutionResult:
+        """Tell the client what happens in a run, and return the result."""
+        count = 0
+        async with stream:
+            async for event in stream:
+                message = ""
+                match event:
+                    case LogPrinted(name, text):
+                        await self._log(ctx, "info" if name == "stdout" else "warning", name, clean(text))
+                    case ProgressReported(value):
+                        message = value if isinstance(value, str) else json_text(value)
+                    case CallStarted(tool=tool, parent_call_id=None):
+                        message = f"calls {tool}"
+                    case RunFinished(result):
+                        return result
+                if message:
+                    count += 1
+                    await ctx.session.report_progress(count, message=one_line(clean(message), MAX_MESSAGE_CHARS))
+        raise UsageError("the run was ended before it had a result")
+
+    async def _log(self, ctx: Context, level: types.LoggingLevel, stream: str, text: str) -> None:
+        """Send a log notification, unless the client wants none of this level."""
+        levels: list[str] = list(types.LoggingLevel.__args__)  # type: ignore[attr-defined]  # a Literal, lowest first
+        least = _connection(ctx).state.get("level", "debug")
+        if level not in allowed_log_levels(ctx.protocol_version, ctx.meta) or levels.index(level) < levels.index(least):
+            return
+        params = types.LoggingMessageNotificationParams(level=level, logger=stream, data=text)
+        notification = types.LoggingMessageNotification(params=params)
+        await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
+
+    # Sessions.
+
+    def _has_session(self, ctx: Context) -> bool:
+        return self._keeps_state and (self._has_one_client or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS)
+
+    async def _session(self, ctx: Context) -> Session | None:
+        """Return the session of a client, if it has one. It ends with the client's own."""
+        if not self._has_session(ctx):
+            return None
+        connection = _connection(ctx)
+        state, stack = connection.state, connection.exit_stack
+        if self._has_one_client:
+            state, stack = self._state, self._stack
+        async with self._opening:
+            if "session" not in state:
+                session = self.runtime.session()
+                await session.open()
+                stack.push_async_callback(session.close)
+                state["session"] = session
+        found: Session = state["session"]
+        return found
+
+    # The catalogue.
+
+    async def _search(self, ctx: Context, args: dict[str, Any]) -> Answer:
+        definitions = self.runtime.registry.snapshot().definitions(Origin.CODE)
+        found = listing.search(definitions, args["query"], args.get("limit", 10))
+        lines = [f"{each.name}: {one_line(each.description, 200)}" for each in found]
+        return said("\n".join(lines) or f"none of {len(definitions)} tools fits; use other words")
+
+    async def _describe(self, ctx: Context, args: dict[str, Any]) -> Answer:
+        tools = {tool.name: tool for tool in self.runtime.registry.snapshot().state.visible(Origin.CODE)}
+        names = dict.fromkeys(args["names"])
+        if unknown := [name for name in names if name not in tools]:
+            raise UsageError(
+                f"there is no tool {', '.join(map(repr, unknown))[:200]}; {listing.SEARCH_TOOL} finds them"
+            )
+        return said(python_stubs((tools[name].definition, tools[name].options.returns) for name in names))
+
+    # Tools as the client's own.
+
+    async def _plain_call(self, ctx: Context, name: str, args: dict[str, Any]) -> Answer:
+        """Make one call as the only step of a plan: with the rules, records and approvals that calls have."""
+        rows = await self.runtime.execute_plan([{"tool": name, "args": args}], on_approval="suspend")
+        while (waiting := rows.suspension) is not None and _can_ask(ctx):
+            if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                return await self._finish(ctx, _suspended(rows, waiting))
+            result = await self.runtime.resume(waiting, await self._ask(ctx, waiting))
+            rows = PlanRows(result.value, result.run_id, result.journal_id)
+            rows.suspension = result.suspension
+        if waiting is not None:
+            return answer(_suspended(rows, waiting))
+        return _of_row(rows[0])
+
+
+def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:
+    return ExecutionResult(rows.run_id, Outcome.SUSPENDED, suspension=waiting, journal_id=rows.journal_id)
+
+
+def _of_row(row: Mapping[str, Any]) -> types.CallToolResult:
+    """Return what came of a plan's only step."""
+    if row["status"] != "ok":
+        return failed(str(row.get("error", row["status"])))
+    value = row.get("result")
+    return said(value if isinstance(value, str) else json_text(value))
+
+
+def _connection(ctx: Context) -> Any:
+    """Return the connection of a request. The SDK has no public name for it in this kind of context."""
+    return ctx.session._connection
+
+
+def _can_ask(ctx: Context) -> bool:
+    """Return True when the client can ask its user in a form."""
+    capabilities = ctx.session.client_capabilities
+    asks = capabilities.elicitation if capabilities is not None else None
+    return asks is not None and (asks.form is not None or asks.url is None)
