@@ -13,7 +13,7 @@ import typer
 
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.flags import with_flags
-from toolcell.cli.run import RuntimeFlags
+from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
@@ -21,7 +21,7 @@ from toolcell.errors import UsageError
 
 def register(app: typer.Typer, name: str) -> None:
     """Add the command."""
-    app.command(name)(reporting(with_flags(mcp)))
+    app.command(name, cls=NamingCommand)(reporting(with_flags(mcp)))
 
 
 def mcp(
