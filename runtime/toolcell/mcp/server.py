@@ -22,7 +22,7 @@ from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.json_text import json_text
 from toolcell.mcp import listing
-from toolcell.mcp.answers import answer, decision, failed, question, said
+from toolcell.mcp.content import answer, decision, failed, question, said
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
