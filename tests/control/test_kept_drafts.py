@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 from control.conftest import Effects
 from toolcell import Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
@@ -167,3 +168,72 @@ def test_a_commit_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['aa', 'bb', 'bbbb']"
     assert (tmp_path / "ledger").read_text().split() == ["a", "b", "bb"]
+
+
+STEP = [{"tool": "write", "args": {"text": "a"}}]
+
+
+@pytest.mark.parametrize("collects", ["plan", "script"])
+def test_a_draft_that_was_committed_by_its_id_collects_nothing_more(
+    durable: SyncRuntime, effects: Effects, collects: str
+) -> None:
+    """Writing it anew would forget what was made."""
+    draft = Draft()
+    durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
+    assert durable.commit(draft.id, tools=effects.registry).ok
+    with pytest.raises(UsageError, match="committed already"):
+        if collects == "plan":
+            durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
+        else:
+            durable.execute_code("call_tool('write', text='b')", tools=effects.registry, dry_run=draft)
+    with pytest.raises(UsageError, match="committed already"):
+        durable.commit(draft, tools=effects.registry)
+    assert effects.made == [["write", "a"]]
+
+
+def test_a_draft_that_is_committed_while_it_collects_keeps_what_was_made(
+    durable: SyncRuntime, folder: Path, effects: Effects
+) -> None:
+    draft = Draft()
+    durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
+
+    def elsewhere() -> bool:
+        with another(folder, effects) as other:
+            return other.commit(draft.id).ok
+
+    @effects.registry.tool(read_only=True)
+    async def commit_elsewhere() -> bool:
+        """Commit the draft in another Runtime, while a plan still collects in it."""
+        return await to_thread.run_sync(elsewhere)
+
+    steps = [{"tool": "commit_elsewhere", "args": {}}, *STEP]
+    rows = durable.execute_plan(steps, tools=effects.registry, dry_run=draft)
+    assert rows[0]["result"] is True and len(draft.effects) == 2
+    with pytest.raises(UsageError, match="committed already"):
+        durable.commit(draft, tools=effects.registry)
+    assert effects.made == [["write", "a"]]
+
+
+def test_a_copy_of_a_draft_is_not_committed(durable: SyncRuntime, folder: Path, effects: Effects) -> None:
+    draft = dry(durable, effects)
+    copy = "0" * 16
+    (folder / f"{copy}.draft").write_bytes((folder / f"{draft.draft_id}.draft").read_bytes())
+    assert durable.commit(draft.draft_id, tools=effects.registry).ok
+    with pytest.raises(UsageError, match=f"is a copy of draft {draft.draft_id}"):
+        durable.commit(copy, tools=effects.registry)
+    assert len(effects.of("write")) == 1
+
+
+def test_a_draft_whose_file_is_gone_or_elsewhere_is_not_committed_from_memory(
+    durable: SyncRuntime, folder: Path, effects: Effects, opened: SyncRuntime
+) -> None:
+    """Somebody may have committed it, and that would be noted in the file."""
+    draft = Draft()
+    durable.execute_plan(STEP, tools=effects.registry, dry_run=draft)
+    with pytest.raises(UsageError, match=r"use a Runtime\(journal"):
+        opened.commit(draft)
+    assert durable.commit(draft.id, tools=effects.registry).ok
+    (folder / f"{draft.id}.draft").unlink()
+    with pytest.raises(UsageError, match="nobody knows whether it was committed"):
+        durable.commit(draft, tools=effects.registry)
+    assert effects.made == [["write", "a"]]

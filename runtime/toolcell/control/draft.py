@@ -7,6 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from toolcell.effects import Effect, Preflight, shown_effects
@@ -64,6 +65,8 @@ class Draft:
         """Why it cannot be committed: it was, or it is being committed."""
         self.collected: list[Collected] = []
         """In order."""
+        self.kept_in: Path | None = None
+        """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
         self.preflight: Preflight | None = None
         """Of a script that ran with `preflight=True`."""
         self.count = 0
@@ -189,9 +192,9 @@ class Drafts:
             self._drafts.popitem(last=False)
         return draft
 
-    def has(self, given: object) -> bool:
-        """Return whether the draft is in memory here."""
-        return isinstance(given, Draft) or (isinstance(given, ExecutionResult) and given.draft_id in self._drafts)
+    def in_memory(self, given: ExecutionResult | Draft) -> Draft | None:
+        """Return the draft, if it is in memory here."""
+        return given if isinstance(given, Draft) else self._drafts.get(given.draft_id)
 
     def find(self, given: ExecutionResult | Draft) -> Draft:
         """Return the draft of a dry run, for one commit.

@@ -80,6 +80,10 @@ class DraftingRuntime(ABC):
         if not isinstance(draft, Draft):
             raise UsageError(f"dry_run takes True or a Draft, not {shown(draft)}")
         draft.check()
+        if draft.kept_in is not None:
+            from toolcell.control.kept_drafts import check_uncommitted
+
+            check_uncommitted(self._journals, draft)
         if on_approval == "suspend":
             raise UsageError(
                 "a dry run cannot be suspended: nothing of it waits for approval, because its commit is the approval; "
@@ -159,11 +163,13 @@ class DraftingRuntime(ABC):
 
     def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> DraftJournal | None:
         """Return the file of a draft, open; None when it is in memory alone."""
-        from toolcell.control.kept_drafts import find_draft, is_kept
+        from toolcell.control.kept_drafts import check_place, find_draft, is_kept
 
         store = self._journals
         if isinstance(given, ExecutionResult | Draft):
             ident = given.id if isinstance(given, Draft) else given.draft_id
+            if (here := self._drafts.in_memory(given)) is not None:
+                check_place(store, here)
             if not (store.is_durable and ident and is_kept(store, ident)):
                 return None
             return find_draft(store, ident)
@@ -181,7 +187,8 @@ class DraftingRuntime(ABC):
 
         if file is not None and file.is_over:
             raise UsageError(f"this draft {COMMITTED}: a draft is committed once; make another dry run")
-        if file is None or (file.chosen is None and self._drafts.has(given)):
+        is_here = not isinstance(given, str) and self._drafts.in_memory(given) is not None
+        if file is None or (file.chosen is None and is_here):
             assert not isinstance(given, str)
             found = self._drafts.find(given)
             result = given if isinstance(given, ExecutionResult) else None

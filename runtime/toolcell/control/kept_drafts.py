@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from toolcell.control.decisions import AlreadyMade, check_ids
-from toolcell.control.draft import Collected, Draft
+from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.control.identity import tool_digests
 from toolcell.control.journal_file import JournalFile, OlderCopy
 from toolcell.control.store import JournalStore
@@ -72,10 +72,13 @@ class DraftJournal:
                 self._apply(kind, *fields)
             if not self.content:
                 raise ValueError("it is empty")
+            other = self.content["id"]
         except OlderCopy as exc:
             raise UsageError(f"draft {self.ident}: {exc}") from exc
         except (OSError, ValueError, TypeError, KeyError, IndexError) as exc:
             raise UsageError(f"draft {self.ident} is damaged ({type(exc).__name__}: {exc}); make another one") from exc
+        if other != self.ident:
+            raise UsageError(f"{self.path.name} is a copy of draft {other}: commit that one")
         return self
 
     def _apply(self, kind: str, *fields: Any) -> None:
@@ -118,24 +121,33 @@ class DraftJournal:
 
 
 def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None = None) -> None:
-    """Write a draft to disk, as far as it has got. One that cannot be written is in memory all the same."""
+    """Write a draft to disk, as far as it has got. One that cannot be written is in memory all the same.
+
+    One that another process has begun to commit meanwhile stays as it is: what was made is noted in it.
+    """
     try:
-        content = _content(draft, result)
+        check_place(store, draft)
         file = DraftJournal(store, draft.id)
-    except (UsageError, ValueError, TypeError, UnsendableValue) as exc:
-        logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
+    except UsageError as exc:
+        logger.warning("draft %s was not written to disk: %s", draft.id, exc)
         return
     try:
-        file.write_draft(content)
-    except OSError as exc:
+        if draft.kept_in is not None and file.load().chosen is not None:
+            draft.state = COMMITTED
+            return
+        file.write_draft(_content(draft, result))
+        draft.kept_in = file.path.parent
+    except (OSError, UsageError, ValueError, TypeError, UnsendableValue) as exc:
         logger.warning("draft %s is not on disk, so only this process can commit it: %s", draft.id, exc)
         file.path.unlink(missing_ok=True)
+        draft.kept_in = None
     finally:
         file.close()
 
 
 def _content(draft: Draft, result: ExecutionResult | None) -> dict[str, Any]:
     return {
+        "id": draft.id,
         "expires": draft.expires,
         "ended": draft.ended,
         "preflight": draft.preflight.to_plain() if draft.preflight is not None else None,
@@ -171,6 +183,37 @@ def _digest(tools: CallableTools, name: str, origin: Origin) -> str:
 def is_kept(store: JournalStore, ident: str) -> bool:
     """Return whether a draft is on disk."""
     return store.config is not None and (store.config.directory / f"{ident}{DRAFT_SUFFIX}").exists()
+
+
+def check_place(store: JournalStore, draft: Draft) -> None:
+    """Check that a draft that is on disk can be committed here: elsewhere it might be committed a second time.
+
+    Raises:
+        UsageError: this Runtime has another directory, or the file is gone.
+    """
+    folder = draft.kept_in
+    if folder is not None and (store.config is None or store.config.directory != folder):
+        raise UsageError(f"draft {draft.id} is on disk in {folder}: use a Runtime(journal=...) of that directory")
+    if folder is not None and not is_kept(store, draft.id):
+        raise UsageError(
+            f"draft {draft.id} is not in {folder} any more, so nobody knows whether it was committed; make another one"
+        )
+
+
+def check_uncommitted(store: JournalStore, draft: Draft) -> None:
+    """Check that nobody has begun to commit what is on disk of a draft. Then more can be collected in it.
+
+    Raises:
+        UsageError: somebody has, or it cannot be read.
+    """
+    if draft.kept_in is None:
+        return
+    check_place(store, draft)
+    file = find_draft(store, draft.id)
+    file.close()
+    if file.chosen is not None:
+        draft.state = COMMITTED
+    draft.check()
 
 
 def find_draft(store: JournalStore, ident: object) -> DraftJournal:
