@@ -15,6 +15,7 @@
     ├── StoreError              the machine: a store of the built-in tools is locked, full, damaged or not ours
     ├── DocumentError           a document that was to be ingested: damaged, encrypted, of no known kind, too long
     ├── EmbeddingError          the embedding provider: no vectors, or vectors that cannot be used
+    ├── McpServerError          an MCP server: it could not be started or reached, or it does not speak MCP
     ├── AuditError              the audit log: it could not be written, or it does not verify
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
@@ -155,6 +156,12 @@ class EmbeddingError(ToolcellError, RuntimeError):
         self.reason = "no embedding could be made of the text"
         """For a model: without addresses and keys of the host."""
         self.retryable = retryable
+
+
+class McpServerError(ToolcellError, RuntimeError):
+    """An MCP server could not be started or reached, or what it says is not MCP. None of its tools was registered."""
+
+    code = "mcp_server_error"
 
 
 class AuditError(ToolcellError, RuntimeError):

@@ -1,0 +1,193 @@
+"""The tools of one MCP server as they are now: which are offered, which have changed since, which were left out.
+
+Asks the server for its list, page by page, within bounds, and keeps the registry as the list is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import anyio.lowlevel
+from mcp.client import Client
+from mcp_types import PaginatedRequestParams, Tool
+
+from toolcell.errors import RegistrationError, UsageError
+from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
+from toolcell.tools.options import ToolOptions
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.spec import Invoke, ToolSpec
+
+MAX_TOOLS = 5_000
+"""Of one server."""
+MAX_PAGES = 200
+MAX_CURSOR_CHARS = 4_096
+MAX_DEFINITIONS_CHARS = 32 * 1024 * 1024
+"""Of all definitions of one server."""
+MAX_PROBLEMS = 200
+"""That are kept; the first and the latest matter, and a server could make any number."""
+AT_ONCE = 50
+"""Tools that are read or registered before the event loop has its turn."""
+
+Changed = Literal["refuse", "accept"]
+
+logger = logging.getLogger("toolcell.mcp")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tools of a server are offered, and how."""
+
+    allow: tuple[str, ...] = ()
+    """Globs over the server's own names; empty: all."""
+    deny: tuple[str, ...] = ()
+    approve: Approve = "destructive"
+    changed: Changed = "refuse"
+    pins: Mapping[str, str] = field(default_factory=dict)
+    options: ToolOptions = field(default_factory=ToolOptions)
+
+    def offers(self, name: str) -> bool:
+        """Return whether a tool is offered. Case is no way around `deny`."""
+        if any(fnmatch.fnmatchcase(name.casefold(), glob.casefold()) for glob in self.deny):
+            return False
+        return not self.allow or any(fnmatch.fnmatchcase(name, glob) for glob in self.allow)
+
+
+class McpCatalogue:
+    """What a server offers, in a registry."""
+
+    def __init__(
+        self, namespace: str, registry: ToolRegistry, selection: Selection, invoke: Callable[[McpTool], Invoke]
+    ) -> None:
+        self._namespace, self._registry, self._selection, self._invoke = namespace, registry, selection, invoke
+        self.tools: dict[str, McpTool] = {}
+        """Registered, by the server's own names."""
+        self.withdrawn: dict[str, str] = {}
+        """Registered, and refused now: the reason, by the server's own names."""
+        self.problems: deque[McpProblem] = deque(maxlen=MAX_PROBLEMS)
+
+    def report(self, kind: Any, message: str, tool: str = "") -> None:
+        """Keep and log a problem, once."""
+        problem = McpProblem(tool, kind, message)
+        if problem not in self.problems:
+            self.problems.append(problem)
+            logger.warning("MCP server %s: %s", self._namespace, problem)
+
+    async def refresh(self, client: Client) -> None:
+        """Ask for the list, and make the registry agree with it."""
+        listed = await self._read(await self._list(client))
+        gone = [name for name in self.tools if name not in listed]
+        for name in gone:
+            self._unregister(self.tools.pop(name))
+            self.withdrawn.pop(name, None)
+        new = list[McpTool]()
+        for name, tool in listed.items():
+            known = self.tools.get(name)
+            if known is None:
+                new.append(tool)
+            elif known.digest == tool.digest:
+                self.withdrawn.pop(name, None)
+            elif self._selection.changed == "accept":
+                self.report("changed", f"its definition changed: {known.digest} is now {tool.digest}", shown_name(name))
+                new.append(tool)
+            else:
+                said = f"its definition changed since it was registered: {known.digest} is now {tool.digest}"
+                self.withdrawn[name] = said
+                self.report("changed", f"{said}; it is refused", shown_name(name))
+        for start in range(0, len(new), AT_ONCE):
+            self._register(new[start : start + AT_ONCE])
+            await anyio.lowlevel.checkpoint()
+
+    async def _list(self, client: Client) -> list[Tool]:
+        tools, cursors = list[Tool](), set[str]()
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await client.session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            tools += page.tools
+            if len(tools) > MAX_TOOLS:
+                self.report("server", f"it lists more than {MAX_TOOLS} tools; the others are left out")
+                return tools[:MAX_TOOLS]
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+            if cursor in cursors or len(cursor) > MAX_CURSOR_CHARS:
+                self.report(
+                    "server", f"its list has no end: page {len(cursors) + 2} repeats, or its cursor is too long"
+                )
+                return tools
+            cursors.add(cursor)
+        self.report("server", f"its list has more than {MAX_PAGES} pages; the others are left out")
+        return tools
+
+    async def _read(self, tools: Sequence[Tool]) -> dict[str, McpTool]:
+        """Return the tools that are offered and can be, by the server's own names."""
+        read, local, size = dict[str, McpTool](), set[str](), 0
+        for number, tool in enumerate(tools):
+            if not number % AT_ONCE:
+                await anyio.lowlevel.checkpoint()
+            if not self._selection.offers(tool.name):
+                continue
+            shown = shown_name(tool.name)
+            try:
+                made = read_tool(self._namespace, tool, self._selection.approve, self._selection.options)
+            except (RegistrationError, UsageError) as exc:
+                self.report("left_out", f"it is left out: {exc}", shown)
+                continue
+            size += len(made.definition.description) + len(made.definition._parameters_json)
+            pinned = self._selection.pins.get(tool.name)
+            if size > MAX_DEFINITIONS_CHARS:
+                self.report("server", f"its definitions have more than {MAX_DEFINITIONS_CHARS} characters; cut")
+                break
+            if made.definition.name in local or tool.name in read:
+                self.report("left_out", f"it is left out: there is another tool {made.definition.name!r}", shown)
+            elif pinned is not None and pinned != made.digest:
+                self.report("left_out", f"it is left out: it is pinned as {pinned} and is {made.digest}", shown)
+            else:
+                local.add(made.definition.name)
+                read[tool.name] = made
+                for problem in made.problems:
+                    self.report(problem.kind, problem.message, problem.tool)
+        return read
+
+    def _register(self, tools: Sequence[McpTool]) -> None:
+        """Register tools; one that cannot be is left out, and the others are registered all the same."""
+        try:
+            self._registry.add(_Several([self._spec(tool) for tool in tools]), replace=True)
+        except (RegistrationError, UsageError) as exc:
+            if len(tools) > 1:
+                for tool in tools:
+                    self._register([tool])
+                return
+            self.report("left_out", f"it is left out: {exc}", shown_name(tools[0].remote_name))
+            return
+        self.tools |= {tool.remote_name: tool for tool in tools}
+
+    def _spec(self, tool: McpTool) -> ToolSpec:
+        return ToolSpec(definition=tool.definition, invoke=self._invoke(tool), options=tool.options, source=tool)
+
+    def _unregister(self, tool: McpTool) -> None:
+        with contextlib.suppress(UsageError):  # the registry was frozen since
+            found, _ = self._registry.get(tool.definition.name)
+            if found is tool:
+                self._registry.unregister(tool.definition.name)
+
+    def clear(self) -> None:
+        """Take all tools out of the registry."""
+        for tool in self.tools.values():
+            self._unregister(tool)
+        self.tools.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Specs that are registered all together, or not at all."""
+
+    specs: Iterable[ToolSpec]
+
+    def to_specs(self) -> Iterable[ToolSpec]:
+        return self.specs

@@ -1,0 +1,173 @@
+"""What an MCP server says of a tool, as a definition of ours; and what is wrong with it. Pure: no server is asked.
+
+A server is not trusted. Texts lose control, bidi and invisible characters and what is too long, each description names
+the server, and a tool that cannot be made safe is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mcp_types import Tool
+
+from toolcell.errors import RegistrationError
+from toolcell.text import cut_text
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.names import MAX_NAME_CHARS, provider_name
+from toolcell.tools.options import ToolOptions
+from toolcell.tools.subschemas import Validator, compile_schema
+
+MAX_DESCRIPTION_CHARS = 2_000
+MAX_SCHEMA_TEXT_CHARS = 500
+"""Of a description inside a schema."""
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_DEPTH = 32
+MAX_SHOWN_CHARS = 120
+
+Approve = Literal["destructive", "all", "none"]
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control, bidi and invisible characters: they make a text look like another, or hide one."""
+_ANNOTATIONS = frozenset({"description", "title", "$comment"})
+
+
+@dataclass(frozen=True, slots=True)
+class McpProblem:
+    """Something that a server did or said, and that was not taken as it is."""
+
+    tool: str
+    """As the server calls it, without hidden characters; empty when it is about the server."""
+    kind: Literal["left_out", "changed", "mended", "server"]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.tool}: {self.message}" if self.tool else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """One tool of a server, ready to be registered."""
+
+    remote_name: str
+    definition: ToolDefinition
+    options: ToolOptions
+    digest: str
+    """sha256 of everything the server says of it; a tool is pinned by it."""
+    validator: Validator | None
+    """Of structured content, when the server declares an output schema."""
+    problems: tuple[McpProblem, ...] = ()
+
+
+def shown_name(name: str) -> str:
+    """Return a server's own name for messages."""
+    return _HIDDEN.sub("", name[:MAX_SHOWN_CHARS])
+
+
+def safe_text(text: str, most: int) -> str:
+    """Return a server's text without hidden characters and what is too long."""
+    return cut_text(_HIDDEN.sub("", text[: most * 4]).strip(), most)[0]
+
+
+def tool_digest(tool: Tool) -> str:
+    """Return the digest of everything a server says of a tool that a model or a check depends on."""
+    said = tool.model_dump(mode="json", by_alias=True, include=_PINNED)
+    return "sha256:" + hashlib.sha256(json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_PINNED = {"name", "description", "input_schema", "output_schema", "annotations"}
+
+
+def local_name(namespace: str, name: str) -> str:
+    """Return the name under which a server's tool is registered: `namespace.name`.
+
+    Raises:
+        RegistrationError: the name holds hidden characters, or is one of Python's own.
+    """
+    if _HIDDEN.search(name):
+        raise RegistrationError("its name holds control, bidi or invisible characters")
+    parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in re.split(r"[./:]", name) if part]
+    if not parts or any(part.startswith("__") or not part.strip("_-") for part in parts):
+        raise RegistrationError("its name is empty, or begins with two underscores")
+    chosen = ".".join([namespace, *parts])
+    if len(provider_name(chosen)) > MAX_NAME_CHARS:
+        mark = "_" + hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+        flat = f"{namespace}." + "_".join(parts)
+        chosen = flat[: MAX_NAME_CHARS - len(mark) - 1].rstrip(".") + mark
+    return chosen
+
+
+def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions) -> McpTool:
+    """Return a server's tool as one of ours.
+
+    Raises:
+        RegistrationError: it cannot be one, and why.
+    """
+    problems: list[McpProblem] = []
+    name, shown = local_name(namespace, tool.name), shown_name(tool.name)
+    definition = ToolDefinition(name, _description(namespace, tool), _bounded_schema(tool.input_schema, "its schema"))
+    returns, validator = None, None
+    if tool.output_schema is not None:
+        try:
+            returns = _bounded_schema(tool.output_schema, "its output schema")
+            validator = compile_schema(returns)
+        except RegistrationError as exc:
+            returns = None
+            problems.append(McpProblem(shown, "mended", f"its output schema is not used: {exc}"))
+    known = replace(_hinted(tool, approve, options), returns=returns)
+    return McpTool(tool.name, definition, known, tool_digest(tool), validator, tuple(problems))
+
+
+def _description(namespace: str, tool: Tool) -> str:
+    said = safe_text(tool.description or tool.title or "", MAX_DESCRIPTION_CHARS)
+    return f"[MCP server {namespace}] {said or f'{shown_name(tool.name)}: the server does not describe it.'}"
+
+
+def _hinted(tool: Tool, approve: Approve, options: ToolOptions) -> ToolOptions:
+    """Return the options that a server's hints ask for. What its user has set stays."""
+    hints = tool.annotations
+    read_only = bool(hints and hints.read_only_hint)
+    destructive = bool(hints and hints.destructive_hint) and not read_only
+    return replace(
+        options,
+        label=safe_text(tool.title or (hints.title if hints else "") or "", MAX_SHOWN_CHARS),
+        read_only=options.read_only or read_only,
+        idempotent=options.idempotent or read_only or bool(hints and hints.idempotent_hint),
+        requires_approval=options.requires_approval or approve == "all" or (approve == "destructive" and destructive),
+    )
+
+
+def _bounded_schema(schema: Mapping[str, Any], what: str) -> dict[str, Any]:
+    try:
+        text = json.dumps(schema)
+    except (RecursionError, ValueError, TypeError) as exc:
+        raise RegistrationError(f"{what} is no JSON: {type(exc).__name__}") from exc
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise RegistrationError(f"{what} has {len(text)} bytes, limit {MAX_SCHEMA_BYTES}")
+    cleaned: dict[str, Any] = _clean(json.loads(text), what, 0)
+    return cleaned
+
+
+def _clean(part: Any, what: str, depth: int) -> Any:
+    if depth > MAX_SCHEMA_DEPTH * 2:  # a level of a schema is two of JSON: `properties` and the property
+        raise RegistrationError(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+    if isinstance(part, list):
+        return [_clean(each, what, depth + 1) for each in part]
+    if not isinstance(part, dict):
+        return part
+    cleaned = {}
+    for key, value in part.items():
+        if _HIDDEN.search(key):
+            raise RegistrationError(f"{what} has a name with control, bidi or invisible characters")
+        if key in _ANNOTATIONS and isinstance(value, str):
+            cleaned[key] = safe_text(value, MAX_SCHEMA_TEXT_CHARS)
+        else:
+            cleaned[key] = _clean(value, what, depth + 1)
+    return cleaned

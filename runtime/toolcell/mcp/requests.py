@@ -1,0 +1,61 @@
+"""What a server asks of its client, between a call and its answer: a person's answer, or a model's.
+
+Refused, unless the host's program gave a function for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from mcp.client import ClientRequestContext
+from mcp_types import (
+    INVALID_REQUEST,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    TextContent,
+)
+
+from toolcell.mcp.definitions import safe_text
+
+MAX_QUESTION_CHARS = 2_000
+
+Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None]]
+"""`await elicit(message, schema)`: the answer, an object that fits the schema; None declines."""
+Sample = Callable[[Mapping[str, Any]], Awaitable[str]]
+"""`await sample(params)`: a model's text for the params of `sampling/createMessage`."""
+
+
+def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
+    """Return the callbacks of an MCP client. The capability of what is refused is not declared."""
+
+    async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        assert elicit is not None
+        if not isinstance(params, ElicitRequestFormParams):
+            return ErrorData(code=INVALID_REQUEST, message="only forms can be answered here")
+        try:
+            given = await elicit(safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
+        except Exception as exc:
+            return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
+        return ElicitResult(action="decline") if given is None else ElicitResult(action="accept", content=dict(given))
+
+    async def write(
+        context: ClientRequestContext, params: CreateMessageRequestParams
+    ) -> CreateMessageResult | ErrorData:
+        assert sample is not None
+        try:
+            text = await sample(params.model_dump(mode="json", by_alias=True, exclude_none=True))
+        except Exception as exc:
+            return ErrorData(code=INVALID_REQUEST, message=f"no text was written: {type(exc).__name__}")
+        return CreateMessageResult(role="assistant", content=TextContent(type="text", text=text), model="host")
+
+    callbacks: dict[str, Any] = {}
+    if elicit is not None:
+        callbacks["elicitation_callback"] = answer
+    if sample is not None:
+        callbacks["sampling_callback"] = write
+    return callbacks

@@ -1,0 +1,75 @@
+"""A server without the SDK, that can break every rule: `python raw_server.py JSON`.
+
+`pages`: lists of tools; the last page points to itself with `endless`. `lists`: what `pages` is at each further
+listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
+lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
+`dies`: a call ends it; `huge`: bytes of one line in place of an answer; `announces`: after a call, the list changed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+script = json.loads(sys.argv[1])
+listings = 0
+
+
+def send(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def answered(method: str, params: dict) -> object:
+    global listings
+    if method == "initialize":
+        return {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {"name": "raw", "version": "1"},
+        }
+    if method == "tools/list":
+        number = int(params.get("cursor") or 0)
+        if not number:
+            listings += 1
+        lists = [script.get("pages", [[]]), *script.get("lists", [])]
+        pages = lists[min(listings, len(lists)) - 1]
+        page = {"tools": pages[min(number, len(pages) - 1)]}
+        if number + 1 < len(pages) or script.get("endless"):
+            page["nextCursor"] = str(number + (1 if script.get("endless") != "same" else number == 0))
+        return page
+    if method == "tools/call":
+        if script.get("dies"):
+            sys.stderr.write("it is over\n")
+            os._exit(4)
+        if "huge" in script:
+            sys.stdout.write("x" * script["huge"])
+            sys.stdout.flush()
+            return None
+        for line in script.get("says", []):
+            print(line, flush=True)
+        return script.get("answer", {"content": [{"type": "text", "text": "done"}]}) if "says" not in script else None
+    return {}
+
+
+if "spawn" in script:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    with open(script["spawn"], "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+for number in range(script.get("garbage", 0)):
+    print(f"garbage {number}", flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    if request["method"] in ("server/discover", "ping"):
+        send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": "no such method"}})
+        continue
+    result = answered(request["method"], request.get("params") or {})
+    if result is not None:
+        send({"jsonrpc": "2.0", "id": request["id"], "result": result})
+    if request["method"] == "tools/call" and script.get("announces"):
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+while "spawn" in script:
+    time.sleep(3600)  # it ignores that its input was closed
