@@ -25,7 +25,7 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stubs import python_stubs
+from toolcell.tools.stubs import python_module
 
 
 class RegistryView(ABC):
@@ -114,9 +114,13 @@ class RegistryView(ABC):
         state = self._state
         return [mcp_tool(state.definition(tool), tool.options) for tool in state.visible(origin)]
 
-    def to_python(self, origin: Origin = Origin.CODE) -> str:
-        """Return the tools as typed Python functions without bodies, for a model that writes code, or its author."""
-        return python_stubs((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
+    def to_python(self, origin: Origin = Origin.CODE, *, asynchronous: bool = False) -> str:
+        """Return the tools as typed Python functions without bodies, for a model that writes code, or its author.
+
+        Shape: the text of a `.pyi` module that type-checks on its own. `asynchronous`: with `async def`.
+        """
+        tools = ((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
+        return python_module(tools, asynchronous)
 
     def __len__(self) -> int:
         return len(self._state.tools)
