@@ -130,6 +130,14 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         """End every sandbox. Runs under way end with outcome `cancelled`. May be called from any task, and twice."""
         await self._lifetime.close()
 
+    def check_open(self) -> None:
+        """Check that it can be used here and now.
+
+        Raises:
+            Misconfigured: it is not open, or belongs to another event loop or to the parent process.
+        """
+        self._lifetime.check()
+
     async def _open(self, stack: AsyncExitStack) -> None:
         self._warn_of_labels()
         self._open_audit(stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,27 @@ def check_kind(name: str, value: object, *kinds: type, cure: str = "") -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise UsageError(f"{name} must be {wanted}, not {shown(value)}{f'; {cure}' if cure else ''}")
+
+
+def check_path(name: str, value: object) -> None:
+    """Refuse what is no path, and an empty text, which would be the current directory.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    check_kind(name, value, str, os.PathLike)
+    if value == "":
+        raise UsageError(f"{name} must be a path, not an empty text; the current directory is '.'")
+
+
+def check_does(name: str, value: object, protocol: type, cure: str) -> None:
+    """Refuse an object that lacks methods of a runtime-checkable protocol, and a class in place of an object.
+
+    Raises:
+        UsageError: names the protocol; `cure` says what to write.
+    """
+    if isinstance(value, type) or not isinstance(value, protocol):
+        raise UsageError(f"{name} must be of the kind {protocol.__name__}, {cure}, not {shown(value)}")
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[object]) -> None:

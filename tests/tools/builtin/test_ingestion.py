@@ -223,3 +223,19 @@ async def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) ->
         file.truncate((32 << 20) + 1)
     with pytest.raises(UsageError, match="33554432 bytes"):
         await ingestion.ingest(tmp_path / "large")
+
+
+@pytest.mark.parametrize("text", ["handbook.pdf", "docs/a.md", "../x/Über.DOCX", "https://example.com/index.html"])
+@pytest.mark.anyio
+async def test_a_path_that_is_given_as_text_is_refused(text: str) -> None:
+    store = MemoryStore()
+    with pytest.raises(UsageError, match="is a path: write Path"):
+        await Ingestion(store, EMBEDDINGS, Guest(None)).ingest(text)
+    assert await store.list_documents() == []
+
+
+@pytest.mark.parametrize("text", ["See report.pdf", "report.pdf\nis late", "<p>a.md", "3.14", "x" * 50 + ".c"])
+@pytest.mark.anyio
+async def test_a_text_that_names_a_file_is_a_text(text: str) -> None:
+    done = await Ingestion(MemoryStore(), EMBEDDINGS, Guest({"sections": [{"text": text}]})).ingest(text)
+    assert done.chunks == 1

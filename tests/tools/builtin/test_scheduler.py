@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell.errors import StoreError, ToolAbort, UsageError
+from toolcell import Runtime, SyncRuntime
+from toolcell.errors import Misconfigured, StoreError, ToolAbort, UsageError
 from toolcell.tools import RunContext
 from toolcell.tools.builtin.scheduler import Scheduler, SchedulerConfig
 from toolcell.tools.builtin.stores.memory import MemoryStore
@@ -379,3 +380,56 @@ async def test_actions_that_become_due_while_another_is_made_do_not_wait_for_it(
 async def test_a_setting_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         SchedulerConfig(**wrong)
+
+
+async def test_a_runtime_that_is_not_open_begins_no_action_which_stays_due(desk: Desk) -> None:
+    action = await desk.add()
+    runtime = Runtime()
+    scheduler = Scheduler(runtime, desk.store, clock=desk.clock)
+
+    for begin in (scheduler.run_due, scheduler.run):
+        with pytest.raises(Misconfigured, match="not open"):
+            await begin()
+
+    assert await desk.store.list_runs() == []
+    assert (await desk.now(action)).next_run == MORNING
+
+
+async def test_a_runtime_that_closes_while_a_scheduler_runs_begins_no_further_action(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Closing(Plans):
+        def check_open(self) -> None:
+            if self.made:
+                raise Misconfigured("this Runtime is not open")
+
+    desk.plans = Closing()
+    first, second = await desk.add(), await desk.add()
+    desk.config = SchedulerConfig(concurrency=1)
+
+    (run,) = await desk.another().run_due()
+
+    left = second if run.action_id == first.id else first
+    assert (await desk.now(left)).next_run == MORNING
+    assert [each.action_id for each in await desk.store.list_runs()] == [run.action_id]
+    assert "this Runtime is not open" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"runtime": MemoryStore()}, "takes a Runtime and a store, not "),
+        ({"runtime": SyncRuntime()}, "a SyncRuntime will not do"),
+        (
+            {"store": "agent.db"},
+            r"Scheduler\(store\) must be of the kind ScheduleStore, such as SqliteStore\(path\), not 'agent.db'",
+        ),
+        ({"store": MemoryStore}, r"must be of the kind ScheduleStore"),
+        ({"config": {"missed": "skip"}}, r"Scheduler\(config\) must be SchedulerConfig or None"),
+        ({"on_run": "print"}, r"Scheduler\(on_run\) must be a function, not 'print'"),
+        ({"context_of": RunContext()}, r"Scheduler\(context_of\) must be a function"),
+    ],
+)
+def test_a_scheduler_refuses_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Scheduler(**{"runtime": Plans(), "store": MemoryStore()} | given)

@@ -327,3 +327,19 @@ async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_h
 def test_the_store_keeps_what_a_skill_is(store: MemoryStore) -> None:
     assert digest_of(Skill(name="a")) == digest_of(Skill(name="a"))
     assert len({digest_of(Skill(name="a")), digest_of(Skill(name="b")), digest_of(Skill(description="a"))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("file_read file_write", ("file_read", "file_write")),
+        ("Read, Grep,Glob", ("Read", "Grep", "Glob")),
+        ("Bash(git add:*), Bash(a, b) Read", ("Bash(git add:*)", "Bash(a, b)", "Read")),
+        ("Bash(open", ("Bash(open",)),
+        (", ,", ()),
+        ("[Read, 'Bash(a b)']", ("Read", "Bash(a b)")),
+    ],
+)
+def test_allowed_tools_are_separated_by_blanks_or_commas(written: str, names: tuple[str, ...]) -> None:
+    value = written if written.startswith("[") else json.dumps(written)
+    assert parse_skill(f"---\nname: x\ndescription: y\nallowed-tools: {value}\n---\nz".encode()).tools == names

@@ -455,3 +455,12 @@ async def test_a_closed_store_opens_again(store: Store) -> None:
     await store.close()
     await filled(store, "one")
     assert len(await store.search_chunks(X, 5)) == 1
+
+
+async def test_a_filter_that_is_a_text_is_refused(store: Store) -> None:
+    await store.store_document(
+        Document(id="doc-a", content="a"), [Chunk(document_id="doc-a", content="a", embedding=X)]
+    )
+    for search, wanted in ((store.search_chunks, X), (store.search_chunks_keyword, "a")):
+        with pytest.raises(UsageError, match=r"a filter must be ChunkFilter, not 'page<20'; write ChunkFilter"):
+            await search(wanted, 9, "page<20")  # type: ignore[operator]

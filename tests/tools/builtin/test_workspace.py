@@ -335,3 +335,9 @@ def test_a_listing_with_too_many_entries_says_so(tmp_path: Path, monkeypatch: py
     listed = made.list()
     assert [entry.path for entry in listed.entries] == ["0.txt", "1.txt", "2.txt"]
     assert listed.truncated
+
+
+@pytest.mark.parametrize(("root", "message"), [("", "not an empty text"), (5, "must be str or PathLike, not 5")])
+def test_a_workspace_of_no_path_is_refused(root: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Workspace(root)

@@ -10,7 +10,7 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.tools.adapters import function_spec
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.web.policy import METHODS, Credential, WebPolicy
-from toolcell.tools.checks import check_one_of
+from toolcell.tools.checks import check_kind, check_one_of
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
 from toolcell.tools.options import ToolOptions
@@ -62,8 +62,11 @@ class Http(ToolPackage):
         `body`, and no longer counts as reading only. `transport`: sends the requests in place of the network.
 
         Raises:
-            UsageError: a method is unknown.
+            UsageError: a method is unknown, or an argument is of another kind.
         """
+        check_kind("Http(policy)", policy, WebPolicy, type(None))
+        for each in credentials:
+            check_kind("Http(credentials): each", each, Credential)
         for method in methods:
             check_one_of("Http(methods): each", method, METHODS)
         self._methods = tuple(methods)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,11 @@ from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.text import for_terminal
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section
-from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider
+from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider
 from toolcell.tools.builtin.indexing import index_document
-from toolcell.tools.builtin.stores.protocols import DocumentStore
+from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.tools.builtin.stores.records import Document
-from toolcell.tools.checks import check_count, check_kind, check_one_of
+from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, shown
 
 PARSERS: Final = ("pypdf", "python-docx")
 """Packages of the sandboxes that read PDF and docx: `Runtime(packages=PARSERS)`. The other kinds need none."""
@@ -25,6 +27,8 @@ MAX_BYTES: Final = 32 << 20
 MAX_CHARS: Final = 1_000_000
 MAX_LINE_CHARS: Final = 300
 """Of titles and headings."""
+_FILE_NAME: Final = re.compile(r"[^\s<>]{1,4096}\.(?:txt|md|markdown|html?|pdf|docx)", re.IGNORECASE)
+"""A text that is this and nothing else is a path by mistake."""
 
 Kind = Literal["auto", "text", "markdown", "html", "pdf", "docx"]
 
@@ -81,6 +85,11 @@ class Ingestion:
         max_chars: int = MAX_CHARS,
     ) -> None:
         check_count("Ingestion(max_chars)", max_chars, 1)
+        check_does("Ingestion(store)", store, DocumentStore, STORES)
+        check_does("Ingestion(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
+        check_kind("Ingestion(sizes)", sizes, ChunkSizes)
+        if not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
+            raise UsageError(f"Ingestion takes a Runtime, not {shown(runtime)}; a SyncRuntime will not do")
         self._store = store
         self._embeddings = embeddings
         self._runtime = runtime
@@ -95,7 +104,8 @@ class Ingestion:
         `name` is its file name, `source` where it is from, such as a URL; both are the path's where they are not given.
 
         Raises:
-            UsageError: the file cannot be read or is too large, or the sandboxes lack the packages.
+            UsageError: the file cannot be read or is too large, a text is a file's name and nothing else, or the
+                sandboxes lack the packages.
             DocumentError: it is damaged, encrypted, not of a known kind, or has too much text.
             SandboxUnavailable: no sandbox could be started.
         """
@@ -166,6 +176,8 @@ def _bytes_of(content: bytes | str | os.PathLike[str]) -> bytes:
         except OSError as exc:
             raise UsageError(f"the document {os.fspath(content)!r} cannot be read: {exc.strerror}") from exc
     else:
+        if isinstance(content, str) and _FILE_NAME.fullmatch(content):
+            raise UsageError(f"a str is a document's text, and {content!r:.200} is a path: write Path(...) around it")
         data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     if len(data) > MAX_BYTES:
         raise UsageError(f"a document may have {MAX_BYTES} bytes, and this one has more; split it")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from toolcell.errors import ToolError
-from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
+from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.retrieval import Retriever
-from toolcell.tools.builtin.stores.protocols import DocumentStore, MessageStore
+from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore, MessageStore
 from toolcell.tools.builtin.stores.records import Chunk, Document, Message, Scored
+from toolcell.tools.checks import check_does, check_kind
 from toolcell.tools.result import ErrorCode, ToolResult
 
 TOP: Final = 5
@@ -46,6 +47,9 @@ class Knowledge(ToolPackage):
     def __init__(
         self, store: DocumentStore, embeddings: EmbeddingProvider, *, retriever: Retriever | None = None
     ) -> None:
+        check_does("Knowledge(store)", store, DocumentStore, STORES)
+        check_does("Knowledge(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
+        check_kind("Knowledge(retriever)", retriever, Retriever, type(None))
         self._store = store
         self._embeddings = embeddings
         self._retriever = retriever or Retriever()

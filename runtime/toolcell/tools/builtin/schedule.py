@@ -28,10 +28,10 @@ from toolcell.tools.builtin.recurrence import (
     recurrence_of,
     zone_of,
 )
-from toolcell.tools.builtin.stores.protocols import ScheduleStore
+from toolcell.tools.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.tools.builtin.stores.records import ScheduledAction, check_text
 from toolcell.tools.call import Call
-from toolcell.tools.checks import check_count
+from toolcell.tools.checks import check_count, check_does
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
@@ -91,9 +91,10 @@ class Schedule(ToolPackage):
         """Times are local: `tz_offset` hours ahead of UTC, or in the IANA zone `timezone`, such as Europe/Berlin.
 
         Raises:
-            UsageError: there is no such offset or zone, or python-dateutil is not installed.
+            UsageError: there is no such offset or zone, `store` is none, or python-dateutil is not installed.
         """
         check_dates()
+        check_does("Schedule(store)", store, ScheduleStore, STORES)
         check_count("max_actions", max_actions, 1)
         if timezone is not None and tz_offset:
             raise UsageError(f"give tz_offset={tz_offset} or timezone={timezone!r}, not both")

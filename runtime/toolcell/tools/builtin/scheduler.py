@@ -14,6 +14,7 @@ its calls were made, or not, or in part. They are not made again.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import math
@@ -31,10 +32,10 @@ from toolcell.errors import StoreError, UsageError
 from toolcell.text import cut_text
 from toolcell.tools.builtin.recurrence import Recurrence, check_dates, parse_recurrence
 from toolcell.tools.builtin.schedule import planned_calls
-from toolcell.tools.builtin.stores.protocols import ScheduleStore
+from toolcell.tools.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.tools.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 from toolcell.tools.call import RunContext
-from toolcell.tools.checks import check_count, check_one_of, check_seconds
+from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds, shown
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.result import to_json
 
@@ -109,8 +110,19 @@ class Scheduler:
         context_of: Callable[[ScheduledAction], RunContext] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`context_of`: for whom an action is made, such as `RunContext(user_id=...)`; its `run_id` is replaced."""
+        """`context_of`: for whom an action is made, such as `RunContext(user_id=...)`; its `run_id` is replaced.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
         check_dates()
+        if not inspect.iscoroutinefunction(getattr(runtime, "execute_plan", None)):
+            raise UsageError(f"Scheduler takes a Runtime and a store, not {shown(runtime)}; a SyncRuntime will not do")
+        check_does("Scheduler(store)", store, ScheduleStore, STORES)
+        check_kind("Scheduler(config)", config, SchedulerConfig, type(None))
+        for name, function in (("on_run", on_run), ("context_of", context_of)):
+            if function is not None and not callable(function):
+                raise UsageError(f"Scheduler({name}) must be a function, not {shown(function)}")
         self._runtime = runtime
         self._store = store
         self.config = config or SchedulerConfig()
@@ -125,8 +137,12 @@ class Scheduler:
 
         A store that cannot be reached is tried again; what became due meanwhile is then late.
 
+        Raises:
+            Misconfigured: the runtime is not open.
+
         Cancellation: runs under way are cut short and written down as in doubt.
         """
+        self._check_open()
         stop = stop or anyio.Event()
         places = anyio.CapacityLimiter(self.config.concurrency)
         async with anyio.create_task_group() as group:
@@ -145,14 +161,22 @@ class Scheduler:
 
         Raises:
             StoreError: the store cannot be read.
+            Misconfigured: the runtime is not open.
 
         Cancellation: as of `run`.
         """
+        self._check_open()
         ended: list[ScheduledRun] = []
         ready = await self._ready(ended)
         async with anyio.create_task_group() as group:
             await self._start(ready, group, anyio.CapacityLimiter(self.config.concurrency), ended, anyio.Event())
         return ended
+
+    def _check_open(self) -> None:
+        """Raise while the runtime can make no call: an action that was begun then would be missed."""
+        check = getattr(self._runtime, "check_open", None)
+        if check is not None:
+            check()
 
     async def _ready(self, ended: list[ScheduledRun]) -> list[ScheduledAction]:
         """Return the actions to make now. Runs whose process has died are added to `ended`."""
@@ -202,6 +226,7 @@ class Scheduler:
 
     async def _take(self, action: ScheduledAction) -> ScheduledRun | None:
         """Make an action if no other process does; None when one does or did."""
+        self._check_open()
         now = int(self._clock())
         run = ScheduledRun(
             action_id=action.id,

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import anyio
 from pydantic import Field
 
-from toolcell.errors import EmbeddingError, ToolError
-from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
+from toolcell.errors import EmbeddingError, ToolError, UsageError
+from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.http import fetcher
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.stores.similarity import cosine
 from toolcell.tools.builtin.web.policy import WebPolicy
+from toolcell.tools.checks import check_does, check_kind, shown
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
 from toolcell.tools.result import ToolResult
@@ -86,8 +87,13 @@ class WebSearch(ToolPackage):
         `transport`: sends all requests in place of the network, for tests.
 
         Raises:
-            UsageError: the key is empty, or httpx is not installed.
+            UsageError: the key is empty, an argument is of another kind, or httpx is not installed.
         """
+        check_kind("WebSearch(policy)", policy, WebPolicy, type(None))
+        if embeddings is not None:
+            check_does("WebSearch(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
+        if not isinstance(engine, str) and not callable(getattr(engine, "search", None)):
+            raise UsageError(f"WebSearch(engine) must be a Brave key or a search engine, not {shown(engine)}")
         self._pages = fetcher(policy, resolver=resolver, transport=transport)
         from toolcell.tools.builtin.web.engines import BraveSearch
 

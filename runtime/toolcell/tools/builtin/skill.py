@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.text import for_terminal, one_line
-from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
+from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.file import in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.skill_folder import (
@@ -26,10 +26,11 @@ from toolcell.tools.builtin.skill_folder import (
     slug,
     write_folder,
 )
-from toolcell.tools.builtin.stores.protocols import SkillStore
+from toolcell.tools.builtin.stores.protocols import STORES, SkillStore
 from toolcell.tools.builtin.stores.records import Scored, Skill, now
 from toolcell.tools.builtin.workspace import Workspace
 from toolcell.tools.call import RunContext
+from toolcell.tools.checks import check_does
 from toolcell.tools.context import ToolContext
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.spec import ToolSpec
@@ -86,8 +87,10 @@ class Skills(ToolPackage):
         scripts.
 
         Raises:
-            UsageError: there is a `runtime` and no `folders`.
+            UsageError: there is a `runtime` and no `folders`, or an argument is of another kind.
         """
+        check_does("Skills(store)", store, SkillStore, STORES)
+        check_does("Skills(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
         if runtime is not None and folders is None:
             raise UsageError("the scripts of skills are in folders=: give the directory that holds them")
         self._store, self._embeddings, self._runtime = store, embeddings, runtime

@@ -20,7 +20,7 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.text import for_terminal
 from toolcell.tools.builtin.stores.records import Skill
 from toolcell.tools.builtin.workspace import Workspace
-from toolcell.tools.checks import shown
+from toolcell.tools.checks import check_path, shown
 
 SKILL_FILE: Final = "SKILL.md"
 MAX_FILES: Final = 200
@@ -33,6 +33,8 @@ MAX_NAME: Final = 200
 MAX_DESCRIPTION: Final = 2000
 _FRONT_MATTER: Final = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _SLUG: Final = re.compile(r"[^a-z0-9]+")
+_LISTED: Final = re.compile(r"(?:[^\s,(]|\([^)]*\)?)+")
+"""A name in a list that is written as text: between blanks or commas, with what it has in parentheses."""
 _REFERENCE: Final = re.compile(r"(.+)#sha256=([0-9a-f]{64})", re.DOTALL)
 
 
@@ -68,6 +70,7 @@ def read_folder(path: str | os.PathLike[str]) -> SkillFolder:
     Raises:
         UsageError: there is no SKILL.md, it is not one, or the folder is larger than a skill may be.
     """
+    check_path("the folder of a skill", path)
     where = Path(path)
     if not where.is_dir():
         raise UsageError(f"{str(where)!r:.200} is no directory with a {SKILL_FILE}")
@@ -191,7 +194,7 @@ def _bounded(what: str, text: str, most: int) -> str:
 
 
 def _names(value: object, what: str) -> tuple[str, ...]:
-    names = value.split() if isinstance(value, str) else [] if value is None else value
+    names = _LISTED.findall(value) if isinstance(value, str) else [] if value is None else value
     if not isinstance(names, list) or len(names) > 100 or not all(isinstance(each, str | int) for each in names):
         raise UsageError(f"{what} in {SKILL_FILE} must be names, at most 100, not {shown(value)}")
     return tuple(for_terminal(str(each))[:MAX_NAME] for each in names)

@@ -19,6 +19,7 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.text import for_terminal, one_line
 from toolcell.tools.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.tools.builtin.globs import Glob
+from toolcell.tools.checks import check_path
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_ENTRIES = 2000
@@ -107,12 +108,14 @@ class Workspace:
         """`max_file_bytes`: of one file that is read or written.
 
         Raises:
-            UsageError: the directory cannot be made, or this system has no directory descriptors.
+            UsageError: `root` is no path or an empty text, the directory cannot be made, or this system has no
+                directory descriptors.
         """
         if os.open not in os.supports_dir_fd:
             raise UsageError("a workspace needs directory descriptors, which this system does not have; use Linux")
         if type(max_file_bytes) is not int or max_file_bytes < 1:
             raise UsageError(f"max_file_bytes must be a positive number of bytes, not {max_file_bytes!r:.80}")
+        check_path("the workspace", root)
         self.root = Path(root).absolute()
         self.max_file_bytes = max_file_bytes
         try:

@@ -10,6 +10,8 @@ from toolcell.errors import EmbeddingError
 
 BATCH: Final = 64
 """Texts of one request."""
+PROVIDERS: Final = "such as HashEmbeddings()"
+"""What errors name as a provider."""
 
 
 @runtime_checkable

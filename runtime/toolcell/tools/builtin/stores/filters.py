@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from toolcell.tools.builtin.stores.records import ChunkFilter
+from toolcell.tools.builtin.stores.records import ChunkFilter, check_filters
 
 _SIGNS: Final[Mapping[str, str]] = {"eq": "=", "in": "=", "gt": ">", "lt": "<"}
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -31,6 +31,7 @@ class MetadataSql(Protocol):
 
 def where(filters: Sequence[ChunkFilter], metadata: MetadataSql, text: str) -> Where | None:
     """Return the condition of all filters together, or None. `text` is how texts are compared, such as a collation."""
+    check_filters(filters)
     if not filters:
         return None
     parts = [_one(each, metadata, text) for each in filters]

@@ -22,6 +22,7 @@ from toolcell.tools.builtin.stores.records import (
     Scored,
     Skill,
     Vector,
+    check_filters,
     check_top_k,
     check_vector,
 )
@@ -156,6 +157,7 @@ class MemoryStore:
             return [Scored(_bare(chunk), score / (1.0 + score)) for score, chunk in best]
 
     def _searched(self, filters: Sequence[ChunkFilter]) -> list[Chunk]:
+        check_filters(filters)
         tables = self._tables
         return [
             chunk

@@ -26,6 +26,9 @@ from toolcell.tools.builtin.stores.records import (
     Vector,
 )
 
+STORES = "such as SqliteStore(path)"
+"""What errors name as a store."""
+
 
 class OpenableStore(Protocol):
     """What every store has."""

@@ -236,6 +236,12 @@ class ChunkFilter:
                 return any(actual == each for each in alike)
 
 
+def check_filters(filters: Sequence[ChunkFilter]) -> None:
+    """Raises: UsageError, when one is something else, such as a text."""
+    for each in filters:
+        check_kind("a filter", each, ChunkFilter, cure='write ChunkFilter("meta.page_number", "lt", 20)')
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"

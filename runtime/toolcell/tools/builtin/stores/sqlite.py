@@ -20,7 +20,7 @@ from toolcell.tools.builtin.stores.sql_documents import SqlDocuments
 from toolcell.tools.builtin.stores.sqlite_file import SqliteFile
 from toolcell.tools.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.tools.builtin.words import words
-from toolcell.tools.checks import check_kind, check_one_of, check_seconds
+from toolcell.tools.checks import check_one_of, check_path, check_seconds
 
 logger = logging.getLogger("toolcell.tools.store")
 
@@ -46,7 +46,7 @@ class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
     def __init__(
         self, path: str | os.PathLike[str], *, vectors: Vectors = "auto", lock_timeout_s: float = 10.0
     ) -> None:
-        check_kind("SqliteStore(path)", path, str, os.PathLike)
+        check_path("SqliteStore(path)", path)
         check_one_of("SqliteStore(vectors)", vectors, get_args(Vectors))
         check_seconds("SqliteStore(lock_timeout_s)", lock_timeout_s)
         self.path = Path(path).absolute()
