@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from toolcell import daemon_threads
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section, chunks_of
 from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.stores.protocols import DocumentStore
@@ -40,7 +41,8 @@ async def index_document(
         EmbeddingError: the provider gave no usable vectors.
     """
     await store.use_embeddings(embeddings.name(), embeddings.dimensions())
-    chunks = chunks_of(document, sections if sections is not None else [Section(document.content)], sizes)
+    parts = sections if sections is not None else [Section(document.content)]
+    chunks = await daemon_threads.run_sync(chunks_of, document, parts, sizes)  # a megabyte takes a second
     parents = {chunk.parent_id for chunk in chunks}
     searched = [chunk for chunk in chunks if chunk.id not in parents]
     vectors = await embed_texts(embeddings, [chunk.content for chunk in searched])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import inspect
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
 
+from toolcell import daemon_threads
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.text import for_terminal
@@ -110,7 +113,7 @@ class Ingestion:
             SandboxUnavailable: no sandbox could be started.
         """
         check_one_of("kind", kind, get_args(Kind))
-        data = _bytes_of(content)
+        data = await daemon_threads.run_sync(_bytes_of, content)
         path = Path(content) if isinstance(content, os.PathLike) else None
         name = name or (path.name if path else "")
         source = source or (str(path) if path else name)
@@ -128,7 +131,7 @@ class Ingestion:
         if result.error is not None:
             said = for_terminal(result.error.message)[:300]
             raise DocumentError(f"{what} could not be read: its sandbox ended with {result.outcome}: {said}")
-        return self._checked(what, result.value)
+        return await daemon_threads.run_sync(self._checked, what, result.value)
 
     def _checked(self, what: str, value: Any) -> Extracted:
         """Return what a sandbox gave. A parser that a document has taken over may give anything."""
@@ -171,7 +174,9 @@ def _bytes_of(content: bytes | str | os.PathLike[str]) -> bytes:
     check_kind("content", content, bytes, str, os.PathLike, cure="a path is Path(...)")
     if isinstance(content, os.PathLike):
         try:
-            with open(content, "rb") as file:
+            with open(os.open(content, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe may never say anything
+                    raise OSError(errno.EINVAL, "not a regular file")
                 data = file.read(MAX_BYTES + 1)
         except OSError as exc:
             raise UsageError(f"the document {os.fspath(content)!r} cannot be read: {exc.strerror}") from exc

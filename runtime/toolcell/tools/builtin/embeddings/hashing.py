@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from typing import Final
 
+from toolcell import daemon_threads
 from toolcell.errors import UsageError
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.tools.builtin.words import STOP_WORDS, words
@@ -15,6 +16,9 @@ from toolcell.tools.checks import check_count
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3
 """Of each triple of characters in a word, beside the word itself: `forecast` is near `forecasts`."""
+
+SHORT_CHARS: Final = 4000
+"""More than this is embedded on a worker thread: a megabyte takes a second or more."""
 
 
 class HashEmbeddings:
@@ -33,7 +37,9 @@ class HashEmbeddings:
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Return a vector of length 1 for each text; of length 0 for one without words."""
-        return [self._vector(text) for text in texts]
+        if sum(map(len, texts)) <= SHORT_CHARS:
+            return self._vectors(texts)
+        return await daemon_threads.run_sync(self._vectors, texts)
 
     def dimensions(self) -> int:
         """Numbers in each vector."""
@@ -42,6 +48,9 @@ class HashEmbeddings:
     def name(self) -> str:
         """`hash-` and the dimensions."""
         return f"hash-{self._dimensions}"
+
+    def _vectors(self, texts: list[str]) -> list[list[float]]:
+        return [self._vector(text) for text in texts]
 
     def _vector(self, text: str) -> list[float]:
         vector = [0.0] * self._dimensions

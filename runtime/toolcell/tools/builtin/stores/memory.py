@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Final, TypeVar
 
+from toolcell import daemon_threads
 from toolcell.errors import UsageError
 from toolcell.tools.builtin.stores.records import (
     Chunk,
@@ -97,6 +98,7 @@ class MemoryStore:
 
     async def store_document(self, document: Document, chunks: Sequence[Chunk]) -> str:
         """Store a document with all its chunks, and return its id, or that of the one with the same content."""
+        counts = await daemon_threads.run_sync(_counts_of, chunks)  # of a megabyte, that takes a second
         with self._lock:
             tables = self._tables
             if known := tables.by_digest.get(document.digest):
@@ -113,7 +115,7 @@ class MemoryStore:
             for chunk in chunks:
                 tables.chunks[chunk.id] = chunk
                 if chunk.id not in parents:
-                    tables.counts[chunk.id] = Counter(words(chunk.content))
+                    tables.counts[chunk.id] = counts[chunk.id]
             return document.id
 
     async def get_document(self, document_id: str) -> Document | None:
@@ -345,6 +347,10 @@ class MemoryStore:
 
 
 Embedded = TypeVar("Embedded", Chunk, Message, Skill)
+
+
+def _counts_of(chunks: Sequence[Chunk]) -> dict[str, Counter[str]]:
+    return {chunk.id: Counter(words(chunk.content)) for chunk in chunks}
 
 
 def _bare(chunk: Chunk) -> Chunk:

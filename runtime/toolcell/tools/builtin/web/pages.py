@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolcell.tools.builtin.web.fetch import Response
+from toolcell.tools.builtin.web.markup import bounded_markup
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -226,8 +227,11 @@ def _extracted(text: str) -> str:
         if getattr(exc, "name", "") != "trafilatura":  # it is there, and something that it needs is not
             logger.warning("articles are not extracted: %s", exc)
         return ""
+    bounded = bounded_markup(text)
+    if bounded is None:
+        return ""
     try:
-        found: Any = trafilatura.extract(text, include_comments=False, include_tables=True, deduplicate=False)
+        found: Any = trafilatura.extract(bounded, include_comments=False, include_tables=True, deduplicate=False)
     except Exception:  # a parser of strangers' pages: whatever it does, the tags can still be removed
         return ""
     return found.strip() if isinstance(found, str) else ""

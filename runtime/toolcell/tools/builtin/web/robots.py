@@ -37,11 +37,12 @@ def parse_robots(text: str, agent: str) -> RobotsRules:
     own: list[tuple[bool, str]] = []
     others: list[tuple[bool, str]] = []
     is_named = False
-    agents: list[str] = []
+    agents: set[str] = set()
     in_rules = False
     for key, value in _lines(text):
         if key == "user-agent":
-            agents = [value.lower()] if in_rules else [*agents, value.lower()]
+            agents = set() if in_rules else agents
+            agents.add(value.lower())
             in_rules = False
             is_named = is_named or value.lower() == agent.lower()
         elif key in ("allow", "disallow"):
