@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from toolcell import Runtime, ToolRegistry
 from toolcell.errors import UsageError
 from toolcell.tools.builtin import chunking, indexing
 from toolcell.tools.builtin.embeddings import hashing
@@ -47,7 +48,7 @@ async def test_a_long_text_is_split_embedded_and_counted_away_from_the_event_loo
 
 async def test_a_document_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.pdf")
-    ingestion = Ingestion(MemoryStore(), HashEmbeddings(), None)  # type: ignore[arg-type]
+    ingestion = Ingestion(MemoryStore(), HashEmbeddings(), Runtime(ToolRegistry()))
     with pytest.raises(UsageError, match=r"report\.pdf.* cannot be read: not a regular file"):
         await ingestion.ingest(tmp_path / "report.pdf")
 
