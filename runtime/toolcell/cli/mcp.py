@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
@@ -17,6 +22,68 @@ from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    from toolcell.mcp.server import McpServer
+
+
+TOKEN_VARIABLE = "TOOLCELL_MCP_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFlags:
+    """Flags of a server over HTTP."""
+
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve over HTTP there, instead of stdio.")
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help=f"With the bearer token that clients need; or ${TOKEN_VARIABLE}."
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="HOST", help="A Host header that is right here, too.")
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None, typer.Option("--allow-origin", metavar="URL", help="A web page's origin that may call.")
+    ] = None
+
+    def check_unused(self) -> None:
+        """Check that no flag of HTTP is given without it.
+
+        Raises:
+            UsageError: one is.
+        """
+        if self.token_file is not None or self.allow_host or self.allow_origin:
+            raise UsageError("--token-file, --allow-host and --allow-origin are about HTTP; add --http HOST:PORT")
+
+    def token(self) -> str | None:
+        """Return the bearer token, if there is one.
+
+        Raises:
+            UsageError: the file cannot be read.
+        """
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE) or None
+        try:
+            return self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise UsageError(f"--token-file {self.token_file}: {exc}") from exc
+
+    async def serve(self, make_options: Callable[[], dict[str, Any]], **kinds: bool) -> None:
+        """Serve until cancelled."""
+        from toolcell.mcp.http import StaticToken, http_app, listening, parse_address, serve_http
+
+        host, port = parse_address(self.http or "")
+        token = self.token()
+        verifier = StaticToken(token) if token is not None else None
+        hosts, origins = tuple(self.allow_host or ()), tuple(self.allow_origin or ())
+        with closing(listening(host, port)) as listener:
+            async with _opened(make_options(), **kinds) as server:
+                app = http_app(server, host, verifier=verifier, hosts=hosts, origins=origins)
+                await serve_http(server, app, listener, lambda url: typer.echo(f"serving {url}", err=True))
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -32,30 +99,46 @@ def mcp(
     expose_tools: Annotated[
         bool, typer.Option("--expose-tools", help="List each tool for the client too, beside execute_code.")
     ] = False,
+    over_http: HttpFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
     limits: Limits,
 ) -> None:
-    """Serve execute_code and the tools to an MCP client, over stdin and stdout.
+    """Serve execute_code and the tools to an MCP client, over stdin and stdout, or to many over HTTP.
 
     What tools print goes to stderr. The server ends when its client closes stdin, and at SIGTERM and Ctrl-C.
     """
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("toolcell mcp needs the MCP SDK: pip install 'toolcell[mcp]'")
+    make = partial(_options, settings, builtins, limits)
+    if over_http.http is not None:
+        run_until_signal(partial(over_http.serve, make, keeps_state=session, exposes_tools=expose_tools))
+        return
+    over_http.check_unused()
     from toolcell.mcp.stdio import protocol_streams, serve_stdio
 
     with protocol_streams() as (reader, writer):
-        options = settings.options(builtins) | {"limits": limits, "pool": PoolConfig(warm=1)}
+        options = make()
 
         async def serve() -> None:
-            from toolcell.mcp.server import McpServer
-            from toolcell.runtime import Runtime
-
-            async with opened_dependencies(), Runtime(**options) as runtime:
-                server = McpServer(runtime, keeps_state=session, exposes_tools=expose_tools, has_one_client=True)
+            async with _opened(options, keeps_state=session, exposes_tools=expose_tools, has_one_client=True) as server:
                 await serve_stdio(server, reader, writer)
 
         run_until_signal(serve)
+
+
+def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:
+    return settings.options(builtins) | {"limits": limits, "pool": PoolConfig(warm=1)}
+
+
+@asynccontextmanager
+async def _opened(options: dict[str, Any], **kinds: bool) -> AsyncIterator[McpServer]:
+    """Open a runtime and its server."""
+    from toolcell.mcp.server import McpServer
+    from toolcell.runtime import Runtime
+
+    async with opened_dependencies(), Runtime(**options) as runtime:
+        yield McpServer(runtime, **kinds)
 
 
 def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:

@@ -1,0 +1,171 @@
+"""Serve MCP over streamable HTTP. Away from loopback there is a bearer token; Host and Origin are checked."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.transport_security import TransportSecuritySettings
+from pydantic import AnyHttpUrl
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from toolcell.errors import UsageError
+from toolcell.mcp.server import GONE, McpServer
+
+PATH = "/mcp"
+MIN_TOKEN_CHARS = 16
+END_S = 1
+"""What connections may take to end when the server does."""
+
+
+class StaticToken:
+    """A `TokenVerifier` that knows one token. Whoever has it is the same principal."""
+
+    def __init__(self, token: str) -> None:
+        if len(token) < MIN_TOKEN_CHARS:
+            raise UsageError(f"the bearer token has {len(token)} characters, and {MIN_TOKEN_CHARS} are the least")
+        self._token = token.encode()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return the principal of the right token."""
+        is_right = hmac.compare_digest(token.encode(), self._token)
+        return AccessToken(token=token, client_id="toolcell", scopes=[]) if is_right else None
+
+
+def http_app(
+    server: McpServer,
+    host: str,
+    *,
+    verifier: TokenVerifier | None = None,
+    auth: AuthSettings | None = None,
+    hosts: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
+) -> ASGIApp:
+    """Return the ASGI application. It must see the lifespan events of its ASGI server.
+
+    `verifier` checks bearer tokens. `auth` says who issues them: with its `resource_server_url`, clients find that as
+    OAuth protected resource metadata. `hosts` and `origins`: what these headers may be besides the address itself.
+
+    Raises:
+        UsageError: there is no verifier, and `host` is not loopback.
+    """
+    if verifier is None and not is_loopback(host):
+        raise UsageError(f"whoever reaches {host} could run code: a bearer token is needed there")
+    if verifier is not None and auth is None:
+        auth = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
+    own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else () if _is_any(host) else (_bracketed(host),)
+    security = TransportSecuritySettings(
+        allowed_hosts=[form for each in (*own, *hosts) for form in (each, f"{each}:*")],
+        allowed_origins=[*origins, *(form for each in own for form in (f"http://{each}", f"http://{each}:*"))],
+    )
+    app = server.server.streamable_http_app(
+        streamable_http_path=PATH, transport_security=security, auth=auth, token_verifier=verifier, host=host
+    )
+    return _noticing_departures(app)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_any(host: str) -> bool:
+    return host in ("0.0.0.0", "::", "")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _noticing_departures(app: ASGIApp) -> ASGIApp:
+    """Put an event into the scope of each request, and set it when the client is gone."""
+
+    async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
+        gone = scope[GONE] = anyio.Event()
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            return message
+
+        await app(scope, received, send)
+
+    return noticing
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Read HOST:PORT; an IPv6 address is in brackets.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.path or parts.query or parts.username is not None:
+        raise UsageError(f"--http {text!r:.80}: want HOST:PORT, such as 127.0.0.1:8000")
+    return host, port
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Port 0 is any free one.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as exc:
+        raise UsageError(f"cannot listen on {_bracketed(host)}:{port}: {exc.strerror or exc}") from exc
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve_http(
+    server: McpServer, app: ASGIApp, listener: socket.socket, on_ready: Callable[[str], Any] = lambda url: None
+) -> None:
+    """Serve until cancelled; then end the connections. `on_ready` gets the URL. Needs asyncio."""
+    config = uvicorn.Config(
+        app, lifespan="on", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=END_S
+    )
+    http = _HttpServer(config)
+    host, port = listener.getsockname()[:2]
+    async with server, anyio.create_task_group() as tasks:
+        ended = anyio.Event()
+
+        async def serve() -> None:
+            with anyio.CancelScope(shield=True):
+                await http.serve([listener])
+            ended.set()
+
+        tasks.start_soon(serve)
+        on_ready(f"http://{_bracketed(host)}:{port}{PATH}")
+        try:
+            await ended.wait()
+        finally:
+            http.should_exit = True
