@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,8 @@ def mcp(
         raise UsageError("toolcell mcp needs the MCP SDK: pip install 'toolcell[mcp]'")
     make = partial(_options, settings, builtins, limits)
     if over_http.http is not None:
-        run_until_signal(partial(over_http.serve, make, keeps_state=session, exposes_tools=expose_tools))
+        with redirect_stdout(sys.stderr):
+            run_until_signal(partial(over_http.serve, make, keeps_state=session, exposes_tools=expose_tools))
         return
     over_http.check_unused()
     from toolcell.mcp.stdio import protocol_streams, serve_stdio
