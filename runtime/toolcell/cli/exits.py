@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from toolcell.errors import AuditError, PackageError, RegistrationError, SandboxUnavailable, ToolcellError, UsageError
+from toolcell.errors import (
+    AuditError,
+    McpServerError,
+    PackageError,
+    RegistrationError,
+    SandboxUnavailable,
+    ToolcellError,
+    UsageError,
+)
 from toolcell.results import Outcome
 
 OK, FAILED, USAGE, UNAVAILABLE, LIMIT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -11,7 +19,7 @@ MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
     FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile",
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
-    UNAVAILABLE: "no sandbox could be started: a required isolation layer or a package is missing; nothing ran",
+    UNAVAILABLE: "no sandbox could be started: a required isolation layer, a package or an MCP server is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
     BROKEN: "the sandbox died, or broke the bridge protocol",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
@@ -41,6 +49,7 @@ BY_ERROR: tuple[tuple[type[ToolcellError], int], ...] = (
     (UsageError, USAGE),
     (SandboxUnavailable, UNAVAILABLE),
     (PackageError, UNAVAILABLE),
+    (McpServerError, UNAVAILABLE),
     (AuditError, BROKEN),  # what was merely named wrong is a UsageError, too
     (ToolcellError, FAILED),
 )

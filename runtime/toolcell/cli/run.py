@@ -29,6 +29,7 @@ from toolcell.cli.arguments import (
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
+from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
 from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_TOOL_ERROR_CHARS = 500
 """Of the text of a tool's exception."""
+
+NO_SERVERS = McpFlags()
 
 EPILOG = "Exit status:\n\n" + "\n\n".join(f"{status}: {meaning}" for status, meaning in exits.MEANINGS.items())
 
@@ -185,6 +188,7 @@ def run(
     ] = None,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
+    servers: McpFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole result as one JSON document.")] = False,
     limits: Limits,
 ) -> None:
@@ -200,7 +204,7 @@ def run(
     arguments = {"inputs": parse_inputs(inputs or ()), "files": read_files(put_files or ())}
     # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        result = execute(source, settings.options(builtins) | {"limits": limits}, arguments)
+        result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)
     saved = save_files(result.files, output_dir) if output_dir else []
     if as_json:
         print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
@@ -221,9 +225,12 @@ def show(result: ExecutionResult, source: str) -> None:
     render.show_result(result, source, stdout(), stderr())
 
 
-def execute(source: str, options: dict[str, Any], arguments: dict[str, Any]) -> ExecutionResult:
+def execute(
+    source: str, options: dict[str, Any], arguments: dict[str, Any], servers: McpFlags = NO_SERVERS
+) -> ExecutionResult:
     """Open a runtime for one script and run it."""
-    options = options | {"backend": _started_early(options)}
+    registry = servers.with_registry(options["registry"])
+    options = options | {"backend": _started_early(options), "registry": registry}
     with importing():
         from toolcell.runtime import Runtime
         from toolcell.tools import RunContext
@@ -236,7 +243,7 @@ def execute(source: str, options: dict[str, Any], arguments: dict[str, Any]) -> 
             return await opened(watch)
 
     async def opened(watch: Watch) -> ExecutionResult:
-        async with opened_dependencies(), Runtime(**options) as runtime:
+        async with opened_dependencies(), servers.connected(registry), Runtime(**options) as runtime:
             watch.doing = "running"
             return await runtime.execute_code(
                 source,

@@ -1,0 +1,170 @@
+"""`--mcp` and `--mcp-config`: the tools of MCP servers for a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    from toolcell.tools import ToolRegistry
+
+MAX_CONFIG_BYTES = 1024 * 1024
+URL_SCHEMES = ("http://", "https://")
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_FIELDS: Mapping[str, type] = {"command": str, "args": list, "env": dict, "cwd": str, "url": str, "headers": dict}
+"""Of a server in a client's file, that are used; clients add others of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpFlags:
+    """Flags that give a command the tools of MCP servers."""
+
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="An MCP server; its tools are called NAME.tool."),
+    ] = None
+    mcp_config: Annotated[
+        list[str] | None,
+        typer.Option("--mcp-config", metavar="FILE", help='MCP servers of a JSON file with "mcpServers".'),
+    ] = None
+    mcp_approve: Annotated[
+        Literal["destructive", "all", "none"],
+        typer.Option("--mcp-approve", help="Which calls need approval; where nobody can give it, they are refused."),
+    ] = "destructive"
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """Return the options of each server for `add_mcp_server`, by name.
+
+        Raises:
+            UsageError: a value cannot be read, a file is not there or not of that form, or a name is given twice.
+        """
+        found = [each for path in self.mcp_config or () for each in read_config(path)]
+        found += [read_server(text) for text in self.mcp or ()]
+        servers = dict(found)
+        if len(servers) < len(found):
+            raise UsageError(f"--mcp: two servers have one name: {', '.join(name for name, _ in found)}")
+        return servers
+
+    def with_registry(self, registry: ToolRegistry | None) -> ToolRegistry | None:
+        """Return the registry that the servers' tools are added to, if there are any."""
+        if registry is not None or not (self.mcp or self.mcp_config):
+            return registry
+        from toolcell.tools import ToolRegistry
+
+        return ToolRegistry()
+
+    @asynccontextmanager
+    async def connected(self, registry: ToolRegistry | None) -> AsyncIterator[None]:
+        """Connect with all servers at once, until the end of the block.
+
+        Raises:
+            McpServerError: one cannot be started or reached.
+            UsageError: the extra `mcp` is not installed, or a flag is wrong.
+        """
+        servers = self.servers()
+        if registry is None or not servers:
+            yield
+            return
+        import anyio
+
+        problems: list[Exception] = []
+
+        async def connect(name: str, options: dict[str, Any]) -> None:
+            try:
+                await registry.add_mcp_server(name, approve=self.mcp_approve, **options)
+            except Exception as exc:
+                problems.append(exc)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for name, options in servers.items():
+                    tasks.start_soon(connect, name, options)
+            if problems:
+                raise problems[0]
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await registry.close()
+
+
+def read_server(text: str) -> tuple[str, dict[str, Any]]:
+    """Read the value of `--mcp`: a name, and a command line or a URL.
+
+    Raises:
+        UsageError: it is none.
+    """
+    name, _, place = text.partition("=")
+    if not name.strip() or not place.strip():
+        raise UsageError(f"--mcp {text!r}: write NAME=COMMAND or NAME=URL, such as docs=https://example.com/mcp")
+    if place.strip().startswith(URL_SCHEMES):
+        return name.strip(), {"url": place.strip()}
+    try:
+        return name.strip(), {"command": shlex.split(place)}
+    except ValueError as exc:
+        raise UsageError(f"--mcp {text!r}: {exc}") from exc
+
+
+def read_config(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """Read the servers of a file that MCP clients have. `${NAME}` and `${NAME:-default}` are of the environment.
+
+    Raises:
+        UsageError: the file is not there, too large or not of that form, or a variable is not set.
+    """
+    where = f"--mcp-config {path}"
+    try:
+        if (size := Path(path).stat().st_size) > MAX_CONFIG_BYTES:
+            raise UsageError(f"{where}: {size} bytes, limit {MAX_CONFIG_BYTES}")
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        if isinstance(exc, UsageError):
+            raise
+        raise UsageError(f"{where}: {exc}") from exc
+    servers = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
+    if not isinstance(servers, dict):
+        raise UsageError(f'{where}: it has no "mcpServers" object')
+    return [
+        (re.sub(r"[^A-Za-z0-9_-]", "_", name), _server(f"{where}: {name}", entry))
+        for name, entry in servers.items()
+        if not (isinstance(entry, dict) and entry.get("disabled") is True)
+    ]
+
+
+def _server(where: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where}: a server is an object, not {type(entry).__name__}")
+    for field, kind in _FIELDS.items():
+        if field in entry and not isinstance(entry[field], kind):
+            raise UsageError(f"{where}: {field} is of the wrong type, {type(entry[field]).__name__}")
+    given = {field: _expanded(where, entry[field]) for field in _FIELDS if field in entry}
+    args = given.pop("args", [])
+    if "command" in given:
+        given["command"] = [given["command"], *args]
+    return given
+
+
+def _expanded(where: str, value: Any) -> Any:
+    """Replace variables of the environment in a text, and in those of a list or an object."""
+    if isinstance(value, list):
+        return [_expanded(where, each) for each in value]
+    if isinstance(value, dict):
+        return {name: _expanded(where, each) for name, each in value.items()}
+
+    def variable(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise UsageError(f"{where}: the variable {match[1]} is not set")
+        return found
+
+    return _VARIABLE.sub(variable, str(value))

@@ -1,0 +1,91 @@
+"""`toolcell run --mcp`: the tools of MCP servers for a script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from toolcell.cli import build, exits
+from toolcell.cli.mcp_servers import McpFlags, read_config, read_server
+from toolcell.errors import UsageError
+
+RAW = Path(__file__).parent.parent / "mcp_client" / "raw_server.py"
+TOOL = {"name": "find-it", "description": "Find something", "inputSchema": {"type": "object"}}
+COMMAND = [sys.executable, "-I", "-S", str(RAW), json.dumps({"pages": [[TOOL]]})]
+
+
+@pytest.mark.isolation
+def test_a_script_calls_the_tools_of_two_servers(tmp_path: Path) -> None:
+    config = tmp_path / "servers.json"
+    entry = {"command": COMMAND[0], "args": COMMAND[1:], "type": "stdio"}
+    config.write_text(json.dumps({"mcpServers": {"my notes": entry, "off": {"disabled": True}}}))
+    script = "set_result([tools.a.find_it(), call_tool('my_notes.find-it')])"
+
+    flags = ["--mcp", f"a={shlex.join(COMMAND)}", "--mcp-config", str(config)]
+    result = CliRunner().invoke(build(["run"]), ["run", "-c", script, *flags])
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == ["done", "done"]
+
+
+def test_a_server_that_cannot_be_started_ends_the_command_and_is_named() -> None:
+    result = CliRunner().invoke(build(["run"]), ["run", "-c", "1", "--mcp", "a=no-such-program-anywhere"])
+
+    assert result.exit_code == exits.UNAVAILABLE
+    assert "no-such-program-anywhere" in result.output
+
+
+def test_a_command_line_and_a_url_are_told_apart() -> None:
+    assert read_server("a=npx -y 'a b'") == ("a", {"command": ["npx", "-y", "a b"]})
+    assert read_server("a=https://x.example/mcp?k=v") == ("a", {"url": "https://x.example/mcp?k=v"})
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=npx", "a='open"])
+def test_a_flag_that_names_no_server_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--mcp"):
+        read_server(text)
+
+
+def written(folder: Path, document: Any) -> str:
+    path = folder / "c.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def test_variables_of_the_environment_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_TEST", "k")
+    entry = {"url": "https://x", "headers": {"a": "Bearer ${KEY_OF_TEST}", "b": "${NOT_SET_ANYWHERE:-d}"}}
+
+    ((name, options),) = read_config(written(tmp_path, {"servers": {"x": entry}}))
+
+    assert (name, options) == ("x", {"url": "https://x", "headers": {"a": "Bearer k", "b": "d"}})
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("{", "Expecting"),
+        ([], "mcpServers"),
+        ({"mcpServers": []}, "mcpServers"),
+        ({"mcpServers": {"x": 1}}, "a server is an object"),
+        ({"mcpServers": {"x": {"args": "a"}}}, "args is of the wrong type"),
+        ({"mcpServers": {"x": {"command": "${NOT_SET_ANYWHERE}"}}}, "NOT_SET_ANYWHERE is not set"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, document: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_config(written(tmp_path, document))
+    assert says in str(caught.value)
+
+
+def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, {"mcpServers": {"a": {"url": "https://x"}}})
+
+    with pytest.raises(UsageError, match="one name"):
+        McpFlags(mcp=["a=npx"], mcp_config=[path]).servers()
