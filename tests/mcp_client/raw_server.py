@@ -1,6 +1,6 @@
 """A server without the SDK, that can break every rule: `python raw_server.py JSON`.
 
-`pages`: lists of tools; the last page points to itself with `endless`. `lists`: what `pages` is at each further
+`pages`: lists of tools; the last page points to itself with `endless`. `many`: so many tools. `lists`: what `pages` is at each further
 listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
 lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
 `dies`: a call ends it; `huge`: bytes of one line in place of an answer; `announces`: after a call, the list changed.
@@ -13,6 +13,12 @@ import sys
 import time
 
 script = json.loads(sys.argv[1])
+if "many" in script:
+    tools = [
+        {"name": f"t{i}", "description": "One of many", "inputSchema": {"type": "object"}}
+        for i in range(script["many"])
+    ]
+    script["pages"] = [tools[start : start + 500] for start in range(0, len(tools), 500)]
 listings = 0
 
 

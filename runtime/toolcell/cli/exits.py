@@ -19,7 +19,7 @@ MEANINGS: dict[int, str] = {
     OK: "the script reached its end",
     FAILED: "the script failed: an exception, sys.exit(n), a syntax error, or refused by the lint profile",
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
-    UNAVAILABLE: "no sandbox could be started: a required isolation layer, a package or an MCP server is missing; nothing ran",
+    UNAVAILABLE: "no sandbox could be started: an isolation layer, a package or an MCP server is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
     BROKEN: "the sandbox died, or broke the bridge protocol",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",

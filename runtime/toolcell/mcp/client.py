@@ -314,7 +314,8 @@ def _said(exc: BaseException, transport: Transport | None = None) -> str:
         exc = exc.exceptions[0]
     if isinstance(exc, McpServerError):
         return safe_text(str(exc), MAX_ERROR_CHARS * 4)
-    if transport is not None and transport.ended.is_set():
+    is_lost = isinstance(exc, _LOST) or (isinstance(exc, MCPError) and exc.error.code == CONNECTION_CLOSED)
+    if is_lost and transport is not None and transport.ended.is_set():
         return safe_text(transport.problem, MAX_ERROR_CHARS * 4)
     if isinstance(exc, MCPError):
         return safe_text(exc.error.message, MAX_ERROR_CHARS) or f"error {exc.error.code}"
