@@ -43,6 +43,10 @@ class OlderCopy(ValueError):
     """A journal had got further than what is there now."""
 
 
+class UnderWay(ResumeError):
+    """Somebody has the journal open."""
+
+
 class JournalFile:
     """An open journal. Only one process has it open at a time."""
 
@@ -68,7 +72,7 @@ class JournalFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             os.close(self._fd)
-            raise ResumeError(f"run {path.stem} is under way; it can be resumed when it has ended") from exc
+            raise UnderWay(f"run {path.stem} is under way; it can be resumed when it has ended") from exc
         self._size = os.fstat(self._fd).st_size
         self._mark = open_mark(marks, path.stem)
 
@@ -117,6 +121,8 @@ class JournalFile:
         Raises:
             OSError: they could not be removed.
         """
+        if self._mark is not None:
+            self._mark.set(0, 0)  # first: a host that is killed in between leaves no end to look for
         os.ftruncate(self._fd, 0)
         self._size = self._last = 0
 
@@ -143,7 +149,7 @@ class JournalFile:
             ValueError: a record was changed.
         """
         data, self._last = self.path.read_bytes(), 0
-        found, at, ends = [], 0, dict[int, int]()
+        found, at, ends = [], 0, {0: 0}
         while len(data) - at >= HEAD.size:
             length, inverted, checksum = HEAD.unpack_from(data, at)
             if length ^ INVERT != inverted:

@@ -9,6 +9,10 @@ from toolcell.control.journal import Journal
 from toolcell.errors import ResumeError
 
 
+class NoSuchRun(ResumeError):
+    """There is no such run, or none of its calls was made."""
+
+
 def check_token(ident: str, unused: str, given: str) -> None:
     """Check that a token, or none, is what a run waits for.
 

@@ -16,9 +16,9 @@ from toolcell.config import SettingsModel
 from toolcell.control.directory import KEY_BYTES, make_private, remove_old, shared_key
 from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
-from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy
+from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy, UnderWay
 from toolcell.control.marks import marks_directory
-from toolcell.control.resume_checks import check_token, check_tools, unknown_text, used_text
+from toolcell.control.resume_checks import NoSuchRun, check_token, check_tools, unknown_text, used_text
 from toolcell.control.tokens import make_token, read_token
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UsageError
@@ -171,7 +171,7 @@ class JournalStore:
         if isinstance(journal.writer, JournalFile):
             journal.writer.close()
             journal.writer = None
-        elif journal.header and not self.is_durable:
+        elif journal.header and not self.is_durable and not journal.lost:
             self._drop_expired()
             self._waiting[journal.id] = journal
 
@@ -274,15 +274,34 @@ class JournalStore:
         return found
 
     def waiting(self, ident: str) -> Suspension | str | None:
-        """Return what a run waits for, its own id if it was interrupted, or None if it is over."""
+        """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
         try:
             journal, loader = self._load(ident)
-        except ResumeError:
+        except NoSuchRun:
             return None
+        except ResumeError:  # damaged, or somebody looks at it just now: `take` says so
+            return ident
         self.put_down(journal)
         if loader.is_ended:
             return None
         return self._suspension(journal) if journal.token else ident
+
+    def used_by(self, ident: str) -> tuple[frozenset[str], int]:
+        """Return what a run that waits has read, and how many calls it has made. Nothing is known of a damaged one.
+
+        Raises:
+            ResumeError: its journal is open just now.
+        """
+        journal = self._waiting.get(ident)
+        if journal is None and self.is_durable:
+            try:
+                journal = self._load(ident)[0]
+            except UnderWay:
+                raise
+            except ResumeError:
+                return frozenset(), 0
+            self.put_down(journal)
+        return (frozenset(), 0) if journal is None else (journal.labels, len(journal.entries))
 
     def take(self, given: str | Suspension, tools: CallableTools) -> Journal:
         """Return the journal of a suspended or interrupted run, for one run of its script.
@@ -334,7 +353,7 @@ class JournalStore:
     def _load(self, ident: str) -> tuple[Journal, JournalLoader]:
         path = self._path(ident)
         if not path.exists():
-            raise ResumeError(unknown_text(ident, str(path.parent)))
+            raise NoSuchRun(unknown_text(ident, str(path.parent)))
         try:
             file = JournalFile(path, self.marks, self.key)
         except OSError as exc:
@@ -355,7 +374,7 @@ class JournalStore:
             raise ResumeError(f"{path.name} is a copy of the journal of run {loader.journal.id}: resume that one")
         if not loader.journal.header:
             file.close()
-            raise ResumeError(f"the journal of run {ident} is empty: its host ended before the run began")
+            raise NoSuchRun(f"the journal of run {ident} is empty: its host ended before the run began")
         return loader.journal, loader
 
     def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:

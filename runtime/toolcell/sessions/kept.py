@@ -21,13 +21,14 @@ from toolcell.tools.call import RunContext
 from toolcell.tools.registry import ToolRegistry
 
 SESSION_SUFFIX: Final = ".session"
-OPENED, BEGUN, STEP, UNREPEATABLE = "opened", "begun", "step", "unrepeatable"
+OPENED, BEGUN, STEP, USED, UNREPEATABLE = "opened", "begun", "step", "used", "unrepeatable"
 
 
 @dataclass(slots=True)
 class KeptState:
     """What a session's file says."""
 
+    name: str = ""
     key: str = ""
     """Of this life of the session: a token of a script of an earlier one is of no use in it."""
     steps: list[KeptScript] = field(default_factory=list)
@@ -76,6 +77,8 @@ class SessionJournal:
         try:
             for kind, *fields in self._file.read():
                 _apply(state, kind, fields)
+            if state.name != self.name and state.key:
+                raise ValueError(f"it is a copy of that of session {state.name!r}")
         except OlderCopy as exc:
             raise SessionError(f"session {self.name!r}: {exc}") from exc
         except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
@@ -88,7 +91,7 @@ class SessionJournal:
     def begin(self, key: str) -> None:
         """Forget what was recorded: the session begins anew."""
         self._file.clear()
-        self._file.write(OPENED, key)
+        self._file.write(OPENED, key, self.name)
 
     def write_begun(self, journal_id: str) -> None:
         """Record that a script is about to begin."""
@@ -104,6 +107,10 @@ class SessionJournal:
         ]
         self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
 
+    def write_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
+        """Record what the session has used and read: also by scripts that have left no state."""
+        self._file.write(USED, list(used), sorted(labels))
+
     def write_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
         self._file.write(UNREPEATABLE, why)
@@ -117,8 +124,11 @@ class SessionJournal:
 
 def _apply(state: KeptState, kind: str, fields: list[Any]) -> None:
     match kind, fields:
-        case "opened", [str(key)]:
-            state.key = key
+        case "opened", [str(key), str(name)]:
+            state.key, state.name = key, name
+        case "used", [[cpu_s, calls], list(labels)]:
+            state.cpu_s, state.calls = float(cpu_s), int(calls)
+            state.labels |= frozenset(labels)
         case "begun", [str(journal_id)]:
             state.begun = journal_id
         case "unrepeatable", [str(why)]:
@@ -156,15 +166,16 @@ class ScriptStore(JournalStore):
     def __init__(self, store: JournalStore) -> None:
         super().__init__(None)
         self._store = store
-        self._end: tuple[str, str, int] | None = None
+        self._end: tuple[str, str] | None = None
 
     def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
-        """Take note of the end."""
-        self._end = run_id, outcome, calls_bytes
+        """Take note of the end. Arguments count from now on: the session keeps them."""
+        journal.size += calls_bytes
+        self._end = run_id, outcome
 
     def put_down(self, journal: Journal) -> None:
         """The script ended without a result; its session goes on, so nobody carries it on."""
-        self._end = "", "", 0
+        self._end = "", ""
 
     def suspend(self, journal: Journal) -> Any:
         """Keep the journal until the script is carried on; return the token."""
@@ -174,9 +185,9 @@ class ScriptStore(JournalStore):
         """End the journal, unless the script waits."""
         if self._end is None:
             return
-        run_id, outcome, calls_bytes = self._end
+        run_id, outcome = self._end
         if outcome:
-            self._store.finish(journal, run_id, outcome, calls_bytes)
+            self._store.finish(journal, run_id, outcome, 0)
         else:
             self._store.end(journal, "interrupted")
         self._store.remove(journal.id)

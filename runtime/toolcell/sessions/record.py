@@ -143,6 +143,29 @@ class SessionRecord:
             with self._writing():
                 self._file.write_step(step, step.journal.header, used, labels)
 
+    def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
+        """Record what the session has used and read, without a script that has left its state."""
+        if self._file is not None:
+            with self._writing():
+                self._file.write_used(used, labels)
+
+    def waiting_used(self) -> tuple[frozenset[str], int]:
+        """Return the labels of the script that waits, and how many calls it has made.
+
+        Raises:
+            SessionError: its journal is open elsewhere just now.
+        """
+        if not self.waiting:
+            return frozenset(), 0
+        try:
+            return self._store.used_by(self._waiting_id)
+        except ResumeError as exc:
+            raise SessionError(f"the script of session {self._id!r} that waits cannot be given up now: {exc}") from exc
+
+    @property
+    def _waiting_id(self) -> str:
+        return self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting
+
     def note_unrepeatable(self, why: str) -> None:
         """Record that the state cannot be rebuilt."""
         if self._file is not None:
@@ -152,7 +175,7 @@ class SessionRecord:
     def abandon(self) -> None:
         """Give up the script that waits. What it has made stays made."""
         if self.waiting:
-            self._store.remove(self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting)
+            self._store.remove(self._waiting_id)
             self.waiting = ""
 
     def _writing(self) -> _Writing:

@@ -229,12 +229,14 @@ class Session(OpenedInBlock, SessionWorkspace):
         if context is None or context.dry_run is None:
             async with self._exclusively():
                 return await self._state.run(script, callable_tools, context, handlers, on_approval)
+        self._state.record.check_free()
         copy = await self._copied(os.urandom(16).hex(), is_scratch=True)  # placeholders stay in its names, not in these
         try:
             async with copy._exclusively():
                 result = await copy._state.run(script, callable_tools, context, handlers, on_approval)
         finally:
             await copy.close()
+            self._state.count(copy._state)
         host._keep_draft(context.dry_run, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
@@ -277,6 +279,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         async with self._exclusively():
             state = self._state
             began = await state.bring_up()
+            state.check_left()
             check = partial(state.record.check_belongs, position=state.position)
             journal = self._host._taken(token, decisions, callable_tools, check)
             return await state.carry_on(journal, callable_tools, context, (cancel, on_log, on_progress), began)
@@ -285,7 +288,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         """Give up the script that waits, if there is one: the next begins with the state before it. What it has made
         stays made, and its token is of no use any more."""
         async with self._exclusively():
-            self._state.record.abandon()
+            self._state.abandon()
 
     async def interrupt(self) -> bool:
         """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`.
@@ -358,8 +361,16 @@ class Session(OpenedInBlock, SessionWorkspace):
                     "with what is left of it, and then it can"
                 )
             self._state.check_repeatable()
-            steps, labels = tuple(self._state.steps), self._state.labels.held
-        args = (self.limits, self.settings, self._tools, self._context, steps, labels)
+            steps, labels = tuple(self._state.steps), self._state.labels
+            settings = self._state.settings_left() if is_scratch else self.settings
+        args = (self.limits, settings, self._tools, self._context, steps, labels.held)
         copy = Session(self._host, self._place, ident, *args, is_named=is_named, is_scratch=is_scratch)
-        await copy.open()
+        if is_scratch:
+            copy._state.labels.join(labels)  # whoever gets the result of its script goes on with this one
+        try:
+            await copy.open()
+        except BaseException:
+            if is_scratch:
+                self._state.count(copy._state)
+            raise
         return copy

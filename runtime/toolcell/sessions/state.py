@@ -20,13 +20,13 @@ from toolcell.results import ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted
 from toolcell.sandbox.backend import Sandbox
-from toolcell.sessions.idle import IdleSandbox
 from toolcell.sessions.kept import ScriptStore
 from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import SessionSettings
 from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, begin_without_calls, difference, kept_inputs
 from toolcell.sessions.told import STUCK, named, told
+from toolcell.sessions.usage import SessionUsage
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import RunScript, Stay
 
@@ -38,7 +38,7 @@ NO_HANDLERS: RunHandlers = (None, None, None)
 Began = Literal["new", "live", "journal", "empty"]
 
 
-class SessionState(IdleSandbox):
+class SessionState(SessionUsage):
     """What scripts of a session leave to each other. One script at a time; the session sees to that."""
 
     def __init__(
@@ -88,6 +88,8 @@ class SessionState(IdleSandbox):
         if kept is None:
             for step in self.steps:  # of a session that this one was forked from
                 self.record.note_step(step, (0.0, 0), self.labels.held)
+            if self.labels.held:
+                self._note_used()
             return False
         self.steps, self.position, self.not_repeatable = kept.steps, kept.position, kept.not_repeatable
         self._steps_bytes = sum(step.size() for step in self.steps)
@@ -112,9 +114,7 @@ class SessionState(IdleSandbox):
         if self.connection is None or not self.connection.is_usable:
             self._left(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
         began = await self.bring_up()
-        self._sandbox.begin_script()
-        used_cpu_s = self._ended_cpu_s + self._sandbox.used_before_s  # measured once, for the limits and for the run
-        limits = self._left(script.limits, used_cpu_s)
+        limits = self._left(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
         seed, clock = self._host._seed_and_clock(None, None, is_repeatable)
         number = self.position + 1
@@ -134,19 +134,26 @@ class SessionState(IdleSandbox):
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
     ) -> ExecutionResult:
         """Run a script again that waited, on its journal. The state before it is there."""
-        self.record.waiting = ""
-        number = self.position + 1
-        script = script_of(journal.header, number)
-        self._sandbox.begin_script()
-        script = replace(script, limits=self._left(script.limits, self._ended_cpu_s + self._sandbox.used_before_s))
-        store, on_approval = ScriptStore(self._host._journals), journal.header["on_approval"]
+        number, store = self.position + 1, ScriptStore(self._host._journals)
         journal.begin_again()
+        has_begun = False
 
         def start(_message: RunScript, given: RunContext) -> RunControl:
+            nonlocal has_begun
+            has_begun = True
             journal.share_labels(given.state.labels)
-            return RunControl(store, journal, tools, given, on_approval)
+            return RunControl(store, journal, tools, given, journal.header["on_approval"])
 
-        return await self._conduct(script, tools, self._context(context, str(number)), handlers, start, began, store)
+        self.record.waiting = ""
+        try:
+            script = script_of(journal.header, number)
+            script = replace(script, limits=self._left(script.limits, self._begin_script()))
+            context = self._context(context, str(number))
+            return await self._conduct(script, tools, context, handlers, start, began, store)
+        finally:
+            if not has_begun:  # its token is used, and it has its decisions: it waits to be carried on by its id
+                self._host._journals.put_down(journal)
+                self.record.waiting = journal.id
 
     async def _conduct(
         self,
@@ -172,6 +179,7 @@ class SessionState(IdleSandbox):
             result = await self._execute(script, tools, context, handlers, begin)
         except BaseException:  # it made these calls all the same
             self.used_calls += sum(len(journal.entries) for journal, _ in begun)
+            self._note_used()
             if store is not None:
                 for journal, _ in begun:
                     store.conclude(journal)
@@ -179,6 +187,7 @@ class SessionState(IdleSandbox):
         if result.suspension is not None:  # its calls count when it is carried on, all of them
             self.record.waiting = result.suspension
             await self.drop()
+            self._note_used()
             report = SessionReport(self._id, script.number, began)
             return replace(result, session=report)
         self.used_calls += len(result.calls)
@@ -188,6 +197,8 @@ class SessionState(IdleSandbox):
             self.position = script.number
             if self.settings.restore == "journal":
                 self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
+        else:
+            self._note_used()
         if store is not None:
             store.conclude(journal)
         ended = named(connection.leftover.ended) if connection.leftover is not None else ()
@@ -240,24 +251,6 @@ class SessionState(IdleSandbox):
             return False
         connection.stop(Aborted(why))
         return True
-
-    def _left(self, limits: Limits, used_cpu_s: float) -> Limits:
-        """Return the limits of a script, lowered to what is left of the session's.
-
-        Raises:
-            SessionError: nothing is left.
-        """
-        settings = self.settings
-        cpu_s, calls = settings.cpu_s - used_cpu_s, settings.tool_calls - self.used_calls
-        if cpu_s <= 0:
-            raise SessionError(
-                f"session {self._id!r} has used {used_cpu_s:.3g} of its {settings.cpu_s:g} CPU seconds; open "
-                "another one, or give it more with runtime.session(cpu_s=...)"
-            )
-        if cpu_s >= limits.cpu_s and calls >= limits.tool_calls:
-            return limits
-        lower = {"cpu_s": min(cpu_s, limits.cpu_s), "tool_calls": max(0, min(calls, limits.tool_calls))}
-        return limits.model_copy(update=lower)
 
     # After a script.
 
@@ -380,6 +373,8 @@ class SessionState(IdleSandbox):
     async def reset(self) -> None:
         """Forget everything but what was used."""
         await self.drop()
+        self.abandon()
         self.record.begin_anew()
         self.labels = Labels()
+        self._note_used()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""

@@ -1,0 +1,219 @@
+"""What a session has read and used binds it, whatever becomes of the script that did it and of its host."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolcell import (
+    Outcome,
+    Policy,
+    PoolConfig,
+    Quota,
+    QuotaExceeded,
+    Quotas,
+    SessionError,
+    SyncRuntime,
+    ToolRegistry,
+)
+from toolcell.control import Approve
+from toolcell.control.journal_file import JournalFile
+from toolcell.control.marks import marks_directory
+from toolcell.flows import Flow
+from toolcell.sync import SyncSession
+
+pytestmark = pytest.mark.isolation
+
+WRITES = "[call_tool('write', text='a') for _ in range(3)]"
+WAITS = f"{WRITES}; call_tool('pay', to='ada')"
+POST = "call_tool('post', text='the secret')"
+
+
+class Ledger:
+    """A registry whose tools note what they do."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.registry = ToolRegistry()
+
+        @self.registry.tool(requires_approval=True)
+        async def pay(to: str) -> str:
+            """Send some money to somebody."""
+            self.made.append(f"pay {to}")
+            return f"paid {to}"
+
+        @self.registry.tool
+        async def write(text: str) -> int:
+            """Append a line to the ledger."""
+            self.made.append(text)
+            return len(self.made)
+
+        @self.registry.tool(reads="private", read_only=True)
+        async def mail() -> str:
+            """Read all the mail there is."""
+            return "the secret"
+
+        @self.registry.tool(sends="public")
+        async def post(text: str) -> str:
+            """Post a text where everybody can read it."""
+            self.made.append(f"post {text}")
+            return "posted"
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def host(folder: Path, ledger: Ledger) -> Callable[..., SyncRuntime]:
+    """Makes Runtimes on one directory, as in one process after another."""
+
+    def make(quotas: Quotas | None = None) -> SyncRuntime:
+        policy = Policy(flows=[Flow("private", "public", "deny")])
+        return SyncRuntime(ledger.registry, pool=PoolConfig(warm=0), journal=folder, policy=policy, quotas=quotas)
+
+    return make
+
+
+def lose(session: SyncSession) -> None:
+    result = session.execute_code("print(call_tool('mail')); import os; os._exit(1)")
+    assert result.outcome is Outcome.KILLED
+
+
+def give_up(session: SyncSession) -> None:
+    result = session.execute_code("print(call_tool('mail')); call_tool('pay', to='x')", on_approval="suspend")
+    assert result.suspension is not None and "secret" in str(result.logs)
+
+
+@pytest.mark.parametrize("reads", [lose, give_up])
+def test_what_a_script_without_a_state_has_read_binds_the_session_in_another_process(
+    host: Callable[..., SyncRuntime], ledger: Ledger, reads: Callable[[SyncSession], None]
+) -> None:
+    with host() as runtime, runtime.session("reader") as session:
+        session.execute_code("x = 1")
+        reads(session)
+    with host() as runtime, runtime.session("reader", restore=True) as session:
+        session.abandon()
+        result = session.execute_code(POST)
+        assert result.outcome is Outcome.ERROR and "private" in str(result.error)
+    assert not ledger.made
+
+
+def test_a_dry_run_counts_for_its_session_and_what_it_has_read_binds_it(
+    host: Callable[..., SyncRuntime], ledger: Ledger
+) -> None:
+    with host() as runtime, runtime.session("dry", tool_calls=3) as session:
+        two = "[call_tool('mail') for _ in range(2)]"
+        assert session.execute_code(two, dry_run=True).ok
+        assert session.session.used_calls == 2
+        refused = session.execute_code(POST)
+        assert refused.outcome is Outcome.ERROR and "private" in str(refused.error)
+        assert session.execute_code(two, dry_run=True).outcome is Outcome.CALL_LIMIT
+    assert not ledger.made
+
+
+def test_calls_of_scripts_that_were_given_up_count(host: Callable[..., SyncRuntime], ledger: Ledger) -> None:
+    with host() as runtime, runtime.session("calls", tool_calls=4) as session:
+        assert session.execute_code(WAITS, on_approval="suspend").suspension is not None
+        with pytest.raises(SessionError, match="waits for a decision"):
+            session.execute_code("1", dry_run=True)
+        session.abandon()
+        assert session.session.used_calls == 4
+        assert session.execute_code(WRITES).outcome is Outcome.CALL_LIMIT
+    assert ledger.made == ["a"] * 3
+
+
+def test_what_was_used_stays_used_after_a_reset_in_another_process(
+    host: Callable[..., SyncRuntime], ledger: Ledger
+) -> None:
+    with host() as runtime, runtime.session("used", tool_calls=3) as session:
+        assert session.execute_code(WRITES).ok
+        session.reset()
+    with host() as runtime, runtime.session("used", restore=True, tool_calls=3) as session:
+        assert session.session.used_calls == 3 and session.session.used_cpu_s > 0
+        assert session.execute_code(WRITES).outcome is Outcome.CALL_LIMIT
+    assert ledger.made == ["a"] * 3
+
+
+def test_a_resume_that_cannot_begin_loses_neither_script_nor_decisions(
+    host: Callable[..., SyncRuntime], ledger: Ledger
+) -> None:
+    """The state is rebuilt as one run, so the quota is used up when the script itself is to go on."""
+    with host(Quotas(Quota(runs=3, per_s=3600))) as runtime, runtime.session("later") as session:
+        session.execute_code("x = 1")
+        waits = session.execute_code(WAITS, on_approval="suspend").suspension
+        assert waits is not None
+        with pytest.raises(QuotaExceeded):
+            session.resume(waits, {waits.calls[0].id: Approve()})
+        assert session.waiting == waits.run_id
+        with pytest.raises(SessionError, match="carry it on"):
+            session.execute_code("x")
+    with host() as runtime, runtime.session("later", restore=True) as session:
+        assert session.waiting == waits.run_id
+        done = session.resume(waits.run_id)
+        assert done.ok and done.value == "paid ada", done
+    assert ledger.made == ["a", "a", "a", "pay ada"]
+
+
+def test_a_session_without_cpu_time_left_does_not_use_a_token_up(ledger: Ledger) -> None:
+    with SyncRuntime(ledger.registry, pool=PoolConfig(warm=0)) as runtime, runtime.session() as session:
+        waits = session.execute_code(WAITS, on_approval="suspend").suspension
+        assert waits is not None
+        session.session._state._ended_cpu_s = session.session.settings.cpu_s
+        with pytest.raises(SessionError, match="CPU seconds"):
+            session.resume(waits, {waits.calls[0].id: Approve()})
+        session.session._state._ended_cpu_s = 0.0
+        assert session.resume(waits, {waits.calls[0].id: Approve()}).value == "paid ada"
+    assert ledger.made == ["a", "a", "a", "pay ada"]
+
+
+def test_a_script_that_waits_is_not_forgotten_while_somebody_looks_at_its_journal(
+    host: Callable[..., SyncRuntime], ledger: Ledger, folder: Path
+) -> None:
+    """`suspended_runs` of another process opens each journal for a moment."""
+    with host() as runtime, runtime.session("seen") as session:
+        waits = session.execute_code(WAITS, on_approval="suspend").suspension
+        assert waits is not None
+    with host() as runtime:
+        with open(folder / f"{waits.run_id}.journal", "rb") as looked_at:
+            fcntl.flock(looked_at, fcntl.LOCK_EX)
+            with runtime.session("seen", restore=True) as session:
+                with pytest.raises(SessionError, match="carry it on"):
+                    session.execute_code(WRITES)
+                with pytest.raises(SessionError, match="cannot be given up now"):
+                    session.abandon()
+        with runtime.session("seen", restore=True) as session:
+            assert session.resume(waits, {waits.calls[0].id: Approve()}).ok
+    assert ledger.made == ["a", "a", "a", "pay ada"]
+
+
+def test_a_copy_of_a_session_is_no_other_session(host: Callable[..., SyncRuntime], folder: Path) -> None:
+    with host() as runtime:
+        with runtime.session("mine") as session:
+            session.execute_code("x = 1")
+        (folder / "session.yours.session").write_bytes((folder / "session.mine.session").read_bytes())
+        copy = runtime.session("yours", restore=True)
+        with pytest.raises(SessionError, match="copy of that of session 'mine'"), copy:
+            raise AssertionError("it was opened")
+
+
+def test_a_journal_that_was_begun_anew_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is killed between the two steps of `clear` leaves an empty file, or the one before."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path, marks = tmp_path / "x.session", marks_directory(b"k")
+    file = JournalFile(path, marks, b"k")
+    file.write("opened", "key")
+    file.clear()
+    file.close()
+    again = JournalFile(path, marks, b"k")
+    assert again.read() == []
+    again.close()
