@@ -318,6 +318,11 @@ class Policy(SettingsModel):
     """RestrictedPython profile that checks a script inside the sandbox before it runs. It refuses early, with readable
     messages. It is not isolation."""
 
+    check_types: bool = False
+    """Refuse scripts that call tools with wrong arguments, or use what tools return wrongly, before anything runs. ty
+    checks them in a sandbox of its own: pip install 'toolcell[types]'. Scripts of sessions are not checked: they use
+    names of earlier scripts."""
+
     seed: int | None = None
     """Seed for `random` and for numpy's legacy generator. None: fresh entropy."""
 

@@ -25,6 +25,7 @@ from toolcell.control.plans import PlanningRuntime
 from toolcell.control.scripts import Script
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
+from toolcell.control.type_check import TypeChecker
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.host_work import HostWork
@@ -114,6 +115,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         self._monitor = RunMonitor()
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
+        self._type_checker = TypeChecker(Runtime)
 
     # Opening and closing.
 
@@ -169,6 +171,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             clock=self._clock,
         )
         stack.push_async_callback(self.pool.close)
+        stack.push_async_callback(self._type_checker.close)
         stack.push_async_callback(self._sessions.close)
         stack.push_async_callback(self._monitor.abort_all, "the Runtime was closed")
         stack.callback(self.pool.refuse)
@@ -228,6 +231,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         refresh: Refresh = "",
         dry_run: bool | Draft = False,
         preflight: bool = False,
+        check_types: bool | None = None,
         cancel: anyio.Event | None = None,
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
@@ -239,6 +243,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         `resume`; `repairs` answers calls that an earlier run made from its journal, with `refresh="reads"` only writes;
         `dry_run=True` makes no call of a tool that writes: the result has them as `effects`, for `commit`;
         `preflight=True` does not run a script with calls of unknown tools or with missing arguments: it is `denied`;
+        `check_types=True` neither one that calls tools with wrong types, or uses their results wrongly;
         setting `cancel` ends the run with outcome `cancelled` and keeps what it had done until then. `on_log` gets
         (stream, text) and `on_progress` values while the script runs; both may be async, and are awaited in order.
 
@@ -260,6 +265,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             source, inputs, guest_files(files), limits or self.limits, lint or self.policy.lint, seed, clock
         )
         begin = self._first_run(script, registry, on_approval, repairs, refresh)
+        wrong_types = await self._refused_types(check_types, source, registry, inputs, context)
+        if wrong_types is not None:
+            return wrong_types
         planned = await self.preflight(source, tools=registry, limits=limits) if preflight else None
         if planned is not None and planned.problems:
             from toolcell.control.preflight import refused
@@ -274,6 +282,15 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         if context is not None and context.dry_run is not None:
             self._keep_draft(context.dry_run, result)
         return result
+
+    async def _refused_types(
+        self, wanted: bool | None, source: str, tools: CallableTools, inputs: Any, context: RunContext | None
+    ) -> ExecutionResult | None:
+        check_kind("check_types=", wanted, bool, type(None))
+        if not (self.policy.check_types if wanted is None else wanted):
+            return None
+        run_id = context.run_id if context is not None else os.urandom(16).hex()
+        return await self._type_checker.refusal(run_id, source, tools, inputs)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events, for `async for`.

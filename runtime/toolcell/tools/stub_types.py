@@ -17,6 +17,7 @@ from toolcell_bridge.guest.tool_names import python_name
 
 TYPING = ("Any", "Literal", "NotRequired", "TypedDict")
 BUILTINS = ("bool", "bytes", "dict", "float", "int", "list", "staticmethod", "str")
+ABSTRACT = ("Mapping", "Sequence")
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _OF_VALUES = {"NoneType": "None", "list": "list[Any]", "dict": "dict[str, Any]"}
 _ABOUT = frozenset({"description", "default", "examples"})
@@ -51,11 +52,17 @@ def names_in(schema: Any) -> Iterator[str]:
 class StubTypes:
     """The types of one module of stubs."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        """`taken`: names that tools and fields have. A built-in type of such a name gets another one here."""
+    def __init__(self, taken: Iterable[str] = (), lenient: bool = False) -> None:
+        """`taken`: names that tools and fields have. A built-in type of such a name gets another one here.
+
+        `lenient`: arguments have types that a checker does not refuse where a sandbox would take them.
+        """
+        self.lenient = lenient
+        self.is_argument = False
+        """What is described now is given to a tool, and not returned by it."""
         taken = frozenset(taken)
-        self._used = {*taken, *TYPING, *BUILTINS, *keyword.kwlist}
-        self._aliases = {name: self._free(f"{name}_type") for name in (*TYPING, *BUILTINS) if name in taken}
+        self._used = {*taken, *TYPING, *BUILTINS, *ABSTRACT, *keyword.kwlist}
+        self._aliases = {name: self._free(f"{name}_type") for name in (*TYPING, *BUILTINS, *ABSTRACT) if name in taken}
         self._named: dict[str, str] = {}
         """The class of each record, by its schema."""
         self._classes: dict[str, str] = {}
@@ -82,7 +89,7 @@ class StubTypes:
         """Return the imports that a module of this `text` needs to stand alone."""
         words = {found[0] for found in _WORD.finditer(text)}
         lines = []
-        for module, names in (("builtins", BUILTINS), ("typing", TYPING)):
+        for module, names in (("builtins", BUILTINS), ("collections.abc", ABSTRACT), ("typing", TYPING)):
             plain = [] if module == "builtins" else [each for each in names if each in words - self._aliases.keys()]
             renamed = [f"{each} as {self._aliases[each]}" for each in names if self._aliases.get(each) in words]
             if plain or renamed:
@@ -96,10 +103,11 @@ class StubTypes:
             return "Any"
         if isinstance(reference := schema.get("$ref"), str):
             return self.annotation(_resolve(reference, root), prefix, hint, root, depth + 1)
+        is_open = self.lenient and self.is_argument
         if "const" in schema:
-            return _literal([schema["const"]])
+            return _literal([schema["const"]], is_open)
         if isinstance(options := schema.get("enum"), list):
-            return _literal(options)
+            return _literal(options, is_open)
         for either in ("anyOf", "oneOf"):
             if isinstance(branches := schema.get(either), list) and branches:
                 return union(self.annotation(branch, prefix, hint, root, depth + 1) for branch in branches)
@@ -108,7 +116,9 @@ class StubTypes:
             return union(self.annotation({**schema, "type": each}, prefix, hint, root, depth + 1) for each in kind)
         if kind == "array":
             items = schema.get("items") if "prefixItems" not in schema else None
-            return f"list[{self.annotation(items, prefix, hint, root, depth + 1)}]"
+            return f"{'Sequence' if is_open else 'list'}[{self.annotation(items, prefix, hint, root, depth + 1)}]"
+        if kind == "object" and is_open:
+            return "Mapping[str, Any]"  # a variable with a dict is no TypedDict
         if kind == "object":
             return self._record(schema, prefix, hint, root, depth)
         if schema.get("contentEncoding") == "base64":
@@ -153,11 +163,11 @@ def _resolve(reference: str, root: Any) -> Any:
     return found
 
 
-def _literal(options: list[Any]) -> str:
+def _literal(options: list[Any], is_open: bool = False) -> str:
     plain = all(option is None or isinstance(option, str | bool | int) for option in options)
     if not options:
         return "Any"
-    if not plain or len(options) > _MAX_LITERALS:
+    if is_open or not plain or len(options) > _MAX_LITERALS:
         return union(_OF_VALUES.get(name, name) for name in (type(option).__name__ for option in options))
     return f"Literal[{', '.join(dict.fromkeys(map(repr, options)))}]"
 

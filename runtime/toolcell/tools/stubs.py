@@ -29,6 +29,17 @@ def python_module(tools: Iterable[Described], asynchronous: bool = False) -> str
     return "\n\n\n".join(filter(None, (types.imports(text), text)))
 
 
+def checked_module(tools: Iterable[Described], name: str) -> str:
+    """Write the stubs that scripts are checked against: all tools in one class of this `name`.
+
+    They take what a sandbox takes: values in order, and any mapping or sequence of the right kind.
+    """
+    given = [*tools]
+    types = _types(given, lenient=True)
+    text = _written(given, types, False, name)
+    return "\n".join((types.imports(text), text))
+
+
 def python_stubs(tools: Iterable[Described]) -> str:
     """Write the stubs of several tools as one text, without imports: for a model to read.
 
@@ -43,18 +54,18 @@ def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = 
     return python_stubs([(definition, returns)])
 
 
-def _types(tools: Iterable[Described]) -> StubTypes:
+def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
     taken = set[str]()
     for definition, returns in tools:
         taken.update(map(python_name, definition.name.split(".")), names_in(definition.parameters), names_in(returns))
-    return StubTypes(taken)
+    return StubTypes(taken, lenient)
 
 
-def _written(tools: Iterable[Described], types: StubTypes, asynchronous: bool) -> str:
+def _written(tools: Iterable[Described], types: StubTypes, asynchronous: bool, inside: str = "") -> str:
     blocks, spaces = list[str](), dict[str, Any]()
     for definition, returns in tools:
         stub = _Stub(definition, returns, types, asynchronous)
-        *path, _ = definition.name.split(".")
+        *path, _ = [*([inside] if inside else []), *definition.name.split(".")]
         space, qualified = spaces, ""
         for part in path:
             qualified += f"{part}."
@@ -112,10 +123,16 @@ class _Stub:
         while others in named:
             others += "_"
         any_type = self._types.visible("Any")
+        if self._types.lenient and len(named) < len(properties):
+            return [f"*values: {any_type}", f"**{others}: {any_type}"]
+        if self._types.lenient:
+            return written + ([f"**{others}: {any_type}"] if rest else [])
         return (["*", *written] if written else []) + ([f"**{others}: {any_type}"] if rest else [])
 
     def _parameter(self, name: str, schema: Any, is_required: bool) -> str:
+        self._types.is_argument = True
         annotation = self._types.annotation(schema, self._prefix, name, self._definition.parameters)
+        self._types.is_argument = False
         if is_required:
             return f"{name}: {self._types.visible(annotation)}"
         default = mapping(schema).get("default")
