@@ -286,7 +286,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
     async def _refused_types(
         self, wanted: bool | None, source: str, tools: CallableTools, inputs: Any, context: RunContext | None
     ) -> ExecutionResult | None:
-        check_kind("check_types=", wanted, bool, type(None))
+        if wanted is not None:
+            check_kind("check_types=", wanted, bool)
         if not (self.policy.check_types if wanted is None else wanted):
             return None
         run_id = context.run_id if context is not None else os.urandom(16).hex()
