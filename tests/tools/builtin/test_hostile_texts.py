@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from toolcell import Runtime, ToolRegistry
-from toolcell.errors import UsageError
+from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools.builtin import chunking, indexing
 from toolcell.tools.builtin.embeddings import hashing
 from toolcell.tools.builtin.embeddings.hashing import SHORT_CHARS, HashEmbeddings
+from toolcell.tools.builtin.embeddings.http import HttpEmbeddings
 from toolcell.tools.builtin.ingestion import Ingestion
 from toolcell.tools.builtin.remember import Remember
+from toolcell.tools.builtin.skill_folder import parse_skill
 from toolcell.tools.builtin.stores import memory
 from toolcell.tools.builtin.stores.memory import MemoryStore
+from toolcell.tools.builtin.tables import cells
 from toolcell.tools.builtin.web import robots
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +32,7 @@ async def test_a_long_text_is_split_embedded_and_counted_away_from_the_event_loo
 ) -> None:
     threads: dict[str, set[int]] = {"chunks_of": set(), "embedded": set(), "counted": set()}
 
-    def chunks_of(*args: object) -> list[chunking.Chunk]:
+    def chunks_of(*args: object) -> object:
         threads["chunks_of"].add(threading.get_ident())
         return chunking.chunks_of(*args)  # type: ignore[arg-type]
 
@@ -57,3 +62,32 @@ def test_very_many_agents_of_one_group_are_read() -> None:
     text = "user-agent: other\n" * 20_000 + "user-agent: OasisBot\n" * 20_000 + "disallow: /a\n"
     assert not robots.parse_robots(text, "OasisBot").allows("/a")
     assert robots.parse_robots(text, "third").allows("/a")
+
+
+async def test_an_embedding_service_that_says_the_key_again_tells_it_to_nobody() -> None:
+    key = "sk-1234567890"
+    handle = httpx.MockTransport(lambda request: httpx.Response(401, text=f"wrong: {request.headers['authorization']}"))
+    async with httpx.AsyncClient(transport=handle) as client:
+        provider = HttpEmbeddings("m", 3, api_key=key, client=client)
+        with pytest.raises(EmbeddingError, match=r"answered 401: wrong: Bearer \[redacted\]"):
+            await provider.embed(["text"])
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1" + ":1" * 4000])
+@pytest.mark.parametrize("where", ["model: {}", "allowed-tools: [{}]", "metadata: {{tags: [{}]}}"])
+def test_a_number_in_front_matter_that_python_does_not_write_is_refused(where: str, number: str) -> None:
+    text = f"---\nname: n\ndescription: d\n{where.format(number)}\n---\nDo it.\n"
+    with pytest.raises(UsageError, match="more than 64 bits"):
+        parse_skill(text.encode())
+
+
+def test_the_value_of_a_condition_is_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = ["A" * 100]
+    written: list[Any] = []
+    text_of = cells.text_of_cell
+    monkeypatch.setattr(cells, "text_of_cell", lambda cell: written.append(cell) or text_of(cell))  # type: ignore[func-returns-value]
+    for op, text in (("contains", "a" * 50), (">", "b"), ("<", "")):
+        condition = cells.condition("c", op, value)
+        written.clear()
+        assert condition.matches(text) == (op == ">" or (op == "<" and text < text_of(value)))
+        assert value not in written

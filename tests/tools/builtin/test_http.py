@@ -367,6 +367,27 @@ async def test_robots_txt_is_asked_once_and_on_every_host_of_a_redirect() -> Non
         assert "does not allow /" in (await call(tool, "http_fetch", url=site.url(host="other.test"))).message
 
 
+def test_a_request_that_would_end_before_its_turn_takes_no_turn() -> None:
+    pace = HostPace(10.0, clock=lambda: 100.0)
+    assert [pace.reserve("a", 15), pace.reserve("a", 15)] == [0, 10]
+    for _ in range(50):
+        with pytest.raises(ToolError, match=r"too many requests to a are waiting: the next turn is 20\.0 s away"):
+            pace.reserve("a", 15)
+    assert (pace.reserve("b", 15), pace.reserve("a", 25)) == (0, 20)
+
+
+async def test_requests_that_are_too_late_for_a_host_do_not_keep_others_from_it() -> None:
+    fetcher = Fetcher(
+        WebPolicy(interval_s=5.0, timeout_s=4.0, robots=False),
+        transport=httpx.MockTransport(lambda request: httpx.Response(200, text="x")),
+    )
+    await fetcher.fetch("http://a.example/")
+    for _ in range(20):
+        with pytest.raises(ToolError, match="too many requests to a"):
+            await fetcher.fetch("http://a.example/")
+    assert fetcher._pace.reserve("a.example") <= 5.0
+
+
 def test_requests_to_one_host_are_spaced_out_and_others_do_not_wait() -> None:
     now = 100.0
     pace = HostPace(2.0, clock=lambda: now)

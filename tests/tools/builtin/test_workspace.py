@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolcell.errors import ToolError, UsageError
-from toolcell.tools.builtin import beneath, workspace
+from toolcell.tools.builtin import beneath, own_files, workspace
 from toolcell.tools.builtin.globs import Glob
 from toolcell.tools.builtin.workspace import Workspace
 
@@ -273,7 +273,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(files: Workspace, m
     with pytest.raises(ToolError, match=r"write error: notes.txt: No space left on device"):
         files.write("notes.txt", b"half")
     assert files.read("notes.txt") == b"mine"
-    assert not [name for name in os.listdir(files.root) if name.startswith(workspace.DRAFT)]
+    assert not [name for name in os.listdir(files.root) if name.startswith(own_files.DRAFT)]
 
 
 def test_a_write_keeps_the_mode_and_drops_set_uid(files: Workspace) -> None:

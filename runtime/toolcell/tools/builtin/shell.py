@@ -21,11 +21,11 @@ from toolcell import daemon_threads
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.text import clean, one_line
+from toolcell.text import clean, for_terminal, one_line
 from toolcell.tools.builtin import in_shell
 from toolcell.tools.builtin.file import Roots, in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered
-from toolcell.tools.builtin.workspace import Workspace
+from toolcell.tools.builtin.workspace import Workspace, parse_path
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_seconds
 from toolcell.tools.context import ToolContext
@@ -213,19 +213,19 @@ def copy_of(workspace: Workspace, most_bytes: int) -> Copy:
     left_out: list[str] = []
     total = 0
     for entry in workspace.walk():
-        if entry.kind == "directory":
-            directories.append(entry.path)
-            continue
         try:
-            if entry.kind != "file":
+            if entry.kind == "directory":
+                parse_path(entry.path)
+                directories.append(entry.path)
+            elif entry.kind == "file":
+                data = workspace.read(entry.path)
+                total += len(data)
+                files.append((entry.path, data))
+            else:
                 raise ToolError("no regular file")
-            data = workspace.read(entry.path)
-        except ToolError:
-            left_out.append(entry.path)
-            continue
-        total += len(data)
-        files.append((entry.path, data))
-        if total > most_bytes or len(files) + len(directories) > MAX_FILES:
+        except ToolError:  # among them names that are no text: others than our tools write here too
+            left_out.append(for_terminal(entry.path))
+        if total > most_bytes or len(files) + len(directories) + len(left_out) > MAX_FILES:
             raise ToolError(
                 f"the workspace has more than {MAX_FILES} entries or {most_bytes} bytes, which is what the sandbox of "
                 "a shell takes; delete files, or give its Runtime more disk_bytes"
@@ -249,7 +249,7 @@ def is_answer(value: object) -> bool:
 def save(workspace: Workspace, result: ExecutionResult, copy: Copy) -> dict[str, Any]:
     """Write to the workspace what a command changed. Names are the sandbox's: each is checked as a model's is."""
     said = result.value
-    had = {name for name, _ in copy.files}
+    had, had_directories = {name for name, _ in copy.files}, set(copy.directories)
     changed: list[str] = []
     deleted: list[str] = []
     not_saved: list[str] = [*said["skipped"]]
@@ -265,7 +265,7 @@ def save(workspace: Workspace, result: ExecutionResult, copy: Copy) -> dict[str,
         if name in had:
             attempt(deleted, name, workspace.delete)
     for name in said["deleted_directories"]:
-        if name in copy.directories:
+        if name in had_directories:
             attempt(deleted, name, workspace.delete)
     for name in said["made_directories"][:MAX_FILES]:
         attempt([], name, workspace.make_directory)

@@ -142,9 +142,20 @@ def front_matter(text: str) -> dict[str, Any]:
         facts = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as exc:
         raise UsageError(f"the front matter of {SKILL_FILE} is no YAML: {for_terminal(str(exc))[:300]}") from exc
+    if _has_huge_number(facts):
+        raise UsageError(f"the front matter of {SKILL_FILE} has a number of more than 64 bits")
     if not isinstance(facts, dict):
         raise UsageError(f"the front matter of {SKILL_FILE} must be a mapping, not {shown(facts)}")
     return facts
+
+
+def _has_huge_number(value: object) -> bool:
+    """Return whether a number is so long that Python refuses to write it: 0xfff..., or 1:1:1:... to the base of 60."""
+    if isinstance(value, dict):
+        return any(_has_huge_number(each) for pair in value.items() for each in pair)
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_huge_number, value))
+    return isinstance(value, int) and abs(value) >= 1 << 64
 
 
 def write_folder(skill: Skill, folder: Workspace, name: str, files: Mapping[str, bytes]) -> None:

@@ -11,7 +11,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,6 +21,7 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.text import for_terminal, one_line
 from toolcell.tools.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.tools.builtin.globs import Glob
+from toolcell.tools.builtin.own_files import DRAFT, replace_file, require_own_file
 from toolcell.tools.checks import check_path
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
@@ -30,9 +33,6 @@ MAX_DEPTH = 64
 MAX_PATH_BYTES = 4096
 MAX_NAME_BYTES = 255
 SHOWN_CHARS = 200
-
-DRAFT = ".toolcell-draft-"
-"""Begins the name of a file that is being written. Only a killed process leaves one; listings do not show it."""
 
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -118,6 +118,7 @@ class Workspace:
         check_path("the workspace", root)
         self.root = Path(root).absolute()
         self.max_file_bytes = max_file_bytes
+        self._above: Workspace | None = None
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
@@ -133,7 +134,9 @@ class Workspace:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=root)
             os.close(open_beneath(root, (name,), _FOLDER | os.O_NOFOLLOW))
-        return Workspace(self.root / name, max_file_bytes=self.max_file_bytes)
+        made = copy(self)
+        made.root, made._above = self.root / name, self
+        return made
 
     def read(self, path: str) -> bytes:
         """Return the content of a file.
@@ -160,12 +163,12 @@ class Workspace:
         # Looked at first: to open a device can have effects of its own.
         looked = open_beneath(root, parts, _LOOK)
         try:
-            _require_own_file(os.fstat(looked))
+            require_own_file(os.fstat(looked))
         finally:
             os.close(looked)
         file = open(open_beneath(root, parts, _READ), "rb")  # noqa: SIM115
         try:
-            _require_own_file(os.fstat(file.fileno()))
+            require_own_file(os.fstat(file.fileno()))
         except BaseException:
             file.close()
             raise
@@ -193,7 +196,7 @@ class Workspace:
             try:
                 with _reported("write", path):
                     self._check_size(len(content))
-                    _replace(folder, parts[-1], content)
+                    replace_file(folder, parts[-1], content)
             finally:
                 os.close(folder)
 
@@ -313,13 +316,24 @@ class Workspace:
     @contextmanager
     def _root(self, verb: str) -> Iterator[int]:
         try:
-            descriptor = os.open(self.root, _FOLDER | os.O_CLOEXEC)
+            descriptor = self._open_root()
         except OSError as exc:
-            raise ToolError(f"{verb} error: the workspace cannot be opened: {exc.strerror}") from exc
+            said = (exc.strerror or "").removeprefix("openat2: ")
+            raise ToolError(f"{verb} error: the workspace cannot be opened: {said}") from exc
         try:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _open_root(self) -> int:
+        if self._above is None:
+            return os.open(self.root, _FOLDER | os.O_CLOEXEC)
+        above = self._above._open_root()
+        try:
+            # Whoever may write in the workspace above may have replaced this one by a link since it was made.
+            return open_beneath(above, (self.root.name,), _FOLDER | os.O_NOFOLLOW)
+        finally:
+            os.close(above)
 
 
 def _kind(mode: int) -> str:
@@ -331,54 +345,13 @@ def _scan(folder: int) -> list[Entry]:
     found = []
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
+            for entry in islice(entries, MAX_VISITED + 1):  # one more: a listing says that it is cut
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     found.append(Entry(entry.name, _kind(status.st_mode), status.st_size))
     finally:
         os.close(folder)
     return sorted(each for each in found if not each.path.startswith(DRAFT))
-
-
-def _require_own_file(status: os.stat_result) -> None:
-    """Check that this is a regular file with one name.
-
-    A second name may be outside the workspace: whoever made it shows a file to tools that they were not given.
-
-    Raises:
-        OSError: it is something else.
-    """
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "is a directory")
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
-    if status.st_nlink > 1:
-        raise OSError(errno.EMLINK, f"a hard link: the file has {status.st_nlink} names; copy it to give it one")
-
-
-def _replace(folder: int, name: str, content: bytes) -> None:
-    """Write a draft beside the file, and rename it."""
-    mode = 0o644
-    with suppress(FileNotFoundError):
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            raise OSError(errno.ELOOP, "a symbolic link; delete it first, or write the file it points to")
-        _require_own_file(status)
-        mode = stat.S_IMODE(status.st_mode) & 0o777
-    draft = f"{DRAFT}{os.urandom(8).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(draft, flags, 0o600, dir_fd=folder)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=folder)
-        raise
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from toolcell.text import one_line
 from toolcell.tools.builtin.embeddings.provider import checked_vectors
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.tools.checks import check_count, check_kind, check_seconds
+from toolcell.tools.run_state import Secrets
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed."""
@@ -57,6 +58,7 @@ class HttpEmbeddings:
         self._model = model
         self._dimensions = dimensions
         self._url = url.rstrip("/") + "/embeddings"
+        self._secrets = Secrets({"api_key": api_key} if len(api_key) >= 4 else {})
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = client
         self._attempts = attempts
@@ -124,7 +126,9 @@ class HttpEmbeddings:
         if data is None:
             return EmbeddingError(f"{what} gave more than {MAX_ANSWER_BYTES} bytes"), 0.0
         if status != 200:
-            said = one_line(data[:2000].decode("utf-8", "replace"))
+            said = one_line(
+                self._secrets.redact(data[:100_000].decode("utf-8", "replace"))[:2000]
+            )  # some say the key again
             return EmbeddingError(f"{what} answered {status}: {said}", retryable=status in RETRIED), _asked_s(headers)
         try:
             return _Answer(json.loads(data)), 0.0

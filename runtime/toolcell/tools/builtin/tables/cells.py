@@ -106,6 +106,8 @@ class Condition:
     texts: frozenset[str] = field(default=frozenset(), repr=False)
     """Of those that are no numbers."""
     has_null: bool = False
+    text: str = field(default="", repr=False)
+    """Of the value, for `contains` folded: a long one is not written out again for each cell."""
 
     def matches(self, cell: Any) -> bool:
         """True when the cell passes. A missing cell never does, for `!=` neither."""
@@ -118,11 +120,11 @@ class Condition:
         if cell is None or self.has_null:
             return False
         if self.op == "contains":
-            return text_of_cell(self.value).casefold() in text_of_cell(cell).casefold()
+            return self.text in text_of_cell(cell).casefold()
         number = number_of(cell)
         if number is not None and self.numbers:
             return _ORDER[self.op](number, next(iter(self.numbers)))
-        return _ORDER[self.op](text_of_cell(cell), text_of_cell(self.value))
+        return _ORDER[self.op](text_of_cell(cell), self.text)
 
     def _is_one(self, cell: Any) -> bool:
         if cell is None:
@@ -149,4 +151,6 @@ def condition(column: str, op: str, value: Any) -> Condition:
         text_of_cell(each) for each, number in zip(values, numbers, strict=True) if number is None and each is not None
     )
     known = frozenset(number for number in numbers if number is not None)
-    return Condition(column, op, value, known, texts, any(each is None for each in values))
+    text = "" if op == "in" else text_of_cell(value)
+    text = text.casefold() if op == "contains" else text
+    return Condition(column, op, value, known, texts, any(each is None for each in values), text)

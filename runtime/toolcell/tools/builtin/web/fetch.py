@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -61,12 +62,21 @@ class HostPace:
         self._free_at: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
-    def reserve(self, host: str) -> float:
-        """Take the next turn of `host`; return how many seconds it is away."""
+    def reserve(self, host: str, most_s: float = math.inf) -> float:
+        """Take the next turn of `host`; return how many seconds it is away.
+
+        Raises:
+            ToolError: it is `most_s` away or more. It is not taken: calls that end before their turn would otherwise
+                keep everybody else from the host for as long as they like.
+        """
         with self._lock:
             now = self._clock()
-            turn = max(now, self._free_at.pop(host, now))
+            turn = max(now, self._free_at.get(host, now))
+            if turn - now >= most_s:
+                message = f"too many requests to {host} are waiting: the next turn is {turn - now:.1f} s away"
+                raise ToolError(message, code="unavailable", retryable=True)
             self._free_at[host] = turn + self._interval_s
+            self._free_at.move_to_end(host)
             while len(self._free_at) > MAX_HOSTS:
                 self._free_at.popitem(last=False)
             return turn - now
@@ -170,7 +180,8 @@ class Fetcher:
         max_bytes: int,
     ) -> Response | tuple[int, str]:
         """Return the answer, or status and location of a redirect."""
-        await anyio.sleep(self._pace.reserve(target.host))
+        left_s = anyio.current_effective_deadline() - anyio.current_time()
+        await anyio.sleep(self._pace.reserve(target.host, left_s))
         fixed = {"User-Agent": self.policy.user_agent, "Accept-Encoding": ACCEPT_ENCODING, "Connection": "close"}
         headers = {"Accept": "*/*"} | dict(outgoing.headers) | fixed | dict(credentials)
         request = httpx.Request(outgoing.method, str(target), headers=headers, content=outgoing.body or None)
