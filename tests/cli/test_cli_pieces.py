@@ -1,6 +1,7 @@
 """The parts of the commands: flags from the model, sources, exit status, errors, saved files."""
 
 import json
+import logging
 import math
 import re
 import subprocess
@@ -12,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from toolcell.cli import COMMANDS, arguments, build, exits, run, terminal
+from toolcell.cli.execution import Watch, run_watched
 from toolcell.config import Limits
 from toolcell.errors import PackageError, SandboxUnavailable, ToolcellError, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
@@ -266,3 +268,18 @@ def test_printing_a_result_is_readable_and_cut() -> None:
     assert "error: line 3: ValueError: no such thing" in str(result)
     assert str(ExecutionResult("r2", Outcome.OK, None, True)).splitlines()[1] == "value: None"
     assert repr(ExecutionResult("r2", Outcome.OK)) == "ExecutionResult('r2', 'ok', isolation='none')"
+
+
+def test_a_command_writes_warnings_of_its_audit_log_and_scheduler_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work(watch: Watch) -> None:
+        logging.getLogger("toolcell.audit").warning("a head did not reach %s", "file:x\x1b[2J")
+        logging.getLogger("toolcell.schedule").error("an action failed")
+        logging.getLogger("toolcell.audit").info("nothing of note")
+        logging.getLogger("toolcell.tools").warning("is shown with the result")
+
+    run_watched(work)
+    logging.getLogger("toolcell.audit").warning("after the command")
+
+    told = capsys.readouterr()
+    assert told.err == "warning: a head did not reach file:x\\x1b[2J\nwarning: an action failed\n"
+    assert told.out == ""

@@ -23,6 +23,7 @@ from toolcell import (
 from toolcell.agents import ToolLoopConfig, run_tool_loop
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.tools import Budget, Tool, ToolDefinition, ToolDescriptionWarning, ToolOptions
+from toolcell.tools.problems import closest
 
 DEFINITION = ToolDefinition("act", "Do something for the test.")
 
@@ -264,3 +265,19 @@ def test_refused_registrations_register_nothing() -> None:
 def test_what_every_program_needs_comes_from_the_package_itself() -> None:
     for name in ("Agent", "AnthropicProvider", "DockerBackend", "OpenAIProvider", "ToolContext", "ToolError"):
         assert getattr(toolcell, name).__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("=", ["==", "!=", ">", "<", ">=", "<=", "contains", "in"], "=="),
+        (">", ["==", "!=", "<=", ">="], ">="),
+        ("serch", ["list", "research", "search"], "search"),
+        ("x", ["list", "search"], None),
+        ("", ["list"], None),
+    ],
+)
+def test_of_names_that_are_equally_alike_the_one_that_begins_so_is_suggested(
+    name: str, known: list[str], meant: str | None
+) -> None:
+    assert closest(name, known) == meant

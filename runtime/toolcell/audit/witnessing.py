@@ -68,7 +68,8 @@ class Witnessing:
             if problem:
                 self._failed[witness.name] = problem
             if problem and not before:
-                logger.warning("a head of the audit log did not reach its witness %s: %s", witness.name, problem)
+                why = problem.removeprefix(f"{witness.name}: ")
+                logger.warning("a head of the audit log did not reach its witness %s: %s", witness.name, why)
             if not (problem and before):  # while it cannot be reached, one record says so
                 self._notes.append((witness.name, head.chain, head.seq, head.record_hash, problem, {}))
 

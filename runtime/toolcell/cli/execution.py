@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -46,6 +48,30 @@ class Watch:
         return Text(one_line(f"{self.doing} {elapsed_s:.0f} s  {self._message}".rstrip(), 100))
 
 
+class _Warnings(logging.Handler):
+    """Writes warnings to stderr: what a program that uses toolcell would find in its log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from toolcell.cli.terminal import stderr, write_text
+
+        with contextlib.suppress(Exception):  # a closed stderr must not end what is under way
+            write_text(stderr(), f"warning: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def showing_warnings() -> Iterator[None]:
+    """Show warnings of the audit log, such as a witness that cannot be reached, and of the scheduler."""
+    handler = _Warnings(logging.WARNING)
+    loggers = [logging.getLogger(f"toolcell.{name}") for name in ("audit", "schedule")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
 def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None = None) -> T:
     """Run `work` to its end with a progress line on a terminal. `console` is where it is shown; by default stderr.
 
@@ -63,7 +89,8 @@ def run_watched(work: Callable[[Watch], Awaitable[T]], console: Console | None =
             outcome.append(await work(watch))
             tasks.cancel_scope.cancel()
 
-    anyio.run(watched)
+    with showing_warnings():
+        anyio.run(watched)
     if not outcome:
         raise KeyboardInterrupt
     return outcome[0]

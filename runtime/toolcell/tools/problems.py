@@ -304,13 +304,23 @@ MAX_LISTED = 20
 """Names a message lists before it only says how many more there are."""
 _MAX_COMPARED = 1000
 _MAX_NAME_CHARS = 80
+_MAX_EQUALS = 8
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate most like `name`, if any is alike at all. Work is bounded, whatever the name is."""
+    """Return the candidate most like `name`, if any is alike at all: of equals the one that begins so, then the first.
+
+    Work is bounded, whatever the name is.
+    """
     known = list(candidates)[:_MAX_COMPARED]
-    matches = difflib.get_close_matches(name[:_MAX_NAME_CHARS], known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    name = name[:_MAX_NAME_CHARS]
+    matches = difflib.get_close_matches(name, known, n=_MAX_EQUALS, cutoff=0.6)
+
+    def order(match: str) -> tuple[float, bool, int]:
+        alike = difflib.SequenceMatcher(None, match, name).ratio()
+        return -alike, not match.startswith(name), known.index(match)
+
+    return min(matches, key=order, default=None)
 
 
 def did_you_mean(name: str, candidates: Iterable[str], quote: str = "`") -> str:

@@ -291,6 +291,13 @@ async def test_a_script_of_a_skill_runs_in_a_sandbox_as_it_was_imported(
     assert (ran.value["exit_code"], ran.value["digest"]) == (0, digest_of(skill))
     failed = await call(registry, "skill_run", id=skill.id, script="scripts/report.py", arguments=["you", "3"])
     assert failed.text == "scripts/report.py: exit status 3\nhello you data __main__\n"
+    raised = await call(registry, "skill_run", id=skill.id, script="scripts/report.py", arguments=["you", "x"])
+    said, _, told = raised.text.partition("\n")
+    assert said == "scripts/report.py: ValueError: invalid literal for int() with base 10: 'x'"
+    assert told.startswith(
+        'hello you data __main__\nTraceback (most recent call last):\n  File "scripts/report.py", line 4'
+    )
+    assert "runpy" not in told
     for script in ("../../etc/passwd", "data/x.txt", "gone.py", ""):
         refused = await call(registry, "skill_run", id=skill.id, script=script)
         assert refused.text.endswith("this skill has: helper.py, scripts/report.py")

@@ -40,7 +40,7 @@ MAX_ITEMS: Final = 100
 NO_SKILL: Final = "skill not found: "
 
 RUN_SCRIPT: Final = """
-import os, runpy, sys
+import os, runpy, sys, traceback
 os.chdir(FOLDER)
 sys.path.insert(0, os.getcwd())
 sys.argv = [SCRIPT, *ARGUMENTS]
@@ -49,6 +49,12 @@ try:
     code = 0
 except SystemExit as end:
     code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+except Exception as error:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != SCRIPT:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+    raise
 set_result(code)
 """
 
@@ -244,7 +250,8 @@ class Skills(ToolPackage):
         }  # fmt: skip
         text = result.logs.text or "(no output)"
         if not result.ok or value["exit_code"]:
-            why = result.error.message if result.error is not None else f"exit status {value['exit_code']}"
+            error = result.error
+            why = f"exit status {value['exit_code']}" if error is None else f"{error.type}: {error.message}"
             return ToolResult.fail(f"{script}: {one_line(why, 500)}", output=text, details=value)
         return ToolResult.ok(text, value=value)
 
