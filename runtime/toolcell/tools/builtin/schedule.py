@@ -317,7 +317,7 @@ def _checked_calls(tools: Sequence[ScheduledCall], ctx: ToolContext) -> str:
     }
     calls = [_checked_call(call, known) for call in tools]
     for name in dict.fromkeys(call["tool"] for call in calls):
-        _check_flows(name, ctx.call)
+        _check_rules(name, ctx.call)
     text = json.dumps(calls, ensure_ascii=False, allow_nan=False)
     if len(text.encode()) > MAX_CALLS_BYTES:
         raise ToolError(f"the calls are {len(text.encode())} bytes of JSON, more than {MAX_CALLS_BYTES}", code=_INVALID)
@@ -341,16 +341,23 @@ def _checked_call(call: ScheduledCall, known: dict[str, ToolDefinition]) -> dict
     return {"tool": name, "params": params}
 
 
-def _check_flows(name: str, call: Call) -> None:
-    """Refuse a call that this run may not make, or not without approval, because of what it has read.
+def _check_rules(name: str, call: Call) -> None:
+    """Refuse a call that this run may not make, or not without approval, because of its rules or what it has read.
 
-    When the call is made, in a run of its own, nobody knows any more what its arguments come from.
+    When the call is made, in a run of its own, nobody knows any more who wanted it and what its arguments come from. Of
+    a tool that makes calls itself, such as execute_code, nobody knows now which these will be.
     """
+    policies = (*call.registry.policies, *call.run.policies)
+    if not all(policy.permits(name, origin) for policy in policies for origin in (call.origin, Origin.PLAN)):
+        raise ToolError(f"{name} cannot be scheduled: this run may not call it", code=ErrorCode.NOT_PERMITTED)
     registered = getattr(call.registry, "registered", None)
     tool = registered(name) if registered is not None else None
+    if tool is not None and tool.options.orchestrates:
+        why = "which tools it will call cannot be checked now; schedule the calls themselves"
+        raise ToolError(f"{name} cannot be scheduled: {why}", code=ErrorCode.NOT_PERMITTED)
     if tool is None or call.run.is_shared:
         return
-    flows = [flow for policy in (*call.registry.policies, *call.run.policies) for flow in policy.flows]
+    flows = [flow for policy in policies for flow in policy.flows]
     if (found := flow_of(flows, tool.options.sends, call.run.state.labels.held)) is not None:
         raise ToolError(f"{name} cannot be scheduled: {found[1]}", code=ErrorCode.NOT_PERMITTED)
 
