@@ -15,13 +15,16 @@ from toolcell import (
     Quota,
     QuotaExceeded,
     Quotas,
+    ResumeError,
     SessionError,
     SyncRuntime,
     ToolRegistry,
 )
 from toolcell.control import Approve
+from toolcell.control.journal import Journal
 from toolcell.control.journal_file import JournalFile
 from toolcell.control.marks import marks_directory
+from toolcell.control.store import JournalStore
 from toolcell.flows import Flow
 from toolcell.sync import SyncSession
 
@@ -217,3 +220,32 @@ def test_a_journal_that_was_begun_anew_is_no_older_copy(tmp_path: Path, monkeypa
     again = JournalFile(path, marks, b"k")
     assert again.read() == []
     again.close()
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_journal_that_is_removed_while_it_is_opened_is_not_locked_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    """Two processes would have a session open: one with the removed file, one with the file of that name now."""
+    path = tmp_path / "x.session"
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        path.unlink()
+        if is_made_again:
+            path.touch()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(ResumeError, match="removed just now"):
+        JournalFile(path)
+
+
+def test_a_journal_that_lost_answers_is_not_carried_on_from_memory() -> None:
+    """Steps of a plan whose results were too large for it would be made again."""
+    store = JournalStore(None)
+    whole, lost = Journal("whole", header={"steps": []}), Journal("lost", header={"steps": []})
+    lost.lose("the answers take too much")
+    store.put_down(whole)
+    store.put_down(lost)
+    assert store.interrupted() == ["whole"]

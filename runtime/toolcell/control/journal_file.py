@@ -73,6 +73,9 @@ class JournalFile:
         except OSError as exc:
             os.close(self._fd)
             raise UnderWay(f"run {path.stem} is under way; it can be resumed when it has ended") from exc
+        if not _is_at(path, self._fd):  # removed between open and lock: others would make, and lock, another one
+            self.close()
+            raise UnderWay(f"run {path.stem} was removed just now")
         self._size = os.fstat(self._fd).st_size
         self._mark = open_mark(marks, path.stem)
 
@@ -217,6 +220,13 @@ class JournalFile:
         """Record that a token was used, and what was decided."""
         rows = [[number, each.kind, each.data, each.digest, each.reason] for number, each in decided.items()]
         self.write(RESUMED, token_id, rows)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _past_fields(entry: JournalEntry) -> list[Any]:
