@@ -213,3 +213,9 @@ def test_a_package_whose_extra_is_missing_says_so(monkeypatch: pytest.MonkeyPatc
     table = " ".join(toolcell_("tools", "builtin").stdout.split())
 
     assert "missing: dateutil" in table
+
+
+@pytest.mark.parametrize("given", ["", ","])
+def test_builtin_without_a_package_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=f"--builtin '{given}' names no package"):
+        BuiltinFlags(builtin=[given]).with_tools(None)

@@ -63,6 +63,8 @@ class BuiltinFlags:
             RegistrationError: a name is taken.
         """
         names = [name for text in self.builtin or () for name in text.split(",") if name.strip()]
+        if self.builtin and not names:
+            raise UsageError(f"--builtin {self.builtin[0]!r} names no package; `toolcell tools builtin` lists them")
         if not names:
             return registry
         from toolcell.tools import ToolRegistry
