@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -83,6 +84,23 @@ async def test_a_client_of_the_sdk_runs_a_script_and_nothing_else_is_on_stdout(t
         result = await client.call_tool("execute_code", {"code": "call_tool('add', a=1, b=2)"})
 
     assert result.structured_content["value"] == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_scripts_call_the_tools_of_the_servers_that_it_is_connected_with() -> None:
+    tool = {"name": "find-it", "description": "Find something", "inputSchema": {"type": "object"}}
+    raw = Path(__file__).parent.parent / "mcp_client" / "raw_server.py"
+    command = shlex.join([sys.executable, "-I", "-S", str(raw), json.dumps({"pages": [[tool]]})])
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "toolcell", "mcp", "--mcp", f"notes={command}"]
+    )
+    async with Client(parameters) as client:
+        found = await client.call_tool("search_tools", {"query": "find something"})
+        result = await client.call_tool("execute_code", {"code": "tools.notes.find_it()"})
+
+    assert "notes.find" in found.content[0].text
+    assert result.structured_content["value"] == "done"
 
 
 def test_what_is_no_message_is_answered_and_the_next_one_too(tools: str) -> None:

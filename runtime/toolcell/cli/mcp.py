@@ -18,6 +18,7 @@ import typer
 
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.flags import with_flags
+from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.run import NamingCommand, RuntimeFlags
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
@@ -72,7 +73,7 @@ class HttpFlags:
         except (OSError, UnicodeDecodeError) as exc:
             raise UsageError(f"--token-file {self.token_file}: {exc}") from exc
 
-    async def serve(self, make_options: Callable[[], dict[str, Any]], **kinds: bool) -> None:
+    async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""
         from toolcell.mcp.http import StaticToken, http_app, listening, parse_address, serve_http
 
@@ -81,7 +82,7 @@ class HttpFlags:
         verifier = StaticToken(token) if token is not None else None
         hosts, origins = tuple(self.allow_host or ()), tuple(self.allow_origin or ())
         with closing(listening(host, port)) as listener:
-            async with _opened(make_options(), **kinds) as server:
+            async with _opened(make_options(), servers, **kinds) as server:
                 app = http_app(server, host, verifier=verifier, hosts=hosts, origins=origins)
                 await serve_http(server, app, listener, lambda url: typer.echo(f"serving {url}", err=True))
 
@@ -102,6 +103,7 @@ def mcp(
     over_http: HttpFlags,
     settings: RuntimeFlags,
     builtins: BuiltinFlags,
+    servers: McpFlags,
     limits: Limits,
 ) -> None:
     """Serve execute_code and the tools to an MCP client, over stdin and stdout, or to many over HTTP.
@@ -113,7 +115,7 @@ def mcp(
     make = partial(_options, settings, builtins, limits)
     if over_http.http is not None:
         with redirect_stdout(sys.stderr):
-            run_until_signal(partial(over_http.serve, make, keeps_state=session, exposes_tools=expose_tools))
+            run_until_signal(partial(over_http.serve, make, servers, keeps_state=session, exposes_tools=expose_tools))
         return
     over_http.check_unused()
     from toolcell.mcp.stdio import protocol_streams, serve_stdio
@@ -122,7 +124,8 @@ def mcp(
         options = make()
 
         async def serve() -> None:
-            async with _opened(options, keeps_state=session, exposes_tools=expose_tools, has_one_client=True) as server:
+            kinds = {"keeps_state": session, "exposes_tools": expose_tools, "has_one_client": True}
+            async with _opened(options, servers, **kinds) as server:
                 await serve_stdio(server, reader, writer)
 
         run_until_signal(serve)
@@ -133,12 +136,14 @@ def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> 
 
 
 @asynccontextmanager
-async def _opened(options: dict[str, Any], **kinds: bool) -> AsyncIterator[McpServer]:
-    """Open a runtime and its server."""
+async def _opened(options: dict[str, Any], servers: McpFlags, **kinds: bool) -> AsyncIterator[McpServer]:
+    """Open a runtime with the tools of `servers`, and its own server."""
     from toolcell.mcp.server import McpServer
     from toolcell.runtime import Runtime
 
-    async with opened_dependencies(), Runtime(**options) as runtime:
+    registry = servers.with_registry(options["registry"])
+    options = options | {"registry": registry}
+    async with opened_dependencies(), servers.connected(registry), Runtime(**options) as runtime:
         yield McpServer(runtime, **kinds)
 
 
