@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -117,8 +118,10 @@ def check_ours(path: Path) -> None:
         StoreError: it is another file, or it cannot be read or made.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0), 0o600)
         with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for without an end
+                raise _foreign(path, "it is no regular file")
             header = file.read(_APPLICATION_ID_AT + 4)
     except OSError as exc:
         raise StoreError(
