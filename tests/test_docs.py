@@ -209,6 +209,8 @@ FOLDERS = {"toolcell": ROOT / "runtime", "toolcell_bridge": ROOT / "bridge"}
 STEP = re.compile(r"^\| \d+ \| `(toolcell/[\w/]+\.py)`", re.MULTILINE)
 MOST_STEPS = 10
 TRACED_RUNS = 5
+TRACES = 3
+"""On a busy machine a host waits where it otherwise looks once more: another function is entered first."""
 PAUSE_S = 0.05
 """Between two runs, so that what one leaves to do is not entered in the next."""
 
@@ -300,17 +302,31 @@ def in_order(traces: list[list[tuple[str, str]]], functions: set[tuple[str, str]
 
 @pytest.mark.isolation
 def test_a_run_and_a_tool_call_enter_the_modules_that_the_architecture_page_lists() -> None:
-    traced = dict(
-        zip(("The path of one `execute_code`", "The path of one tool call"), anyio.run(trace_both_paths), strict=True)
-    )
-    for title, entered in traced.items():
-        text = section(title)
-        steps = STEP.findall(text)
-        named = {path for path in NAMED_FILE.findall(text) if path.startswith("toolcell/")}
+    for attempt in range(TRACES):
+        found = anyio.run(trace_both_paths)
+        problems = [
+            *differences("The path of one `execute_code`", found[0]),
+            *differences("The path of one tool call", found[1]),
+        ]
+        if not problems:
+            return
+        print(f"trace {attempt + 1}:", *problems, sep="\n")
+    raise AssertionError("\n".join(problems))
 
-        assert [path for path in entered if path in steps] == steps, title
-        assert set(entered) == named, title
-        assert 0 < len(steps) <= MOST_STEPS, title
+
+def differences(title: str, entered: list[str]) -> list[str]:
+    """What a section of the page says otherwise than a trace."""
+    text = section(title)
+    steps = STEP.findall(text)
+    named = {path for path in NAMED_FILE.findall(text) if path.startswith("toolcell/")}
+    assert 0 < len(steps) <= MOST_STEPS, title
+
+    problems = []
+    if (order := [path for path in entered if path in steps]) != steps:
+        problems.append(f"{title}: the steps are {steps}, and were {order}")
+    if set(entered) != named:
+        problems.append(f"{title}: not named {set(entered) - named}, not entered {named - set(entered)}")
+    return problems
 
 
 def test_the_architecture_page_has_the_order_of_imports() -> None:

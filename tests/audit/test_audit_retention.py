@@ -21,6 +21,8 @@ from toolcell.audit.retention import expired_segments
 from toolcell.cli import build
 
 SMALL = {"segment_bytes": 4096, "checkpoint_s": 0.01}
+CALM = {"segment_bytes": 4096, "checkpoint_s": 60}
+"""Without checkpoints that depend on the time: they fill segments too."""
 KEEP_LITTLE = {"keep_bytes": 6000}
 
 
@@ -158,13 +160,13 @@ def test_prune_and_hold_as_commands(ledger: Ledger, tmp_path: Path, monkeypatch:
 def test_segments_that_retention_removed_and_somebody_put_back_are_found(
     ledger: Ledger, tmp_path: Path, with_older_record: bool
 ) -> None:
-    ledger.fill(20, settings=SMALL)
+    ledger.fill(20, settings=CALM)
     if with_older_record:
-        with ledger.log(settings=SMALL | KEEP_LITTLE) as log:
+        with ledger.log(settings=CALM | KEEP_LITTLE) as log:
             assert log.prune() > 0
-        ledger.fill(20, settings=SMALL)
+        ledger.fill(20, settings=CALM)
     shutil.copytree(ledger.chain(), tmp_path / "old")
-    with ledger.log(settings=SMALL | KEEP_LITTLE) as log:
+    with ledger.log(settings=CALM | KEEP_LITTLE) as log:
         assert log.prune() > 0
     assert ledger.verify(strict=True).ok
     newest = max(segment_files(ledger.chain()).values())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -117,19 +117,28 @@ def journal(count: int) -> Journal:
     return made
 
 
+def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    with pytest.raises(StopIteration) as ended:
+        coroutine.send(None)
+    return ended.value.value
+
+
 def repair(count: int) -> None:
     repairing = Journal("r", past=list(journal(count).entries))
     for number in range(count):
-        assert repairing.take_past("echo", {"q": -number}) is None
-    assert repairing.take_past("echo", {"q": [0] * 10}) is not None
-    assert repairing.take_past("echo", {"q": [0] * 10}) is None
+        assert at_once(repairing.take_past("echo", {"q": -number})) is None
+    assert at_once(repairing.take_past("echo", {"q": [0] * 10})) is not None
+    assert at_once(repairing.take_past("echo", {"q": [0] * 10})) is None
 
 
 def carry_on(count: int) -> None:
     carried = journal(count)
     carried.begin_again()
     for number in reversed(range(count)):
-        assert carried.ask(f"call_{number}", "echo", {"q": [number] * 10})[1]
+        entry = at_once(carried.recorded("echo", {"q": [number] * 10}))
+        assert entry.number == number + 1
+        carried.ask(f"call_{number}", "echo", {"q": [number] * 10}, entry)
 
 
 def redact(value: Any) -> None:
