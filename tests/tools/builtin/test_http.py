@@ -423,6 +423,10 @@ async def test_a_credential_reaches_its_host_and_nobody_else(caplog: pytest.LogC
         assert shown.text == "you sent [redacted] [redacted]"
         assert (await call(tool, "http_fetch", url=site.url("/away"))).text == "there"
         assert "Host: other.test" in site.requests[-1] and SECRET not in site.requests[-1]
+        site.pages["/back"] = redirect(site.url("/order?what=all"))
+        site.pages["/order?what=all"] = page("ordered", "text/plain")
+        assert (await call(tool, "http_fetch", url=site.url("/back", "other.test"))).text == "ordered"
+        assert "GET /order" in site.requests[-1] and SECRET not in site.requests[-1]  # a stranger asked for it
         failed = await call(tool, "http_fetch", url=site.url("/leak"))
         assert failed.message == f"HTTP 404 from {site.url('/[redacted]')}"
         for seen in (repr(shown), repr(failed), repr(keys()), caplog.text, repr(tool.__dict__)):

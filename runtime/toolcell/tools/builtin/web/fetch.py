@@ -157,9 +157,10 @@ class Fetcher:
     ) -> Response:
         """Send a request, and those that redirects ask for; each is checked like the first one."""
         origin = target.origin
+        was_sent_elsewhere = False  # from then on, what is asked for is what a server wants, not the caller
         for _ in range(self.policy.max_redirects + 1):
             self.policy.check(outgoing.method, target)
-            credentials = headers_for(self._credentials, target)
+            credentials = {} if was_sent_elsewhere else headers_for(self._credentials, target)
             if check_robots and self.policy.robots and not credentials:
                 await self._ask_robots(transport, target)
             answer = await self._send(transport, outgoing, target, credentials, max_bytes)
@@ -168,6 +169,7 @@ class Fetcher:
             status, location = answer
             target = parse_url(location, target)
             outgoing = _redirected(outgoing, status, same_origin=target.origin == origin)
+            was_sent_elsewhere |= target.origin != origin
             origin = target.origin
         raise ToolError(f"more than {self.policy.max_redirects} redirects; the last one leads to {target}")
 
