@@ -110,7 +110,12 @@ def attack_a_neighbour(runtime: SyncRuntime, note: Callable[[str, Any], None]) -
     thread = threading.Thread(target=neighbour)
     thread.start()
     ready.wait(30)
-    places = [str(path) for path in Path(tempfile.gettempdir()).rglob("kept")]
+    # Folders of sandboxes that ended may vanish meanwhile, which os.walk passes over.
+    places = [
+        str(Path(folder, "kept"))
+        for folder, folders, files in os.walk(tempfile.gettempdir())
+        if "kept" in folders + files
+    ]
     inputs = {"places": places, "pids": psutil.pids()}
     note("a neighbour attacked", described(runtime.execute_code(CONTROL["neighbour"], inputs=inputs)))
     note("places of the neighbour", len(places))
