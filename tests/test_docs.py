@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import anyio
@@ -22,6 +22,7 @@ import toolcell
 from test_house import LAYERS
 from toolcell import Outcome, Runtime, ToolRegistry
 from toolcell.cli import COMMANDS, build
+from toolcell.errors import MissingPackage
 from toolcell.tools.options import ToolOptions
 from toolcell_bridge.wire.messages import TAGS
 
@@ -148,6 +149,9 @@ def find_name(dotted: str) -> object:
     """The module, class or function of a dotted name."""
     try:
         return importlib.import_module(dotted)
+    except MissingPackage:  # an adapter without its framework: what it defines can be read all the same
+        source = HOST.joinpath(*dotted.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
+        return SimpleNamespace(**{name: name for name in re.findall(r"^(?:class|(?:async )?def) (\w+)", source, re.M)})
     except ModuleNotFoundError:
         parent, _, name = dotted.rpartition(".")
         return getattr(find_name(parent), name)

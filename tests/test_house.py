@@ -48,6 +48,7 @@ LAYERS = (
     ("toolcell.runtime", "toolcell.sync"),
     ("toolcell.agents",),
     ("toolcell.mcp",),
+    ("toolcell.integrations",),
     ("toolcell.cli", "toolcell.testing"),
     ("toolcell.__main__",),
 )

@@ -2,6 +2,7 @@
 
     ToolcellError
     ├── UsageError              the calling program: the call is wrong, and a retry cannot help
+    │   ├── MissingPackage      the calling program: it uses an extra of toolcell that is not installed
     │   ├── RegistrationError   the calling program: a tool's definition is wrong, found when it is registered
     │   ├── Misconfigured       the calling program: found in a run, which ends with it (a ToolAbort too)
     │   ├── ResumeError         the calling program: this run cannot be carried on with this token, here or now
@@ -46,6 +47,12 @@ class RegistrationError(UsageError):
     """A tool's definition is wrong. Nothing was registered."""
 
     code = "registration_error"
+
+
+class MissingPackage(UsageError, ImportError):
+    """A package is not installed that only an extra of toolcell needs. The message has the command that installs it."""
+
+    code = "missing_package"
 
 
 class ResumeError(UsageError):

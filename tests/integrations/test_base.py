@@ -1,0 +1,160 @@
+"""What adapters have in common, without any framework."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolRegistry
+from toolcell.errors import MissingPackage, RegistrationError, UsageError
+from toolcell.integrations import base
+from toolcell.integrations.base import RuntimeOwner, SyncRuntimeOwner, framework_tool, text_for_model, tools_with
+from toolcell.testing import FakeBackend
+
+ROOT = Path(__file__).parent.parent.parent
+ADAPTERS = sorted(path for path in Path(base.__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
+NUMBER = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+FAKE: dict[str, Any] = {"backend": FakeBackend(), "allow_unisolated": True}
+
+
+class ForTheModel(Exception):
+    """A framework's exception with a text for the model."""
+
+
+def double(args: dict[str, Any]) -> int:
+    return 2 * args["n"]
+
+
+async def half(args: dict[str, Any]) -> float:
+    if args["n"] % 2:
+        raise ForTheModel(f"{args['n']} is odd")
+    return args["n"] / 2
+
+
+def test_every_adapter_has_an_extra_of_its_name_tests_an_example_a_page_and_a_group_of_frameworks() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    groups = [path.read_text().partition("\n")[0] for path in Path(__file__).parent.glob("constraints-*.txt")]
+    grouped = [extra for line in groups for extra in line.removeprefix("# extras: ").split()]
+    for path in ADAPTERS:
+        assert path.stem.replace("_", "-") in extras, path.stem
+        assert grouped.count(path.stem.replace("_", "-")) == 1, path.stem
+        assert [*Path(__file__).parent.glob(f"test_{path.stem}*.py")], path.stem
+        assert [*(ROOT / "examples" / "integrations").glob(f"with_{path.stem}*.py")], path.stem
+        assert (ROOT / "docs" / "integrations" / f"{path.stem.replace('_', '-')}.md").exists(), path.stem
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_whose_framework_is_missing_names_the_command_that_installs_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = path.read_text(encoding="utf-8")
+    name = f"toolcell.integrations.{path.stem}"
+    for package in re.findall(r"^    (?:from|import) (\w+)", text.partition("except ModuleNotFoundError")[0], re.M):
+        for module in [each for each in sys.modules if each.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+    with pytest.raises(
+        ImportError, match=re.escape(f"pip install 'toolcell[{path.stem.replace('_', '-')}]'")
+    ) as caught:
+        __import__(name)
+    assert isinstance(caught.value, MissingPackage)
+
+
+@pytest.mark.anyio
+async def test_a_frameworks_tools_are_checked_hooked_and_described() -> None:
+    own, seen = ToolRegistry(), list[str]()
+    own.before_call(lambda call: seen.append(call.name))
+    registry = tools_with(
+        own,
+        [
+            framework_tool("double", "Double a whole number.", NUMBER, double),
+            framework_tool("half", None, NUMBER, half, shows=(ForTheModel,), read_only=True),
+        ],
+    )
+
+    assert (await registry.execute("double", {"n": "4"})).value == 8
+    assert (await registry.execute("half", {"n": 4})).value == 2
+    refused = await registry.execute("double", {})
+    assert refused.is_error and "n" in refused.text
+    failed = await registry.execute("half", {"n": 3})
+    assert failed.error is not None and failed.error.message == "3 is odd"
+    assert seen == ["double", "half", "half"]
+    assert registry.get("double")[0] is double and registry.registered("half").options.read_only
+    assert not len(own)
+
+
+@pytest.mark.parametrize("shows", [(), (KeyError,)])
+@pytest.mark.anyio
+async def test_an_exception_that_is_not_meant_for_the_model_is_the_tools_panic(
+    shows: tuple[type[Exception], ...],
+) -> None:
+    registry = ToolRegistry([framework_tool("half", "Halve a whole number.", NUMBER, half, shows=shows)])
+    result = await registry.execute("half", {"n": 3})
+    assert result.error is not None and result.error.code == "exception"
+
+
+def test_a_name_that_is_taken_or_wrong_is_refused() -> None:
+    registry = ToolRegistry([framework_tool("double", "Double a whole number.", NUMBER, double)])
+    with pytest.raises(RegistrationError, match="double"):
+        tools_with(registry, [framework_tool("double", "Another tool of that name.", None, double)])
+    with pytest.raises(RegistrationError, match="get weather"):
+        tools_with(registry, [framework_tool("get weather", "Its name has a space.", None, double)])
+    with pytest.raises(RegistrationError, match="tiemout_s"):
+        framework_tool("double", "Double a whole number.", NUMBER, double, tiemout_s=1)
+
+
+@pytest.mark.anyio
+async def test_a_runtime_of_its_own_is_open_while_anybody_uses_it() -> None:
+    owner = RuntimeOwner(None, FAKE | {"limits": Limits(wall_s=60)})
+    async with owner:
+        await owner.open()
+        await owner.close()
+        result = await owner.runtime.execute_code("set_result(6 * 7)")
+        assert text_for_model(result) == "42"
+    with pytest.raises(UsageError, match="open"):
+        await owner.runtime.execute_code("1")
+    async with owner:
+        failed = await owner.runtime.execute_code("print('so far')\n1 / 0")
+    assert failed.outcome is Outcome.ERROR
+    assert "ZeroDivisionError" in text_for_model(failed) and "so far" in text_for_model(failed)
+    assert "so far" not in text_for_model(failed, with_logs=False)
+
+
+@pytest.mark.anyio
+async def test_a_runtime_of_the_program_stays_open() -> None:
+    async with Runtime(**FAKE) as runtime:
+        async with RuntimeOwner(runtime, {}):
+            pass
+        assert (await runtime.execute_code("set_result(1)")).value == 1
+    with pytest.raises(UsageError, match="open"):
+        await RuntimeOwner(runtime, {}).open()
+
+
+def test_a_blocking_runtime_of_its_own_opens_when_asked_and_closes_once() -> None:
+    owner = SyncRuntimeOwner(None, FAKE)
+    assert owner.open() is owner.open()
+    assert owner.runtime.execute_code("set_result(1)").value == 1
+    owner.close()
+    owner.close()
+    with pytest.raises(UsageError, match="not open"):
+        owner.runtime.execute_code("1")
+    with SyncRuntime(**FAKE) as runtime:
+        used = SyncRuntimeOwner(runtime, {})
+        assert used.open() is runtime
+        used.close()
+        assert runtime.execute_code("set_result(2)").value == 2
+
+
+@pytest.mark.parametrize(("owner", "kind"), [(RuntimeOwner, Runtime), (SyncRuntimeOwner, SyncRuntime)])
+def test_a_runtime_of_the_wrong_kind_or_with_further_settings_is_refused(owner: Any, kind: Any) -> None:
+    with pytest.raises(UsageError, match=f"takes a {kind.__name__}, not str"):
+        owner("process", {})
+    with pytest.raises(UsageError, match="give limits to that"):
+        owner(kind(**FAKE), {"limits": Limits()})
