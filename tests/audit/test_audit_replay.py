@@ -175,6 +175,15 @@ def test_no_tool_is_called_in_a_replay(ledger: Ledger) -> None:
     assert called == []
 
 
+def test_a_tool_of_a_namespace_is_the_recorded_one_however_the_script_writes_it(ledger: Ledger) -> None:
+    ledger.registry.register("github.search", "Searches what there is", None, lambda args: 1)
+    with SyncRuntime(ledger.registry, audit=ledger.log(), pool=POOL) as runtime:
+        runtime.execute_code("set_result(call_tool('github.search', a=1))")
+    run = ledger.the_run()
+    with opened(run) as replaying:
+        assert again(replaying, run, source="set_result(call_tool('github__search', a=1))").ok
+
+
 def test_a_replay_in_a_runtime_with_a_log_is_recorded_and_replays_in_turn(recorded: Ledger, tmp_path: Path) -> None:
     run, ledger = pinned(recorded), Ledger(tmp_path / "log")
     with opened(run, audit=ledger.log()) as runtime:

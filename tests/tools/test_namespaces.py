@@ -39,7 +39,7 @@ async def test_a_plan_calls_tools_in_namespaces() -> None:
 
     result = await registry.run_plan({"steps": steps}, registry.new_run())
 
-    assert [(row["tool"], row["result"]) for row in result.value] == [("a.b.c", "a.b.c"), ("a__d", "a.d")]
+    assert [(row["tool"], row["result"]) for row in result.value] == [("a.b.c", "a.b.c"), ("a.d", "a.d")]
 
 
 def test_providers_are_given_names_that_they_take() -> None:

@@ -1,11 +1,22 @@
 """How a tool's name is written in Python: `github.create-issue` is `tools.github.create_issue`.
 
-The guest finds tools by it, and the host writes its stubs with it.
+The guest finds tools by it, and the host writes its stubs with it. `github__create-issue` is what a provider takes.
 """
 
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterable
+
+IN_PLACE_OF_DOT = "__"
+"""In names as providers take them: they take no dots."""
+
+
+def name_meant(name: str, names: Iterable[str]) -> str:
+    """Return the one of `names` behind one that a provider was given in its place; else `name` itself."""
+    if IN_PLACE_OF_DOT not in name or name in names:
+        return name
+    return next((each for each in names if "." in each and each.replace(".", IN_PLACE_OF_DOT) == name), name)
 
 
 def python_name(text: str) -> str:

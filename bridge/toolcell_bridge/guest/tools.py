@@ -126,11 +126,20 @@ class Toolbox:
 
     def call(self, name: str, values: Sequence[Any], kwargs: Mapping[str, Any], raw: bool = False) -> Any:
         """Call a tool with these values and keywords; see `call_tool`."""
+        name = self._meant(name)
         ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), _line())])
         try:
             return self._value(name, self._channel.wait(reply), raw)
         except ChannelClosed as exc:
             raise ToolError(str(exc), tool=name, code="unavailable") from None
+
+    def _meant(self, name: Any) -> Any:
+        """Return the name of the tool that `github__search` stands for. Anything else is returned as it is."""
+        if not isinstance(name, str) or "__" not in name:
+            return name
+        from toolcell_bridge.guest.tool_names import name_meant
+
+        return name_meant(name, self.names)
 
     def _value(self, name: str, answer: ToolReturn | ToolFail, raw: bool = False) -> Any:
         if self._dry_run is not None:
@@ -157,12 +166,13 @@ class Toolbox:
     def _request(self, entry: object) -> tuple[str, Any]:
         """One entry of call_tools_parallel: ("name", {...}), "name", or {"tool": ..., "args": ...}."""
         if isinstance(entry, str):
-            return entry, to_packed({}, f"{entry} arguments")
+            return self._meant(entry), to_packed({}, f"{entry} arguments")
         if isinstance(entry, Mapping):
-            name: Any = entry.get("tool", entry.get("name"))
+            name = self._meant(entry.get("tool", entry.get("name")))
             return name, self._arguments(name, [entry.get("args", entry.get("arguments"))], {})
         if isinstance(entry, Sequence) and entry:
-            return entry[0], self._arguments(entry[0], entry[1:], {})
+            name = self._meant(entry[0])
+            return name, self._arguments(name, entry[1:], {})
         raise TypeError(f'a call is ("tool", {{...}}) or {{"tool": ..., "args": {{...}}}}, not {entry!r:.80}')
 
     def call_tools_parallel(
@@ -203,6 +213,7 @@ class Toolbox:
         """
         import asyncio
 
+        name = self._meant(name)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         ((call_id, reply),) = self._channel.call_with(

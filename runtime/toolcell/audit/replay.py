@@ -29,6 +29,7 @@ from toolcell.tools.options import Origin
 from toolcell.tools.placeholders import RecordedDryRun
 from toolcell.tools.recorded_answers import AnswerTurns, RecordedTurn, answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
+from toolcell_bridge.guest.tool_names import name_meant
 
 NO_END: Final = (
     "no end is recorded to compare (it is under way, or its host was killed); the calls agree as far as recorded"
@@ -206,6 +207,10 @@ class AnsweringTools:
     def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
         """Return what the script was told of them."""
         return self._definitions
+
+    def meant(self, name: str) -> str:
+        """Return the name that the record has for one that a provider was given in its place; else `name` itself."""
+        return name_meant(name, [*self.names(), *(call.tool for call in self.expected.values())])
 
     async def dispatch(
         self,

@@ -61,6 +61,10 @@ class JournaledTools:
         """Return the definitions that a caller from `origin` sees."""
         return self._tools.definitions(origin)
 
+    def meant(self, name: str) -> str:
+        """Return the registered name behind one that a provider was given in its place; else `name` itself."""
+        return self._tools.meant(name)
+
     async def dispatch(
         self,
         name: str,

@@ -48,7 +48,9 @@ class Run:
         observer: RunObserver = NULL_OBSERVER,
         start_s: float = 0.0,
         threads_left: ThreadsLeft | None = None,
+        named: Callable[[CallTool], CallTool] | None = None,
     ) -> None:
+        """`named` returns a call by its tool's registered name, which everything else then has."""
         self._connection = connection
         self._sandbox = connection.sandbox
         self._request = request
@@ -57,6 +59,7 @@ class Run:
         self._observer = observer
         self._start_s = start_s
         self._threads_left = threads_left
+        self._named = named
         self._started = time.perf_counter()
         self._work = request.work or HostWork(request.limits.host_work)
         self._calls = ToolCalls(request.limits, connection, self._started, self._work, request.on_answer)
@@ -200,8 +203,8 @@ class Run:
                         await self.callbacks.hear(self.fail)
                 elif self.deadline.exceeded is not None:  # sent in time, read too late: nobody takes the answer
                     connection.stop(self.deadline.exceeded)
-                elif calls.admit(message, size):
-                    return message
+                elif calls.admit(call := message if self._named is None else self._named(message), size):
+                    return call
         except RemoteProtocolError as exc:
             connection.stop(ProtocolViolation(str(exc)))
         except CALLBACK_ERRORS as exc:

@@ -53,7 +53,7 @@ class SandboxRuntime(ABC):
         limits = request.limits
         if held is not None:
             observer.on_sandbox(held.sandbox)
-            return await self._monitored(Run(held, request, bridge.dispatch, observer, 0.0, abandoned))
+            return await self._monitored(Run(held, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named))
         # A sandbox of the pool will do if its limits can be lowered to those of the run.
         is_pooled = fits(limits, self.limits, self._fixed)
         connection = await self._acquire(None if is_pooled else limits)
@@ -64,7 +64,8 @@ class SandboxRuntime(ABC):
             except OSError as exc:
                 raise unavailable(exc) from exc
             start_s = time.perf_counter() - waiting
-            return await self._monitored(Run(connection, request, bridge.dispatch, observer, start_s, abandoned))
+            run = Run(connection, request, bridge.dispatch, observer, start_s, abandoned, bridge.named)
+            return await self._monitored(run)
         finally:
             if not is_pooled or not self.pool.release(connection):
                 with anyio.CancelScope(shield=True):

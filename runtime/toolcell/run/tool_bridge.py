@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from toolcell.errors import AuditError, ToolAbort
@@ -25,6 +26,11 @@ class ToolBridge:
         self._registry = registry
         self._context = context
         self._observer = observer
+
+    def named(self, call: CallTool) -> CallTool:
+        """Return a call by its tool's registered name: `github__search` in a script is `github.search` ever after."""
+        name = self._registry.meant(call.name)
+        return call if name == call.name else replace(call, name=name)
 
     async def dispatch(self, call: CallTool) -> Answer:
         """Make one call and return its answer.

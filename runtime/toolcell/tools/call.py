@@ -109,6 +109,10 @@ class CallableTools(Protocol):
         """Return the definitions that a caller from `origin` sees."""
         ...
 
+    def meant(self, name: str) -> str:
+        """Return the registered name behind one that a provider was given in its place; else `name` itself."""
+        ...
+
     async def dispatch(
         self,
         name: str,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from toolcell.errors import RegistrationError
-from toolcell_bridge.guest.tool_names import python_path
+from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 """Parts of the signs that every provider accepts."""
@@ -21,8 +21,6 @@ MAX_NAME_CHARS = 64
 
 RESERVED = "toolcell"
 """The namespace of what the host answers itself."""
-
-IN_PLACE_OF_DOT = "__"
 
 
 def provider_name(name: str) -> str:

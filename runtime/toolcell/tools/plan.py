@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import anyio
@@ -167,6 +167,7 @@ async def run_plan(
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
+        plan = replace(plan, steps=tuple(replace(step, tool=state.meant(step.tool)) for step in plan.steps))
         _refuse_recursion(state, plan)
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)

@@ -17,10 +17,11 @@ from toolcell.errors import UsageError
 from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Hook
-from toolcell.tools.names import IN_PLACE_OF_DOT, MAX_NAME_CHARS, provider_name
+from toolcell.tools.names import MAX_NAME_CHARS
 from toolcell.tools.options import Coercion, Extras, Origin
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.spec import Middleware, RegisteredTool
+from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, name_meant
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_BATCH = 64
@@ -117,9 +118,7 @@ class RegistryState:
         if name in self.tools or type(name) is not str or IN_PLACE_OF_DOT not in name or len(name) > MAX_NAME_CHARS:
             return name
         dotted = name.replace(IN_PLACE_OF_DOT, ".")
-        if dotted in self.tools:
-            return dotted
-        return next((each for each in self.tools if "." in each and provider_name(each) == name), name)
+        return dotted if dotted in self.tools else name_meant(name, self.tools)
 
     def names(self, origin: Origin) -> list[str]:
         """Return the names of the tools that a caller from `origin` sees."""

@@ -72,6 +72,10 @@ class RegistryView(ABC):
         """Return the names that a caller from `origin` may use."""
         return self._state.names(origin)
 
+    def meant(self, name: str) -> str:
+        """Return the registered name behind one such as `github__create_issue`; else `name` itself."""
+        return self._state.meant(name)
+
     def get(self, name: str) -> tuple[Any, bool]:
         """Shape: (the tool as it was registered, True), or (None, False)."""
         tool = self._state.tools.get(name)
