@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest import errors, files, rich, surroundings
@@ -288,13 +289,30 @@ def parse(run: RunScript, name: str = SCRIPT) -> tuple[types.CodeType, dict[str,
     """
     if run.lint == "off":
         tree = compile(run.source, name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
-        return compile(_keep_last_value(tree), name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True), {}
+        return _compiled(tree, lambda tree: compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)), {}
     from toolcell_bridge.guest.lint import check, compile_tree
 
     checked = check(run.source, run.lint, name)  # type: ignore[arg-type]
     if checked.tree is None:
         raise Denied(_denied(checked.findings))
-    return compile_tree(_keep_last_value(checked.tree), "exec", name, TOP_LEVEL_AWAIT), checked.guards
+    return _compiled(checked.tree, lambda tree: compile_tree(tree, "exec", name, TOP_LEVEL_AWAIT)), checked.guards
+
+
+def _compiled(tree: Any, compiled: Callable[[Any], Any]) -> Any:
+    """Compile a script that keeps its last value."""
+    try:
+        return compiled(_keep_last_value(tree))
+    except SyntaxError as exc:
+        from toolcell_bridge.guest import top_level_return
+
+        if exc.msg != top_level_return.OUTSIDE:
+            raise
+        last = tree.body[-1]
+        if isinstance(last, _ast.Assign) and isinstance(last.value, _ast.Call):
+            called: Any = last.value.func
+            if isinstance(called, _ast.Name) and called.id == LAST_RESULT:
+                called.id = "set_result"
+        return top_level_return.compile_as_function(tree, LAST, exc, compiled)
 
 
 def _keep_last_value(tree: Any) -> Any:
