@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,3 +21,25 @@ class HostWork:
     used: int = 0
     calls: int = 0
     """Part of the work: what the messages of the tool calls took that were admitted. About their memory in bytes."""
+    tool_calls: int = sys.maxsize
+    """Calls that the run may make, together with the saved scripts that run in it."""
+    made: int = 0
+    """Calls that they have made."""
+    above: HostWork | None = None
+    """Work of the run that this one is a part of, as the run of a saved script is."""
+
+    def call_limit_reached(self) -> int | None:
+        """Return None while one more call may be made, or the limit that has been reached."""
+        run: HostWork | None = self
+        while run is not None:
+            if run.made >= run.tool_calls:
+                return run.tool_calls
+            run = run.above
+        return None
+
+    def count_call(self) -> None:
+        """Count a call, here and in the runs above."""
+        run: HostWork | None = self
+        while run is not None:
+            run.made += 1
+            run = run.above

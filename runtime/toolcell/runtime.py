@@ -329,9 +329,12 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         message = run_message(
             script.number or next(self._numbers), script.source, script.inputs, names, limits, *settings
         )
-        work, abandoned = HostWork(limits.host_work), AbandonedThreads(self._abandoned)
+        above = context.work if context is not None and context.scripts else None
+        work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self._abandoned)
         made = MadeCalls(context.made if context is not None else None)
-        own: dict[str, Any] = {"work": work, "abandoned": abandoned, "made": made}
+        own: dict[str, Any] = {"work": work, "abandoned": abandoned, "made": made, "runtime": self}
+        if limits is not self.limits:
+            own["limits"] = limits  # of saved scripts that it calls, too
         context = context.child(**own) if context is not None else RunContext(run_id=os.urandom(16).hex(), **own)
         control = begin(message, self._under_rules(context))
         context, journal = control.context, control.journal

@@ -124,7 +124,7 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
     ) -> tuple[PlanRows, JournaledSteps | None]:
         made, record = MadeCalls(context.made), None
         try:
-            with self._observed(context.child(abandoned=self._abandoned, made=made), "plan") as run:
+            with self._observed(context.child(abandoned=self._abandoned, made=made, runtime=self), "plan") as run:
                 run = self._under_rules(run)
                 if header is not None:
                     record = JournaledSteps(journal, run.observer)

@@ -68,6 +68,7 @@ class ToolCalls:
         self._connection = connection
         self._started = started
         self._work = work
+        work.tool_calls = limits.tool_calls
         self.refused = 0
         """Calls past `tool_calls`. They leave no record."""
         self._records: dict[int, ToolCallRecord | Pending] = {}
@@ -92,9 +93,11 @@ class ToolCalls:
         limits = self._limits
         if call.name == LIST_TOOLS and self._listings < FREE_LISTINGS:
             self._listings += 1
-        elif len(self._records) - self._listings >= limits.tool_calls:
-            self._refuse(call)
+        elif (most := self._work.call_limit_reached()) is not None:
+            self._refuse(call, most)
             return False
+        else:
+            self._work.count_call()
         if len(call.name) > TOOL_NAME_CHARS:
             text = f"a tool's name has at most {TOOL_NAME_CHARS} characters, not {len(call.name)}"
             self._answer_unmade(call, "unknown_tool", text)
@@ -152,9 +155,8 @@ class ToolCalls:
 
     # Calls that are not made.
 
-    def _refuse(self, call: CallTool) -> None:
+    def _refuse(self, call: CallTool, limit: int) -> None:
         self.refused += 1
-        limit = self._limits.tool_calls
         if self.refused > REFUSALS:
             self._connection.stop(LimitExceeded(Outcome.CALL_LIMIT, "tool_calls", limit, limit + self.refused))
             return

@@ -184,6 +184,10 @@ class RunContext:
     """Agents above this one."""
     agents: tuple[int, ...] = ()
     """Which, by identity, outermost first."""
+    runtime: Any = None
+    """Of the script or plan that makes the calls: saved scripts run there."""
+    scripts: tuple[str, ...] = ()
+    """Saved scripts above this part of the run, outermost first."""
     work: HostWork | None = None
     """Where the work of checking arguments is counted; None where no guest is behind the calls."""
     lineage: Lineage = OUTERMOST
@@ -372,14 +376,9 @@ class Call:
         if secrets and self.run.events.active:
             fields = {key: value if key == "result" else secrets.shown(value) for key, value in fields.items()}
         self.run.events.emit(
-            type=kind,
-            run_id=self.run.run_id,
-            origin=self.origin_label,
-            call_id=self.call_id,
-            parent_call_id=self.parent_call_id,
-            tool=self.name,
-            **fields,
-        )
+            type=kind, run_id=self.run.run_id, origin=self.origin_label, call_id=self.call_id,
+            parent_call_id=self.parent_call_id, tool=self.name, **fields,
+        )  # fmt: skip
 
     def deliver(self, result: ToolResult) -> Awaitable[None] | None:
         """Give the run's `on_complete` the final result of background work."""

@@ -130,6 +130,7 @@ class CodeRuntime(Protocol):
         source: str,
         /,
         *,
+        inputs: Mapping[str, Any] | None = None,
         tools: CallableTools | None = None,
         limits: Any = None,
         context: RunContext | None = None,
@@ -163,9 +164,7 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
     Raises:
         UsageError: `runtime` cannot run code from an event loop.
     """
-    if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
-        cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
-        raise UsageError(f"execute_code needs a Runtime, whose execute_code is async, not {shown(runtime)}; {cure}")
+    check_code_runtime(runtime, CODE_TOOL)
 
     def invoke(context: ToolContext) -> Any:
         call = context.call
@@ -183,15 +182,33 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
     )
 
 
+def check_code_runtime(runtime: object, what: str) -> None:
+    """Refuse what cannot run code from an event loop.
+
+    Raises:
+        UsageError: `what` names who needs a Runtime.
+    """
+    if isinstance(runtime, type) or not inspect.iscoroutinefunction(getattr(runtime, "execute_code", None)):
+        cure = f"write {runtime.__name__}(...)" if isinstance(runtime, type) else "write Runtime(...), and open it"
+        raise UsageError(f"{what} needs a Runtime, whose execute_code is async, not {shown(runtime)}; {cure}")
+
+
 def flows_of(runtime: object) -> tuple[Flow, ...]:
     """Return the flows of a runtime's policy: they hold for whoever is offered its `execute_code`."""
     return tuple(getattr(getattr(runtime, "policy", None), "flows", ()))
 
 
 async def run_code(
-    runtime: CodeRuntime, registry: CallableTools, source: str, run: RunContext, update: Callable[..., None]
+    runtime: CodeRuntime,
+    registry: CallableTools,
+    source: str,
+    run: RunContext,
+    update: Callable[..., None],
+    **options: Any,
 ) -> ToolResult:
     """Run a model's script and describe its result. What it prints meanwhile is progress of the call.
+
+    `options`: further ones of the runtime's `execute_code`.
 
     Raises:
         ToolAbort: a tool the script called ended the whole run, or `runtime` is not open.
@@ -207,6 +224,7 @@ async def run_code(
             context=run,
             on_log=printed.add,
             on_progress=lambda value: update(details=value),
+            **options,
         )
     except ToolAbort:
         raise

@@ -29,7 +29,7 @@ from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
-from toolcell.tools.sources import ConnectedRegistry
+from toolcell.tools.script_tools import ScriptRegistry
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 
 logger = logging.getLogger("toolcell.tools")
@@ -39,7 +39,7 @@ _GLOB_SIGNS = frozenset("*?[")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ToolRegistry(ConnectedRegistry):
+class ToolRegistry(ScriptRegistry):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
