@@ -115,7 +115,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         self._monitor = RunMonitor()
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
-        self._type_checker = TypeChecker(Runtime)
+        self._type_checker = TypeChecker(Runtime, lambda: self._tasks)
 
     # Opening and closing.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from toolcell import Outcome, Policy, Runtime, SyncRuntime, ToolRegistry, UsageError
+from toolcell.control import checkers
+from toolcell.control.checkers import MAX_CHECKERS, SCRIPT
 from toolcell.control.in_type_check import direct_calls
-from toolcell.control.type_check import SCRIPT, TypeChecker, read_findings
+from toolcell.control.type_check import TypeChecker, read_findings
 from toolcell.sandbox.process import type_checker
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
@@ -99,26 +103,123 @@ async def test_a_hostile_text_ends_nothing_but_its_own_check(runtime: Runtime, s
     assert (await runtime.execute_code("1 + 1")).value == 2
 
 
-async def test_the_checker_cannot_read_a_file_of_the_host(runtime: Runtime, tmp_path: Path) -> None:
+ATTACK = """
+import os, socket, subprocess
+def tried(*command):
+    try:
+        return subprocess.run(command, capture_output=True, env={'LD_LIBRARY_PATH': '/packages/lib'}).returncode
+    except OSError as exc:
+        return type(exc).__name__
+def failed(function, *args):
+    try:
+        function(*args)
+    except OSError as exc:
+        return type(exc).__name__
+os.mkdir('own')
+with open('own/program', 'wb') as copy, open('/packages/bin/ty', 'rb') as ty:
+    copy.write(ty.read(4096))
+os.chmod('own/program', 0o700)
+python = [f'/usr/bin/{name}' for name in os.listdir('/usr/bin')]
+set_result({
+    'sees': os.path.exists(path),
+    'reads': failed(open, path),
+    'checks': tried('/packages/bin/ty', 'check', path),
+    'version': tried('/packages/bin/ty', '--version'),
+    'programs': sorted({tried(each, '--version') for each in [*python, '/bin/sh', './own/program']}, key=str),
+    'python': len(python),
+    'writes': [failed(open, each, 'w') for each in ('/packages/x', '/packages/bin/ty', '/usr/x', '/etc/x', '/x')],
+    'net': failed(socket.create_connection, ('127.0.0.1', port), 1),
+    'folders': sorted(os.listdir('/packages')),
+})
+"""
+
+
+async def test_the_checker_reads_no_file_of_the_host_opens_no_connection_and_executes_nothing_but_ty(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """What a script could do that had taken over the checker."""
     secret = tmp_path / "secret.py"
     secret.write_text("value: int = 1\n")
-    opened = await runtime._type_checker._open()
-
-    result = await opened.execute_code(
-        "import os, socket, subprocess\n"
-        "ran = subprocess.run(['/packages/bin/ty', 'check', path], capture_output=True, text=True,"
-        " env={'LD_LIBRARY_PATH': '/packages/lib'})\n"
-        "try:\n    socket.create_connection(('127.0.0.1', 22), 1)\n    net = ''\n"
-        "except OSError as exc:\n    net = type(exc).__name__\n"
-        "set_result([os.path.exists(path), ran.returncode, os.listdir('/packages'), os.access('/packages', os.W_OK), net])",
-        inputs={"path": str(secret)},
-    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        shown = {"path": str(secret), "port": server.getsockname()[1]}
+        opened = await runtime._type_checker._checkers._open()
+        result = await opened.execute_code(ATTACK, inputs=shown, tools=[], cancel=anyio.Event())
 
     assert result.ok, result.error
-    exists, code, names, writes, net = result.value
-    assert (exists, sorted(names), writes) == (False, ["bin", "lib"], False)
-    assert code != 0
-    assert net
+    found = result.value
+    assert found["sees"] is False and found["reads"] == "FileNotFoundError"
+    assert found["version"] == 0 and found["checks"] not in (0, 1)
+    assert found["python"] and set(found["programs"]) <= {"PermissionError", "FileNotFoundError"}
+    assert None not in found["writes"]
+    assert found["net"] is not None and found["folders"] == ["bin", "lib"]
+
+
+async def test_no_check_sees_a_script_or_the_names_of_another(runtime: Runtime) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    first = "class Mine:\n    secret = 1\ntools.web.search(limmit=1)\n"
+    assert len(await checker.findings(first, tools, {"given": 1})) == 2
+
+    assert await checker.findings("1 + 1\n\n", tools, None) == ()
+    for source in ("Mine", "given", "import script\nMine", "from script import Mine\nMine.secrets", "secret"):
+        [*found] = await checker.findings(source, tools, None)
+        assert [each["rule"] for each in found] in (["unresolved-reference"], []), found
+        assert "Mine.secret" not in str(found)
+    assert await checker.findings("import script\nscript.Mine.nothing.at_all", tools, None) == ()
+    assert await checker.findings(first, tools, {"given": "text"}) != ()
+
+
+async def test_checks_at_the_same_time_do_not_mix_and_checkers_stay_bounded(runtime: Runtime) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    found = dict[int, Any]()
+
+    async def check(number: int) -> None:
+        found[number] = await checker.findings(f"name_{number}\n", tools, None)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(3 * MAX_CHECKERS):
+            tasks.start_soon(check, number)
+    for number, [finding] in found.items():
+        assert f"name_{number}`" in finding["message"]
+    assert 1 <= len(checker._checkers._alive) <= MAX_CHECKERS
+
+
+async def test_a_script_that_ends_its_checker_costs_other_checks_nothing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    await checker.findings("1", tools, None)
+    [*before] = checker._checkers._alive
+    monkeypatch.setattr(checkers, "CHECK_S", 0.0)  # so nothing is ever in time
+
+    [late] = await checker.findings("2", tools, None)
+    monkeypatch.undo()
+
+    assert late["rule"] == "not-checked" and "more than 0 s" in late["message"]
+    assert await checker.findings("3", tools, None) == ()
+    assert checker._checkers._alive[-1] not in before or len(before) > 1
+
+
+async def test_a_checker_that_died_is_replaced_within_the_check(runtime: Runtime) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    await checker.findings("1", tools, None)
+    for each in checker._checkers._alive:
+        each.checks = 1
+        each._jobs.send_nowait({"source": None, "given": ""})  # type: ignore[dict-item]
+        each._answered = anyio.Event()
+        await each._answered.wait()
+        assert each.has_died
+
+    assert [each["rule"] for each in await checker.findings("nowhere", tools, None)] == ["unresolved-reference"]
+
+
+async def test_a_check_whose_caller_gives_up_leaves_no_answer_for_the_next(runtime: Runtime) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    await checker.findings("1", tools, None)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await checker.findings("nowhere", tools, None)
+
+    assert await checker.findings("2", tools, None) == ()
 
 
 async def test_what_was_not_asked_for_is_not_checked_and_a_call_decides_before_the_policy(runtime: Runtime) -> None:

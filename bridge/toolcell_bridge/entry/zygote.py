@@ -82,7 +82,8 @@ OF_SESSIONS = (REPEATABLE, "toolcell_bridge.guest.leftovers", "toolcell_bridge.g
 class Zygote:
     """Serves fork requests from `control` until it closes."""
 
-    def __init__(self, control: socket.socket, proc: int, own_ids: bool, executes: bool) -> None:
+    def __init__(self, control: socket.socket, proc: int, own_ids: bool, executes: bool, programs: list[str]) -> None:
+        """`programs`: the only files that scripts may execute; none named, they are all that they can read."""
         self._control = control
         self._proc = proc
         self._own_pid_namespace = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -97,7 +98,8 @@ class Zygote:
         existing = tuple(filter(os.path.exists, READ_EXEC))
         policy = standard_library.policy_for_imports(executes=executes)
         devices = [f"/dev/{name}" for name in DEVICES]
-        self._isolation = SandboxIsolation(READ, existing, devices, own_ids, policy)
+        read, read_exec = ((*READ, *existing), programs) if programs else (READ, existing)
+        self._isolation = SandboxIsolation(read, read_exec, devices, own_ids, policy)
         standard_library.adapt(policy)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -305,7 +307,7 @@ def main(control_fd: int, proc: int) -> None:
     sys.path[:] = config["sys_path"]
     try:
         occupy_descriptors(BRIDGE + 1)
-        Zygote(control, proc, config["own_ids"], config["executes"]).serve(config)
+        Zygote(control, proc, config["own_ids"], config["executes"], config["programs"]).serve(config)
     except BaseException as exc:
         control.send(msgpack.packb({"error": f"{type(exc).__name__}: {exc}"}))
     os._exit(0)

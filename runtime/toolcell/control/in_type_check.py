@@ -1,4 +1,4 @@
-"""Check the types of one script. This file's text is the script that the checker's sandbox executes.
+"""Check the types of scripts. This file's text is the script that the checker's sandbox executes.
 
 It imports the standard library only: reading a hostile text can take all memory and the whole stack.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 TY = "/packages/bin/ty"
 LIBRARIES = "/packages/lib"
@@ -21,41 +22,170 @@ REPORTED = frozenset({
 })  # fmt: skip
 """Rules of ty that find what would fail in a run. Packages and syntax are the run's own matter."""
 
+MAX_BOUND = 10_000
+"""Names that one script leaves in a session."""
+
 Edit = tuple[int, int, str]
 """Bytes from, to, and the text that takes their place."""
 
 
-def check(source: str, stubs: str, paths: Mapping[str, str], version: str) -> dict[str, Any]:
-    """Check a script against stubs. `paths`: what each tool is called below `tools`.
+BUILTINS = "__builtins__.pyi"
+TOOLS = "toolcell_stubs.pyi"
+OFFERED = "from typing import Any\nfrom toolcell_stubs import {}\n"
 
-    Shape: {"findings": [[line, rule, message]], "error": why it could not be checked}.
+MAX_HEADER_BYTES = 4096
+"""Of one message of ty."""
+
+
+def serve(
+    next_check: Callable[[Any], Any], stubs: str, names: list[str], paths: Mapping[str, str], version: str
+) -> None:
+    """Check one script after the other with one ty, which keeps what it knows about Python and the tools.
+
+    `stubs`: what every script finds, and `names` which of it. `paths`: what each tool is called below `tools`.
+    `next_check` takes an answer and waits for the next script: `{"source": ..., "given": lines of names that this
+    script finds too}`. Shape of an answer: `{"findings": [[line, rule, message]], "bound": names that stay, or None}`.
     """
+    checker, answer = TyServer(stubs, names, version), None
+    while True:
+        given = next_check(answer)
+        if given is None:
+            return
+        answer = check(checker, given["source"], given["given"], paths)
+
+
+def check(checker: TyServer, source: str, given: str, paths: Mapping[str, str]) -> dict[str, Any]:
+    """Check one script. One that is no Python has no findings: its run says what is wrong."""
     try:
         text = direct_calls(source, paths)
+        bound = bound_names(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {"findings": [], "error": ""}  # the run itself says what is wrong
-    with open("__builtins__.pyi", "w", encoding="utf-8") as file:
-        file.write(stubs)
-    with open("script.py", "w", encoding="utf-8") as file:
-        file.write(text)
-    done = subprocess.run(
-        [TY, "check", "--output-format", "gitlab", "--python-version", version, "script.py"],
-        capture_output=True, check=False, env={"LD_LIBRARY_PATH": LIBRARIES, "TY_MAX_PARALLELISM": "1"},
-    )  # fmt: skip
-    if done.returncode not in (0, 1):
-        return {
-            "findings": [],
-            "error": f"ty ended with {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}",
-        }
-    rows = (row for row in json.loads(done.stdout) if row["check_name"] in REPORTED)
-    return {"findings": [list(finding(row)) for row in rows][:50], "error": ""}
+        return {"findings": [], "bound": None}
+    rows = [finding(each) for each in checker.findings(text, given) if each.get("code") in REPORTED]
+    return {"findings": rows[:50], "bound": bound}
 
 
-def finding(row: Mapping[str, Any]) -> tuple[int, str, str]:
+def finding(row: Mapping[str, Any]) -> list[Any]:
     """Return line, rule and message of one of ty's findings."""
-    rule = row["check_name"]
-    message = row["description"].removeprefix(f"{rule}: ")
-    return row["location"]["positions"]["begin"]["line"], rule, message[:300]
+    return [row["range"]["start"]["line"] + 1, row["code"], row["message"].partition("\n\n")[0][:300]]
+
+
+class TyServer:
+    """One ty, as a server of the Language Server Protocol. Scripts reach it in memory, one at a time."""
+
+    def __init__(self, stubs: str, names: list[str], version: str) -> None:
+        self._offered = OFFERED.format(", ".join(f"{name} as {name}" for name in names))
+        for path, text in ((TOOLS, stubs), (BUILTINS, self._offered)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        environment = {"LD_LIBRARY_PATH": LIBRARIES, "TY_MAX_PARALLELISM": "1"}
+        with open("ty.log", "wb") as log:
+            self._ty = subprocess.Popen(
+                [TY, "server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+            )
+        self._folder = f"file://{os.getcwd()}"
+        self._number = self._version = 0
+        self._given = ""
+        self._ask("initialize", {
+            "processId": None, "rootUri": self._folder,
+            "workspaceFolders": [{"uri": self._folder, "name": "scripts"}],
+            "capabilities": {"textDocument": {"diagnostic": {}}},
+            "initializationOptions": {
+                "diagnosticMode": "openFilesOnly", "configuration": {"environment": {"python-version": version}},
+            },
+        })  # fmt: skip
+        self._send({"method": "initialized", "params": {}})
+        self._open(BUILTINS, self._offered)
+
+    def findings(self, text: str, given: str) -> list[dict[str, Any]]:
+        """Return what ty finds in a script, as its diagnostics. Nothing of the script stays."""
+        if given != self._given:
+            self._given = given
+            document = {"uri": f"{self._folder}/{BUILTINS}"}
+            change = {
+                "textDocument": {**document, "version": self._next_version()},
+                "contentChanges": [{"text": self._offered + given}],
+            }
+            self._send({"method": "textDocument/didChange", "params": change})
+        document = self._open("script.py", text)
+        try:
+            found = self._ask("textDocument/diagnostic", document)
+        finally:
+            self._send({"method": "textDocument/didClose", "params": document})
+        return list(found["items"])
+
+    def _open(self, name: str, text: str) -> dict[str, Any]:
+        document = {"uri": f"{self._folder}/{name}"}
+        opened = {"textDocument": {**document, "languageId": "python", "version": self._next_version(), "text": text}}
+        self._send({"method": "textDocument/didOpen", "params": opened})
+        return {"textDocument": document}
+
+    def _next_version(self) -> int:
+        """Return a version that no document had: ty answers about another text of the same version from memory."""
+        self._version += 1
+        return self._version
+
+    def _ask(self, method: str, params: Any) -> Any:
+        self._number += 1
+        self._send({"id": self._number, "method": method, "params": params})
+        while True:
+            message = self._receive()
+            if "method" in message:
+                if "id" in message:  # ty asks for something that this client does not have
+                    self._send({"id": message["id"], "result": None})
+            elif message.get("id") == self._number:
+                if "result" not in message:
+                    raise RuntimeError(f"ty answered with {message.get('error')!s:.300}")
+                return message["result"]
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        assert self._ty.stdin is not None
+        try:
+            self._ty.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
+            self._ty.stdin.flush()
+        except OSError:
+            self._ended()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._ty.stdout is not None
+        length = 0
+        while header := self._ty.stdout.readline(MAX_HEADER_BYTES).strip():
+            name, _, value = header.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        data = self._ty.stdout.read(length)
+        if not length or len(data) < length:
+            self._ended()
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def _ended(self) -> NoReturn:
+        with open("ty.log", "rb") as log:
+            said = log.read()[-300:].decode(errors="replace")
+        raise RuntimeError(f"ty ended with {self._ty.wait()}: {said}")
+
+
+def bound_names(source: str) -> list[str] | None:
+    """Return the names that a script leaves in a session, as far as they are written in it; None when it may be any."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id="exec" | "globals" | "locals" | "vars"):
+                return None
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name="*"):
+                return None
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+            case ast.MatchMapping(rest=str(name)):
+                names.add(name)
+    return sorted(names)[:MAX_BOUND]
 
 
 def direct_calls(source: str, paths: Mapping[str, str]) -> str:

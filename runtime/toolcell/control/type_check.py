@@ -7,17 +7,14 @@ comes back decides what may run: a script without findings meets every later che
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
-import anyio
+from anyio.abc import TaskGroup
 
-from toolcell.config import Limits, Policy, PoolConfig
-from toolcell.control import in_type_check
+from toolcell.control.checkers import Checkers, NotChecked, Sandboxes
 from toolcell.control.identity import options_of
-from toolcell.daemon_threads import run_sync
-from toolcell.errors import SandboxUnavailable
+from toolcell.packing import bytes_digest, pack
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable
 from toolcell.tools.call import CallableTools
@@ -28,13 +25,12 @@ from toolcell.tools.stubs import Described, checked_module
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
-SCRIPT: Final = f"""{Path(in_type_check.__file__).read_text(encoding="utf-8")}
-set_result(check(source, stubs, paths, version))
-"""
-"""Checks the script that it gets as its input `source`."""
+Findings = tuple[Mapping[str, Any], ...]
+"""Line, column, rule and message of each."""
 
 MAX_FINDINGS: Final = 50
-LIMITS: Final = Limits(wall_s=20.0)
+MAX_KNOWN: Final = 8
+"""Sets of tools whose stubs are kept."""
 
 NAMES: Final[Mapping[str, str]] = {
     "call_tool": "def call_tool(name: str, /, *args: Any, raw: bool = ..., **kwargs: Any) -> Any: ...",
@@ -52,6 +48,7 @@ class _Tools(type):
 async def _awaited[T](value: T) -> T: ...
 def _values(value: Any) -> Any: ...
 """
+NAMES_OFFERED: Final = [*sorted(GUEST_NAMES), "_awaited", "_values"]
 _TYPES: Final[Mapping[type, str]] = {
     str: "str",
     int: "int",
@@ -63,86 +60,86 @@ _TYPES: Final[Mapping[type, str]] = {
 }
 
 
-class Sandboxes(Protocol):
-    """As much of a Runtime as a check needs."""
-
-    async def open(self) -> None:
-        """Start it."""
-
-    async def close(self) -> None:
-        """End it."""
-
-    async def execute_code(self, source: str, *, inputs: Mapping[str, Any]) -> ExecutionResult:
-        """Run a script."""
-
-
 class TypeChecker:
-    """Checks scripts, each in a sandbox of its own. The sandboxes are started with the first check."""
+    """Checks scripts. The checkers are started with the first check."""
 
-    def __init__(self, runtime: Callable[..., Sandboxes]) -> None:
-        """`runtime` makes the Runtime of the sandboxes."""
-        self._make = runtime
-        self._runtime: Sandboxes | None = None
-        self._lock: anyio.Lock | None = None
+    def __init__(self, runtime: Callable[..., Sandboxes], tasks: Callable[[], TaskGroup]) -> None:
+        """`runtime` makes the Runtime of the checkers' sandboxes; each checker runs in a task of `tasks`."""
+        self._checkers = Checkers(runtime, tasks)
+        self._known: list[_KnownTools] = []
 
     async def close(self) -> None:
-        """End the sandboxes."""
-        runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            await runtime.close()
+        """End the checkers."""
+        await self._checkers.close()
 
-    async def _open(self) -> Sandboxes:
-        self._lock = self._lock or anyio.Lock()
-        async with self._lock:
-            if self._runtime is None:
-                if sys.platform != "linux":
-                    raise SandboxUnavailable(f"types are checked in a sandbox of Linux, and this is {sys.platform}")
-                from toolcell.sandbox.process import type_checker
-                from toolcell.sandbox.process.backend import ProcessBackend
-
-                policy = Policy(shell=True)  # to execute the checker; the text that it reads is never executed
-                backend = ProcessBackend(policy=policy, packages=await run_sync(type_checker.build))
-                runtime = self._make(backend=backend, policy=policy, limits=LIMITS, pool=PoolConfig(warm=1, cap=4))
-                await runtime.open()
-                self._runtime = runtime
-            return self._runtime
-
-    async def refusal(
-        self, run_id: str, source: str, tools: CallableTools, inputs: Mapping[str, Any] | None
-    ) -> ExecutionResult | None:
-        """Return the result of a script that is not run because of its types; None when nothing is wrong with them.
+    async def findings(self, source: str, tools: CallableTools, inputs: Mapping[str, Any] | None) -> Findings:
+        """Return what is wrong with the types of a script.
 
         Raises:
             UsageError: ty is not installed.
             SandboxUnavailable: the checker's sandbox could not be started on this machine.
         """
         check_kind("source", source, str)
-        runtime = await self._open()
-        shown = {
-            "source": sendable(source), "stubs": stubs_of(tools, inputs), "version": f"3.{sys.version_info.minor}",
-            "paths": {name: python_path(name) for name in tools.names(Origin.CODE)},
+        known = self._tools(described(tools))
+        try:
+            answer = await self._checkers.check(known.key, known.shown, sendable(source), given_names(inputs))
+        except NotChecked as exc:
+            message = f"the types of this script could not be checked: {exc!s:.300}"
+            return ({"line": 1, "column": 0, "rule": "not-checked", "message": message},)
+        return read_findings(answer.get("findings") if isinstance(answer, dict) else None)
+
+    def _tools(self, given: list[Described]) -> _KnownTools:
+        for each in self._known:
+            if each.is_of(given):
+                return each
+        self._known = [*self._known[1 - MAX_KNOWN :], known := _KnownTools(given)]
+        return known
+
+    async def refusal(
+        self, run_id: str, source: str, tools: CallableTools, inputs: Mapping[str, Any] | None
+    ) -> ExecutionResult | None:
+        """Return the result of a script that is not run because of its types; None when nothing is wrong with them.
+
+        Raises: as `findings`.
+        """
+        findings = await self.findings(source, tools, inputs)
+        return refused(run_id, findings) if findings else None
+
+
+class _KnownTools:
+    """What checkers are told about a set of tools. Stubs of many tools take longer to write than a check takes."""
+
+    def __init__(self, given: list[Described]) -> None:
+        self._given = given
+        names = [definition.name for definition, _ in given]
+        self.shown: Mapping[str, Any] = {
+            "stubs": stubs_of(given), "names": NAMES_OFFERED, "version": f"3.{sys.version_info.minor}",
+            "paths": {name: python_path(name) for name in names},
         }  # fmt: skip
-        result = await runtime.execute_code(SCRIPT, inputs=shown)
-        found = result.value if isinstance(result.value, dict) else {}
-        if result.ok and not found.get("error"):
-            findings = read_findings(found.get("findings"))
-            return refused(run_id, findings) if findings else None
-        said = found.get("error") or f"{result.outcome}: {result.error.message if result.error else ''}"
-        message = f"the types of this script could not be checked: {said!s:.300}"
-        return refused(run_id, ({"line": 1, "column": 0, "rule": "not-checked", "message": message},))
+        self.key = bytes_digest(pack([self.shown["stubs"], names]))
+
+    def is_of(self, given: list[Described]) -> bool:
+        """Return whether these are the same tools, and not just equal ones."""
+        pairs = zip(self._given, given, strict=False)
+        return len(given) == len(self._given) and all(a is c and b is d for (a, b), (c, d) in pairs)
 
 
-def stubs_of(tools: CallableTools, inputs: Mapping[str, Any] | None) -> str:
-    """Return what a script finds, as the text of `__builtins__.pyi`."""
-    described: list[Described] = [
-        (definition, options_of(tools, definition.name).returns) for definition in tools.definitions(Origin.CODE)
-    ]
-    module = checked_module(described, "tools").replace("\nclass tools:\n", "\nclass tools(metaclass=_Tools):\n", 1)
-    given = {name: f"{name}: {_type_of(value)}" for name, value in dict(inputs or {}).items() if is_identifier(name)}
-    names = {name: NAMES.get(name, f"{name}: Any") for name in sorted(GUEST_NAMES - {"tools"})} | given
-    if not described:
-        module = "tools: Any"
-    return "\n".join([_HELPERS, *names.values(), module, ""])
+def described(tools: CallableTools) -> list[Described]:
+    """Return the tools that a script may call, and what they return."""
+    return [(each, options_of(tools, each.name).returns) for each in tools.definitions(Origin.CODE)]
+
+
+def stubs_of(given: list[Described]) -> str:
+    """Return what every script with these tools finds, as the text of a `.pyi` file."""
+    module = checked_module(given, "tools").replace("\nclass tools:\n", "\nclass tools(metaclass=_Tools):\n", 1)
+    names = [NAMES.get(name, f"{name}: Any") for name in sorted(GUEST_NAMES - {"tools"})]
+    return "\n".join([_HELPERS, *names, module if given else "tools: Any", ""])
+
+
+def given_names(inputs: Mapping[str, Any] | None, known: Iterable[str] = ()) -> str:
+    """Return the inputs of one script, and other names that it may use, as lines of a `.pyi` file."""
+    types = dict.fromkeys(known, "Any") | {name: _type_of(value) for name, value in dict(inputs or {}).items()}
+    return "".join(f"{name}: {written}\n" for name, written in sorted(types.items()) if is_identifier(name))
 
 
 def _type_of(value: Any) -> str:

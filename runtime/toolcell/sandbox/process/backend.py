@@ -44,8 +44,11 @@ class ProcessBackend:
         packages: Path | None = None,
         preload: Sequence[str] = (),
         python: str | None = None,
+        program: str = "",
     ) -> None:
+        """`program`: the only one that scripts may execute, as they see it. With `Policy(shell=True)` they may many."""
         self._policy = policy or Policy()
+        self._program, self._executes = program, self._policy.shell or bool(program)
         self._packages = packages
         self._preload = tuple(preload)
         self._python = python
@@ -108,13 +111,14 @@ class ProcessBackend:
         preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
+        root = root_filesystem.build(self._packages, extras, self._python, self._policy.shell)
         return ZygoteProcess.spawn(
-            root_filesystem.build(self._packages, extras, self._python, self._policy.shell),
+            root,
             (preload, imported_ahead(self._packages)),
             next_slot(),
             self._policy.hash_seed,
             where,
-            executes=self._policy.shell,
+            programs=[self._program, root.loader] if self._program else [] if self._policy.shell else None,
         )
 
     async def _start_zygote(self) -> ZygoteProcess:
@@ -212,7 +216,7 @@ class ProcessBackend:
             "inodes": limits.inodes,
             "frame_bytes": limits.frame_bytes,
             "environment": self._environment,
-            "rlimits": asdict(rlimits_for(limits, has_cgroup, executes=self._policy.shell)),
+            "rlimits": asdict(rlimits_for(limits, has_cgroup, executes=self._executes)),
         }
 
     def _make_cgroup(self, name: str, limits: Limits) -> Cgroup | None:

@@ -55,6 +55,8 @@ class RootFilesystem:
     sys_path: tuple[str, ...]
     launcher: str
     """Path of the launcher script on the host, next to its bytecode."""
+    loader: str
+    """The dynamic loader, inside: the kernel executes it for each program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def build(
         executable,
         made.sys_path("/usr", PACKAGES, GUEST_PACKAGE),
         f"{guest}/toolcell_bridge/entry/launcher.py",
+        f"{libraries}/{loader}",
     )
 
 

@@ -161,12 +161,11 @@ class ZygoteProcess(AskedZygote):
         slot: int,
         hash_seed: int | None,
         cgroups: tuple[Sequence[str], str],
-        executes: bool = False,
+        programs: Sequence[str] | None = None,
     ) -> ZygoteProcess:
-        """Start the launcher and send it the plan, without waiting.
-
-        `preload`: modules that must be importable, and modules that are only imported to save time.
+        """Start the launcher and send it the plan. `preload`: modules that must be importable, and may be.
         `cgroups`: base directories, and our folder in each, which the launcher removes if the host is killed.
+        `programs`: all that scripts may execute; empty: whatever they can read. None: nothing.
 
         Raises:
             OSError: the machine is short of something; nothing was started.
@@ -201,7 +200,11 @@ class ZygoteProcess(AskedZygote):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
             ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
             config: dict[str, Any] = {"preload": [*preload[0]], "ahead": [*preload[1]], "sys_path": [*root.sys_path]}
-            config |= {"executes": executes, "own_ids": zygote.id_count > 1}
+            config |= {
+                "executes": programs is not None,
+                "programs": [*(programs or ())],
+                "own_ids": zygote.id_count > 1,
+            }
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()
