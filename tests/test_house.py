@@ -38,6 +38,7 @@ LAYERS = (
         "toolcell.packing",
         "toolcell.quotas",
         "toolcell.time_slice",
+        "toolcell.result_html",
         "toolcell.results",
         "toolcell.text",
     ),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.json_text import json_text
+from toolcell.result_html import result_html
 from toolcell.text import clean
 
 SHORT = reprlib.Repr()
@@ -360,6 +361,10 @@ class ExecutionResult:
         if self.draft_id:
             lines.append(shown_effects(self.effects))
         return clean("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. All of it is escaped; nothing that a script printed is HTML."""
+        return result_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: bytes become sizes, enums become strings."""

@@ -159,8 +159,9 @@ class SyncSession:
         self.close()
 
     def close(self) -> None:
-        """Destroy the sandbox; see `Session.close`."""
-        self._call(self.session.close)
+        """Destroy the sandbox; see `Session.close`. Does nothing when the runtime is closed already."""
+        if not self._thread.has_ended:
+            self._call(self.session.close)
 
     def execute_code(self, source: str, **options: Any) -> ExecutionResult:
         """Run a script and wait for it; see `Session.execute_code`."""
@@ -226,6 +227,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.has_ended = False
         self._started: Future[BlockingPortal] = Future()
         self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
         self._portal = self._started.result()
@@ -246,8 +248,11 @@ class _LoopThread:
         """Check that it can be used here.
 
         Raises:
-            UsageError: this is a forked child, or the loop's own thread, where waiting for the loop would never end.
+            UsageError: the runtime is closed; or this is a forked child, or the loop's own thread, where waiting for
+                the loop would never end.
         """
+        if self.has_ended:
+            raise UsageError("this belongs to a SyncRuntime that is closed; open it again, and ask it for a new one")
         if self._pid != os.getpid():
             raise UsageError(
                 f"this SyncRuntime was opened in process {self._pid}, and this is its forked child {os.getpid()}; open "
@@ -287,6 +292,7 @@ class _LoopThread:
 
     def stop(self) -> None:
         """End the loop and its thread."""
+        self.has_ended = True
         self._portal.start_task_soon(self._portal.stop, True)
         self._thread.join(END_S)
 
@@ -296,8 +302,10 @@ def _events(thread: _LoopThread, stream: RunStream) -> Iterator[RunEvent]:
     try:
         while (event := thread.call(partial(anext, stream, None))) is not None:
             yield event
+            thread.check()
     finally:
-        thread.call(stream.aclose)
+        if not thread.has_ended:
+            thread.call(stream.aclose)
 
 
 async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from toolcell import Limits, Outcome, Policy, PoolConfig, RunContext, SyncRuntime, ToolRegistry
 from toolcell.audit.reader import read_log
-from toolcell.errors import SessionError
+from toolcell.errors import SessionError, UsageError
 from toolcell.flows import Flow
 from toolcell.run.outcome import INTERRUPTED, Aborted, Failed, ProtocolViolation, can_go_on_after
 from toolcell.sandbox.backend import LimitExceeded, Sample
@@ -158,3 +158,22 @@ def test_a_state_lost_to_a_script_that_could_not_be_interrupted_is_still_rebuilt
         for _ in range(2):
             assert session.execute_code(deaf, limits=Limits(wall_s=0.2)).outcome is Outcome.TIMEOUT
             assert session.execute_code("x + 1").value == 42
+
+
+@pytest.mark.isolation
+def test_a_session_or_stream_of_a_closed_sync_runtime_says_so_and_closes() -> None:
+    with SyncRuntime(pool=WARM) as runtime:
+        session = runtime.session().__enter__()
+        assert session.execute_code("x = 1").ok
+        events = runtime.stream("print(1)\nimport time\ntime.sleep(600)")
+        next(events)
+    uses = [
+        lambda: session.execute_code("x"), lambda: session.put_files([]), session.files, session.interrupt,
+        lambda: session.read_file("a"), session.reset, session.pause, session.put_down, session.fork, session.abandon,
+        lambda: session.stream("x"), lambda: session.resume(""), lambda: next(events),
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(UsageError, match="belongs to a SyncRuntime that is closed"):
+            use()
+    session.close()
+    events.close()

@@ -1,0 +1,124 @@
+"""Show a result as HTML, for notebooks: no style sheet, no script, no request to anywhere.
+
+Everything in a result is hostile text. The template escapes it, and what a browser hides or reorders is spelled out.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from toolcell.json_text import json_text
+from toolcell.text import clean, cut_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+MAX_TEXT_CHARS: Final = 20_000
+MAX_IMAGES_BYTES: Final = 4 << 20
+MAX_ROWS: Final = 50
+MAX_COLUMNS: Final = 20
+MAX_CELL_CHARS: Final = 200
+IMAGE_STARTS: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+"""First bytes of the images that are shown. The name and the type that a script gives a file decide nothing."""
+
+_TEMPLATE: Final = """\
+<div>
+<p><strong>{{ result.outcome }}</strong>
+ in {{ "%.3g" % result.usage.wall_s }} s, {{ result.calls | length }} tool calls, <code>{{ result.run_id }}</code></p>
+{% if table %}<table><thead><tr>{% for name in table[0] %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in table[1] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table>
+{% if left_out %}<p>and {{ left_out }} more rows</p>
+{% endif %}{% elif result.has_value %}<pre>{{ value }}</pre>
+{% endif %}{% if logs %}<details open><summary>output</summary><pre>{{ logs }}</pre></details>
+{% endif %}{% if error %}<pre style="border-left: 3px solid #c62828; padding-left: 8px">{{ error }}</pre>
+{% endif %}{% if result.calls %}<details><summary>tool calls</summary><table>
+<thead><tr><th>tool</th><th>line</th><th>status</th><th>ms</th><th>arguments</th></tr></thead><tbody>
+{% for call in calls %}<tr><td>{{ call[0] }}</td><td>{{ call[1] }}</td><td>{{ call[2] }}</td><td>{{ call[3] }}</td>\
+<td><code>{{ call[4] }}</code></td></tr>
+{% endfor %}</tbody></table></details>
+{% endif %}{% for name, about, image in files %}<figure>{% if image %}\
+<img alt="{{ name }}" src="{{ image }}" style="max-width: 100%">{% endif %}<figcaption>{{ name }} ({{ about }})\
+</figcaption></figure>
+{% endfor %}</div>
+"""
+
+
+def result_html(result: Any, *, with_logs: bool = True) -> str:
+    """Return an `ExecutionResult` as HTML: outcome, value (records as a table), output, error, calls, files.
+
+    Images of up to 4 MiB in all are shown; texts are cut at 20,000 characters and tables at 50 rows.
+    """
+    rows = _table(result.value) if result.has_value else None
+    return _template().render(
+        result=result,
+        table=rows,
+        left_out=len(result.value) - MAX_ROWS if rows and len(result.value) > MAX_ROWS else 0,
+        value="" if rows else _value(result.value),
+        logs=_short(result.logs.text) if with_logs else "",
+        error=_error(result),
+        calls=[
+            (call.name, call.line or "", call.status, f"{call.duration_s * 1000:.1f}", _cell(call.args))
+            for call in result.calls[:MAX_ROWS]
+        ],
+        files=[*_files(result.files)],
+    )
+
+
+@functools.cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    # `finalize` sees every value before it is escaped, whatever the template forgets.
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=lambda value: clean(str(value)))
+    return environment.from_string(_TEMPLATE)
+
+
+def _short(text: str) -> str:
+    return cut_text(text, MAX_TEXT_CHARS)[0]
+
+
+def _value(value: Any) -> str:
+    return _short(value if isinstance(value, str) else json_text(value, indent=2))
+
+
+def _cell(value: Any) -> str:
+    return cut_text(value if isinstance(value, str) else json_text(value), MAX_CELL_CHARS)[0]
+
+
+def _table(value: Any) -> tuple[list[str], list[list[str]]] | None:
+    """Return names and rows of a list of records, or None when it is none."""
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(each, dict) for each in value):
+        return None
+    names = list(dict.fromkeys(name for row in value[:MAX_ROWS] for name in row))
+    if not 0 < len(names) <= MAX_COLUMNS:
+        return None
+    rows = [[_cell(row[name]) if name in row else "" for name in names] for row in value[:MAX_ROWS]]
+    return [_cell(name) for name in names], rows
+
+
+def _error(result: Any) -> str:
+    if result.error is None:
+        return ""
+    where = f"line {result.error.line}: " if result.error.line else ""
+    return _short(result.error.traceback or f"{where}{result.error.type}: {result.error.message}")
+
+
+def _files(files: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield name, description and image of each file; the image is a `data:` URL, or empty."""
+    room = MAX_IMAGES_BYTES
+    for each in files:
+        kind = next((kind for start, kind in IMAGE_STARTS.items() if each.data and each.data.startswith(start)), "")
+        image = ""
+        if kind and len(each.data) <= room:
+            room -= len(each.data)
+            image = f"data:{kind};base64,{base64.b64encode(each.data).decode('ascii')}"
+        yield each.name, each.problem or f"{each.media_type}, {each.size} bytes", image

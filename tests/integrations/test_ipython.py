@@ -1,0 +1,170 @@
+"""Cells of a notebook run in a sandbox, and results show themselves there without being HTML."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from toolcell import ExecutionResult, Outcome, OutputFile, SyncRuntime, ToolCallRecord, ToolRegistry
+from toolcell.results import ErrorInfo, LogEntry, Logs
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e\x1b[31m"
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "toolcell.integrations.ipython")
+    yield shell
+    shell.run_line_magic("unload_ext", "toolcell.integrations.ipython")
+    shell.history_manager.end_session()
+
+
+def run(shell: InteractiveShell, line: str, cell: str) -> ExecutionResult:
+    """Run a cell and return its result."""
+    shell.run_cell_magic("toolcell", f"--to result --no-raise-error {line}", cell)
+    return shell.user_ns["result"]
+
+
+def failed(shell: InteractiveShell, cell: str) -> str:
+    """Run a cell that fails as a front end runs it, and return what it raised."""
+    outcome = shell.run_cell(cell, silent=True)
+    return str(outcome.error_in_exec)
+
+
+@pytest.mark.isolation
+class TestCells:
+    def test_state_stays_between_cells_and_reset_forgets_it(self, shell: InteractiveShell) -> None:
+        run(shell, "", "x = 40")
+        assert run(shell, "", "x + 2").value == 42
+        assert run(shell, "--reset", "x").error.type == "NameError"
+
+    def test_a_cell_reads_the_variables_that_it_is_given_and_no_others(self, shell: InteractiveShell) -> None:
+        shell.user_ns |= {"rows": [{"n": 1}, {"n": 2}], "secret": "s"}
+        assert run(shell, "--inputs rows", "sum(row['n'] for row in rows)").value == 3
+        assert run(shell, "", "secret").error.type == "NameError"
+
+    def test_a_chosen_runtime_brings_its_tools(self, shell: InteractiveShell) -> None:
+        registry = ToolRegistry()
+
+        @registry.tool
+        def double(number: int) -> int:
+            """Return twice the number that is given."""
+            return 2 * number
+
+        with SyncRuntime(registry) as runtime:
+            shell.user_ns["mine"] = runtime
+            shell.run_line_magic("toolcell", "mine")
+            assert run(shell, "", "tools.double(number=21)").value == 42
+
+    def test_a_failure_stops_the_notebook_unless_told_otherwise(self, shell: InteractiveShell) -> None:
+        assert "ended with error: ZeroDivisionError: division by zero" in failed(shell, "%%toolcell\n1/0")
+        assert run(shell, "", "1/0").outcome is Outcome.ERROR
+
+    @pytest.mark.parametrize(
+        ("cell", "says"),
+        [
+            ("%%toolcell --inputs nothing\n1", "no variable 'nothing'"),
+            ("%%toolcell --to 1x\n1", "not '1x'"),
+            ("%%toolcell --wrong\n1", "--wrong"),
+            ("%%toolcell --to 'x\n1", "No closing quotation"),
+            ("%toolcell", "no variable was named"),
+            ("%toolcell get_ipython", "needs the name of a variable that holds an open SyncRuntime"),
+        ],
+    )
+    def test_a_mistake_is_named(self, shell: InteractiveShell, cell: str, says: str) -> None:
+        assert says in failed(shell, cell)
+
+    def test_an_interrupt_ends_the_cell_and_keeps_the_state(
+        self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(shell, "", "x = 7")
+
+        def printed(text: str, **_: Any) -> None:
+            if "waiting" in text:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("toolcell.integrations.ipython.print", printed, raising=False)
+        result = run(shell, "", "import time\nprint('waiting', flush=True)\ntime.sleep(600)")
+        assert result.outcome is Outcome.CANCELLED
+        assert run(shell, "", "x").value == 7
+
+    def test_unloading_ends_the_sandbox(self) -> None:
+        before = set(psutil.Process().children(recursive=True))
+        shell = InteractiveShell()
+        shell.run_line_magic("load_ext", "toolcell.integrations.ipython")
+        run(shell, "", "1")
+        assert set(psutil.Process().children(recursive=True)) - before
+        shell.run_line_magic("unload_ext", "toolcell.integrations.ipython")
+        shell.history_manager.end_session()
+        deadline = time.monotonic() + 60
+        while left := set(psutil.Process().children(recursive=True)) - before:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+        assert "toolcell" not in shell.magics_manager.magics["cell"]
+
+    def test_a_real_kernel_shows_output_below_the_cell_and_the_result_as_html(self) -> None:
+        cells = [
+            "%load_ext toolcell.integrations.ipython",
+            "%%toolcell\nprint('printed inside')\n[{'city': '<b>Rome</b>', 'n': 3}]",
+        ]
+        notebook = new_notebook(cells=[new_code_cell(each) for each in cells])
+        NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+        stream, shown = notebook.cells[1].outputs
+        assert stream.text == "printed inside\n"
+        assert "<td>&lt;b&gt;Rome&lt;/b&gt;</td>" in shown.data["text/html"]
+        assert "printed inside" not in shown.data["text/html"]
+        assert "value: [{'city': '<b>Rome</b>', 'n': 3}]" in shown.data["text/plain"]
+
+
+class TestHtml:
+    def test_everything_from_a_script_is_text(self) -> None:
+        result = ExecutionResult(
+            HOSTILE, Outcome.ERROR, value=[{HOSTILE: HOSTILE}], has_value=True,
+            logs=Logs((LogEntry("stdout", HOSTILE),)),
+            files=(OutputFile(HOSTILE, HOSTILE, 3, b"<sv"),),
+            error=ErrorInfo(HOSTILE, HOSTILE, traceback=HOSTILE),
+            calls=(ToolCallRecord(1, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE),),
+        )  # fmt: skip
+        html = result._repr_html_()
+        assert html.count("&lt;img src=x onerror=alert(1)&gt;") == 11
+        assert "<img" not in html
+        assert "<script" not in html
+        assert "\u202e" not in html
+        assert "\x1b" not in html
+
+    @pytest.mark.parametrize("value", ["text", 1.5, [], [1], [{}], {"a": 1}, None, float("nan"), [{"a": 1}, 2]])
+    def test_what_is_no_list_of_records_is_json(self, value: Any) -> None:
+        html = ExecutionResult("r", Outcome.OK, value=value, has_value=True)._repr_html_()
+        assert "<table" not in html
+        assert "<pre>" in html
+
+    def test_an_image_is_shown_by_its_content_and_up_to_a_size(self) -> None:
+        def shown(*files: OutputFile) -> str:
+            return ExecutionResult("r", Outcome.OK, files=files)._repr_html_()
+
+        assert "data:image/png;base64," in shown(OutputFile("a.txt", "text/plain", len(PIXEL), PIXEL))
+        svg = b"<svg onload='alert(1)'/>"
+        assert "data:" not in shown(OutputFile("a.png", "image/png", len(svg), svg))
+        large = PIXEL + bytes(5 << 20)
+        assert "data:" not in shown(OutputFile("a.png", "image/png", 1, large))
+        assert "missing" in shown(OutputFile("a.png", "image/png", 0, None, problem="missing"))
+
+    def test_much_is_cut_and_said(self) -> None:
+        rows = [{"n": number} for number in range(80)]
+        html = ExecutionResult("r", Outcome.OK, value=rows, has_value=True)._repr_html_()
+        assert "<td>49</td>" in html
+        assert "<td>50</td>" not in html
+        assert "and 30 more rows" in html
+        assert len(ExecutionResult("r", Outcome.OK, value="x" * 10**6, has_value=True)._repr_html_()) < 30_000
