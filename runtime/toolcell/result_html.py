@@ -52,7 +52,7 @@ _TEMPLATE: Final = """\
 """
 
 
-def result_html(result: Any, *, with_logs: bool = True) -> str:
+def result_html(result: Any) -> str:
     """Return an `ExecutionResult` as HTML: outcome, value (records as a table), output, error, calls, files.
 
     Images of up to 4 MiB in all are shown; texts are cut at 20,000 characters and tables at 50 rows.
@@ -63,7 +63,7 @@ def result_html(result: Any, *, with_logs: bool = True) -> str:
         table=rows,
         left_out=len(result.value) - MAX_ROWS if rows and len(result.value) > MAX_ROWS else 0,
         value="" if rows else _value(result.value),
-        logs=_short(result.logs.text) if with_logs else "",
+        logs=_short(result.logs.text),
         error=_error(result),
         calls=[
             (call.name, call.line or "", call.status, f"{call.duration_s * 1000:.1f}", _cell(call.args))

@@ -16,6 +16,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 from toolcell import ExecutionResult, Outcome, OutputFile, SyncRuntime, ToolCallRecord, ToolRegistry
 from toolcell.results import ErrorInfo, LogEntry, Logs
 
+from .conftest import run_example
+
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
@@ -99,6 +101,9 @@ class TestCells:
         result = run(shell, "", "import time\nprint('waiting', flush=True)\ntime.sleep(600)")
         assert result.outcome is Outcome.CANCELLED
         assert run(shell, "", "x").value == 7
+
+    def test_the_example_runs(self) -> None:
+        assert run_example("with_ipython.py").endswith("\nvalue: ['Rome', 'Oslo']\n['Rome', 'Oslo']\n")
 
     def test_unloading_ends_the_sandbox(self) -> None:
         before = set(psutil.Process().children(recursive=True))

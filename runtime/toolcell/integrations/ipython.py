@@ -16,16 +16,20 @@ import sys
 import threading
 from typing import Any, Final, NoReturn
 
-from IPython.core.error import UsageError as MagicUsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.display import display
-
+from toolcell.copies import changed
 from toolcell.errors import ToolcellError
-from toolcell.result_html import result_html
-from toolcell.results import ExecutionResult
+from toolcell.integrations.base import missing_package
+from toolcell.results import ExecutionResult, Logs
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.text import for_terminal
+
+try:
+    from IPython.core.error import UsageError as MagicUsageError
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+    from IPython.display import display
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, "ipython") from exc
 
 STREAMS: Final = {"stdout": lambda: sys.stdout, "stderr": lambda: sys.stderr}
 
@@ -100,8 +104,8 @@ class ToolcellMagics(Magics):
         result = _run(session, cell, inputs)
         if options.to:
             self.shell.user_ns[options.to] = result
-        shown = {"text/plain": str(result), "text/html": result_html(result, with_logs=False)}
-        display(shown, raw=True)  # what was printed stands above already
+        shown = changed(result, logs=Logs())  # what was printed stands above already
+        display({"text/plain": str(shown), "text/html": shown._repr_html_()}, raw=True)
         if not result.ok and not options.no_raise_error:
             problem = f": {result.error.type}: {result.error.message}" if result.error else ""
             raise CellFailed(f"the cell ended with {result.outcome}{problem}", result)
