@@ -149,10 +149,13 @@ def find_name(dotted: str) -> object:
     """The module, class or function of a dotted name."""
     try:
         return importlib.import_module(dotted)
-    except MissingPackage:  # an adapter without its framework: what it defines can be read all the same
-        source = HOST.joinpath(*dotted.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
-        return SimpleNamespace(**{name: name for name in re.findall(r"^(?:class|(?:async )?def) (\w+)", source, re.M)})
-    except ModuleNotFoundError:
+    except (MissingPackage, ModuleNotFoundError) as exc:
+        source = HOST.joinpath(*dotted.split(".")[1:]).with_suffix(".py")
+        if isinstance(exc, MissingPackage) and source.exists():  # an adapter without its framework: it can be read
+            text = source.read_text(encoding="utf-8")
+            return SimpleNamespace(
+                **{name: name for name in re.findall(r"^(?:class|(?:async )?def) (\w+)", text, re.M)}
+            )
         parent, _, name = dotted.rpartition(".")
         return getattr(find_name(parent), name)
 

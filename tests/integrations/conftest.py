@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from toolcell.audit.query import Index
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "integrations"
 INSTALLED = os.environ.get("FRAMEWORKS", "").split()
 """Extras that `.ci/frameworks` has installed for this run."""
@@ -31,6 +33,14 @@ def run_example(name: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def audited_calls(directory: Path) -> list[str]:
+    """Return the names of the tools whose calls an audit log has, in order."""
+    with Index(directory) as index:
+        index.refresh()
+        runs = [index.load(summary) for summary in index.runs()]
+    return [call.tool for run in runs for call in run.calls]
 
 
 @pytest.fixture
