@@ -40,6 +40,7 @@ PIECES = (
     "print({text!r}, len(seen), set('abcdef'))",
     "seen.append([hash({text!r}), list({{'x', 'y', 'z', {text!r}}})])",
     "seen.append([tool['name'] for tool in list_tools()])",
+    "seen.append([search_tools('slow {number}', detail='names'), list_tools(detail='full'), list_tools('search', detail='signatures')])",
     "try:\n    call_tool('nothing_{number}')\nexcept ToolError as error:\n    seen.append(error.details)",
     "open('f{number}.txt', 'w').write({text!r})\nset_result(seen, files=['f{number}.txt'])",
     "import asyncio\nasync def both():\n"

@@ -383,6 +383,24 @@ def test_tools_are_listed_for_people_and_as_python(folder: Path) -> None:
     assert [each["name"] for each in json.loads(plain)] == ["search", "echo"]
 
 
+def test_tools_are_searched_and_told_in_as_much_detail_as_is_asked_for(folder: Path) -> None:
+    _, found, _ = invoke("tools", "search", "look for something", "my_cli_tools.py", "--json")
+    _, one, _ = invoke("tools", "search", "search echo", "my_cli_tools.py", "--detail", "names", "--limit", "1")
+    _, lines, _ = invoke("tools", "my_cli_tools.py", "--detail", "signatures")
+    _, full, _ = invoke("tools", "my_cli_tools.py", "--detail", "full")
+
+    assert [each["name"] for each in json.loads(found)] == ["search"]
+    assert one.strip() == "search"
+    assert lines.startswith("search(query: str, limit: int") and len(lines.strip().splitlines()) == 2
+    assert "def search(*, query: str" in full
+    for wrong in (
+        ("search", "x"),
+        ("my_cli_tools.py", "--detail", "x"),
+        ("search", "x", "my_cli_tools.py", "--limit", "0"),
+    ):
+        assert invoke("tools", *wrong)[0] == exits.USAGE
+
+
 # The rest runs real sandboxes.
 
 QUOTED = "results = call_tool('search', {'query': 'Go', 'limit': 2})\nprint('n', len(results))\nset_result(results)"

@@ -31,6 +31,7 @@ STEPS = st.one_of(
         "print(len(seen), seen[-1:])",
         "open('kept.txt', 'a').write(str(len(seen)))\nseen.append(open('kept.txt').read())",
         "seen.append(sorted(tool['name'] for tool in list_tools()))",
+        "seen.append([search_tools('write a text', detail='names'), list_tools('pay', detail='full')])",
         "import asyncio\nasync def both():\n    return await asyncio.gather(call_tool_async('pay', to='g'), call_tool_async('read', name='g'))\nseen += await both()",
         "import time\ntime.sleep(0.001)",
     ]),

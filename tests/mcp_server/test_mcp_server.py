@@ -252,7 +252,7 @@ async def test_five_hundred_tools_cost_less_than_a_thousand_tokens_until_the_cli
     assert "501 tools" in shown and "move_7" not in shown
     # Vocabularies of models have most of these words: a word and a sign of punctuation are about a token each.
     assert len(re.findall(r"[A-Za-z]+|\d+|[^\sA-Za-z0-9]+", shown)) < 1000
-    assert text_of(found).startswith("create_issue: Open a ticket")
+    assert text_of(found).startswith("create_issue(title: str) -> str  # Open a ticket")
     assert "def create_issue(*, title: str) -> str:" in text_of(stub)
 
 

@@ -17,7 +17,6 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.code import code_result
-from toolcell.tools.descriptions import MAX_STUBS
 from toolcell.tools.plan_code import code_to_plan, plan_to_code
 from toolcell.tools.plan_references import PlanError
 from toolcell.tools.stubs import python_stub, python_stubs
@@ -111,13 +110,9 @@ def test_the_description_of_code_offers_only_what_code_may_call() -> None:
     registry.register("shell_exec", "Run a command in a shell", {"type": "object", "properties": {}}, lambda args: "")
     registry.blacklist("shell_*", origins=["code"])  # type: ignore[list-item]
     registry.enable_code_execution(FakeRuntime(nothing))
-    for number in range(MAX_STUBS):
-        registry.register(f"t{number}", "One of very many tools", {"type": "object", "properties": {}}, lambda a: "")
-
     [code] = [each.description for each in registry.definitions() if each.name == "execute_code"]
 
     assert "shell_exec" not in code
-    assert "Also available, see list_tools(): t31" in code
 
 
 @pytest.mark.conforms("R-b1")

@@ -230,21 +230,33 @@ class Toolbox:
         assert reply.answer is not None
         return self._value(name, reply.answer)
 
-    def list_tools(self) -> list[dict[str, Any]]:
-        """Name, description and parameters (a JSON Schema) of every tool this script may call."""
-        ((_, reply),) = self._channel.call([(LIST_TOOLS, {}, None)])
-        listed: list[dict[str, Any]] = _value(LIST_TOOLS, self._channel.wait(reply))
-        return listed
+    def list_tools(self, *names: str, detail: str | None = None) -> Any:
+        """The tools that this script may call, or those of these names.
 
-    def search_tools(self, query: str) -> list[dict[str, Any]]:
-        """The tools whose name or description has every word of `query`, best first."""
-        words = query.lower().split()
-        ranked = [
-            (sum(word in tool["name"].lower() for word in words), tool)
-            for tool in self.list_tools()
-            if all(word in f"{tool['name']} {tool['description']}".lower() for word in words)
-        ]
-        return [tool for _, tool in sorted(ranked, key=lambda pair: -pair[0])]
+        Without `detail`, a list of dicts with name, description and parameters (a JSON Schema). With it, text to read:
+        "names", "signatures" (a line each) or "full" (stubs with docstrings).
+
+        Raises:
+            ToolError: there is no such tool, or no such detail.
+        """
+        return self._ask({} if not names else {"names": list(names)}, detail)
+
+    def search_tools(self, query: str, limit: int = 10, *, detail: str | None = None) -> Any:
+        """The tools that fit `query`, best first. Words count in names, then descriptions, then parameters.
+
+        Shape: as in `list_tools`.
+
+        Raises:
+            ToolError: `query` or `limit` is too large, or there is no such detail.
+        """
+        return self._ask({"query": query, "limit": limit}, detail)
+
+    def _ask(self, wanted: dict[str, Any], detail: str | None) -> Any:
+        """Ask the host about its tools. It answers from what it tells about them, and makes no call."""
+        if detail is not None:
+            wanted["detail"] = detail
+        ((_, reply),) = self._channel.call([(LIST_TOOLS, to_packed(wanted, "list_tools arguments"), None)])
+        return _value(LIST_TOOLS, self._channel.wait(reply))
 
     def progress(self, value: Any = None, /, **fields: Any) -> None:
         """Report progress to the host while the script runs; any plain value. Keywords make a dict of it."""

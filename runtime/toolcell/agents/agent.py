@@ -13,6 +13,7 @@ from typing import Any
 
 from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
 from toolcell.agents.loop_result import FINAL, SUSPENDED, TERMINATED, ToolLoopResult
+from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
 from toolcell.control.controlled import DENIED, ControlledRuntime
@@ -100,7 +101,6 @@ class Agent:
         """Ids of calls that have started and not ended."""
         self._system_prompt = system_prompt
         self._context = context or RunContext(events=self.events)
-        self._enabled_tools = _enabled_tools(plan_execution, code_execution, ask_user)
         self._active: RunContext | None = None
         self._config = ToolLoopConfig(
             provider=provider,
@@ -110,6 +110,7 @@ class Agent:
             name=name,
             **config,
         )
+        self._enabled_tools = _enabled_tools(plan_execution, code_execution, ask_user, self._config.shown_chars)
         self.events.subscribe(self._track_pending)
 
     def _track_pending(self, event: Event) -> None:
@@ -136,18 +137,18 @@ class Agent:
             self.registry.follow(self._followed, now)
             self._followed = now
         base = self.registry if tools is None else self.registry.replaced(_as_registry(tools))
-        if not self._enabled_tools:
-            return base.snapshot()
         merged = base.merged()
         for spec in self._enabled_tools:
             merged.register(spec, replace=True)
         if self._repairs is not None:  # of this conversation alone
-            merged.register(code_spec(RepairingRuntime(self._repairs), {}), replace=True)
+            repairing = RepairingRuntime(self._repairs)
+            merged.register(code_spec(repairing, {}, self._config.shown_chars), replace=True)
+        add_search(merged, self._config.shown_chars)
         return merged.freeze()
 
     def definitions(self) -> list[ToolDefinition]:
-        """Return the definitions that the model gets."""
-        return self.tools_for_run().definitions()
+        """Return the definitions that the model gets in a conversation that begins."""
+        return self.tools_for_run().definitions(shown_chars=self._config.shown_chars)
 
     # Run a prompt
 
@@ -305,10 +306,10 @@ def _check_repairs(runtime: object) -> None:
         raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
 
 
-def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None) -> list[ToolSpec]:
+def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None, shown_chars: int) -> list[ToolSpec]:
     specs = [plan_spec({})] if plan else []
     if code is not None:
-        specs.append(code_spec(code, {}))
+        specs.append(code_spec(code, {}, shown_chars))
     if ask_user is not None:
         specs.append(ask_user_spec(ask_user))
     return specs

@@ -25,6 +25,7 @@ from toolcell.agents.loop_result import (
     Stop,
     ToolLoopResult,
 )
+from toolcell.agents.offer import shown_tools
 from toolcell.agents.processors import Halt, Processor, after_response, after_tool, before_request
 from toolcell.agents.providers.provider import (
     DEFAULT_OPTIONS,
@@ -60,6 +61,7 @@ from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.detail import SHOWN_CHARS, check_shown_chars
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.parts import File
@@ -105,6 +107,8 @@ class ToolLoopConfig:
     follow_up_jobs: bool = False
     """Before an answer is final, wait for background jobs and send the model their results."""
     error_style: ErrorStyle = "plain"
+    shown_chars: int = SHOWN_CHARS
+    """Of tools in each request. From a larger catalogue with `search_tools`, what was found or called is shown."""
     max_result_chars: int = MAX_TRANSCRIPT_CHARS
     """Characters of one tool's answer in the transcript. Events hold the whole answer."""
     name: str = ""
@@ -116,6 +120,7 @@ class ToolLoopConfig:
             cure = f"write {provider.__name__}(...)" if isinstance(provider, type) else "such as OpenAIProvider()"
             raise UsageError(f"provider must have an async method chat, {cure}, not {shown(provider)}")
         check_count("max_iterations", self.max_iterations, 0)
+        check_shown_chars(self.shown_chars)
         check_seconds("wall_s", self.wall_s, optional=True)
         check_kind("model", self.model, str, cure="the name that the provider gives it")
         check_kind("name", self.name, str)
@@ -255,7 +260,7 @@ class LoopRun:
     # Ask the model
 
     def _definitions(self) -> list[ToolDefinition]:
-        return self._registry.definitions(self._origin, policies=self.context.policies) if self._registry else []
+        return shown_tools(self._registry, self._origin, self.context, self.messages, self.config.shown_chars)
 
     async def _ask(self, tools: Sequence[ToolDefinition]) -> ModelResponse:
         self.messages[:] = repaired(self.messages)

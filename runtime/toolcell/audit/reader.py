@@ -246,7 +246,7 @@ class RecordedRun:
 
     @property
     def definitions(self) -> list[Any]:
-        """Shape: [[name, description, parameters]] of the tools that the run could call."""
+        """Of the tools that the run could call. Shape: [[name, description, parameters, what it returns if known]]."""
         return self.tools.get("definitions") or []
 
     @property

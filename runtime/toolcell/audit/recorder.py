@@ -22,6 +22,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.packing import text_digest, value_digest
+from toolcell.tools.catalogue import returns_of
 from toolcell.tools.options import Origin
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from toolcell.results import ExecutionResult
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.call import CallableTools, RunContext
+    from toolcell.tools.definition import ToolDefinition
     from toolcell_bridge.wire.messages import CallTool, RunScript
 
 CODE, CALLS = "code", "calls"
@@ -215,7 +217,7 @@ class Recorder:
         offered = [each for each in registry.definitions(Origin.CODE) if each.name in names]
         key = tuple(map(id, offered))
         if (known := self._shared.get(key)) is None:
-            defined = [[each.name, each.description, each.parameters] for each in offered]
+            defined = [_defined(registry, each) for each in offered]
             known = self._remember(key, records.TOOLS, (defined,), offered)
         return known
 
@@ -224,6 +226,12 @@ class Recorder:
         if len(self._shared) > MAX_SHARED:
             self._shared.popitem(last=False)
         return known
+
+
+def _defined(registry: CallableTools, tool: ToolDefinition) -> list[Any]:
+    """Shape: [name, description, parameters], and what it returns where it says so."""
+    returns = returns_of(registry, tool.name)
+    return [tool.name, tool.description, tool.parameters] + ([dict(returns)] if returns is not None else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,8 @@ class AnsweringTools:
         self._has_end = bool(run.end) and run.outcome != str(Outcome.SUSPENDED)
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
         self._note = f"answered from the record of run {run.id}; the tool did not run"
-        self._definitions = [ToolDefinition(*each) for each in run.definitions]
+        self._definitions = [ToolDefinition(*each[:3]) for each in run.definitions]
+        self._returns = {each[0]: each[3] for each in run.definitions if len(each) > 3}
         self._answers = answers
         self._until = until
         self._on_call = on_call
@@ -207,6 +208,10 @@ class AnsweringTools:
     def definitions(self, origin: Origin = Origin.CODE) -> list[ToolDefinition]:
         """Return what the script was told of them."""
         return self._definitions
+
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of what a tool returned, where its record has one."""
+        return self._returns.get(name)
 
     def meant(self, name: str) -> str:
         """Return the name that the record has for one that a provider was given in its place; else `name` itself."""

@@ -79,6 +79,11 @@ def row(*shapes: Shape) -> Shape:
     return fits
 
 
+def one_of(*shapes: Shape) -> Shape:
+    """A value of any of these shapes."""
+    return lambda value: any(shape(value) for shape in shapes)
+
+
 def mapping(**shapes: Shape) -> Shape:
     """A mapping from texts. These keys may be missing, and have these shapes; others hold anything."""
 
@@ -103,6 +108,7 @@ def table(**shapes: Shape) -> Shape:
     return lambda value: fits(value) and (not value or shapes.keys() <= value.keys())
 
 
+_tool = one_of(row(text, optional(text), anything), row(text, optional(text), anything, anything))
 _cut = table(why=text)
 _more = optional(
     mapping(args_cut=_cut, value_cut=_cut, source_cut=_cut, inputs_cut=_cut, logs_cut=_cut, coerced=each(anything))
@@ -120,7 +126,7 @@ SHAPES: Final[dict[str, dict[str, Shape]]] = {
     },
     "checkpoint": {"reason": text, "key": text, "signature": data},
     "retired": {"first": integer, "last": integer, "seq": integer, "link": data, "reason": text, "more": _more},
-    "tools": {"digest": text, "definitions": each(row(text, optional(text), anything)), "more": _more},
+    "tools": {"digest": text, "definitions": each(_tool), "more": _more},
     "terms": {
         "digest": text, "limits": _limits, "policy": mapping(), "isolation": _isolation, "more": _more,
     },

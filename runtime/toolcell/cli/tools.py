@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, cast
 
+import anyio
 import typer
 from rich.table import Table
 
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
+from toolcell.errors import UsageError
 from toolcell.text import one_line
-from toolcell.tools import ToolRegistry
+from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 from toolcell.tools.builtin.catalogue import all_packages
+from toolcell.tools.catalogue import FOUND
+from toolcell.tools.checks import check_one_of
+from toolcell.tools.detail import DETAILS, Detail
 
 
 class Format(enum.StrEnum):
@@ -29,6 +35,8 @@ class Format(enum.StrEnum):
 
 BUILTIN = "builtin"
 """In place of a file or module: the packages that come with toolcell."""
+SEARCH = "search"
+"""Before a query and files or modules: only the tools that fit the query."""
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -41,24 +49,54 @@ def tools(
     format: Annotated[Format, typer.Option("--format", "-f", help="A table, a provider's JSON, or Python stubs.")] = (
         Format.TABLE
     ),
+    detail: Annotated[str, typer.Option(help="Plain text instead: names, signatures or full.")] = "",
+    limit: Annotated[int, typer.Option(help="With search: most tools to list.")] = FOUND,
     as_json: Annotated[bool, typer.Option("--json", help="Write name, description and schema as JSON.")] = False,
 ) -> None:
     """List the tools of a file or module as a model would see them.
 
     A source is a Python file or a module name; it may hold a ToolRegistry (FILE:NAME picks one of several), tools, or
     plain functions, whose signatures and docstrings then say what they take. The word builtin stands for the packages
-    that come with toolcell.
+    that come with toolcell. `toolcell tools search "open an issue" FILE|MODULE...` lists those that fit, best first.
     """
+    if detail:
+        check_one_of("--detail", detail, DETAILS)
     if sources == [BUILTIN]:
         show_builtin(as_json)
         return
-    registry = load_registry(sources)
-    if format is Format.PYTHON:
-        write_text(stdout(), "\n\n".join(stub(each) for each in registry.definitions()))
-    elif format is Format.TABLE and not as_json:
-        stdout().print(_table(registry))
+    if sources[0] == SEARCH:
+        registry, found = searched(sources[1:], limit)
     else:
-        print_json([as_dict(definition, format) for definition in registry.definitions()])
+        registry = load_registry(sources)
+        found = registry.definitions()
+    if detail:
+        names = [each.name for each in found]
+        write_text(stdout(), registry.describe_tools(names, detail=cast("Detail", detail), origin=Origin.MODEL))
+        return
+    show_definitions(found, format, as_json)
+
+
+def searched(given: list[str], limit: int) -> tuple[ToolRegistry, list[ToolDefinition]]:
+    """Return the registry of some sources, and those of its tools that fit a query.
+
+    Raises:
+        UsageError: there is no source, or the query cannot be used.
+    """
+    if len(given) < 2:
+        wanted = f'write toolcell tools {SEARCH} "open an issue" FILE; a file of this name is ./{SEARCH}.py'
+        raise UsageError(f"{SEARCH} takes a query and a file or module; {wanted}")
+    registry = load_registry(given[1:])
+    return registry, anyio.run(partial(registry.search_tools, given[0], limit=limit, origin=Origin.MODEL))
+
+
+def show_definitions(definitions: list[ToolDefinition], format: Format, as_json: bool) -> None:
+    """Write definitions as a table, as stubs or as JSON."""
+    if format is Format.PYTHON:
+        write_text(stdout(), "\n\n".join(stub(each) for each in definitions))
+    elif format is Format.TABLE and not as_json:
+        stdout().print(_table(definitions))
+    else:
+        print_json([as_dict(definition, format) for definition in definitions])
 
 
 def show_builtin(as_json: bool) -> None:
@@ -81,11 +119,11 @@ def as_dict(definition: Any, format: Format) -> dict[str, Any]:
     return {"name": definition.name, "description": definition.description, "parameters": definition.parameters}
 
 
-def _table(registry: ToolRegistry) -> Table:
+def _table(definitions: list[ToolDefinition]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("tool", "arguments", "description"):
         table.add_column(heading, header_style="bold", overflow="fold")
-    for definition in registry.definitions():
+    for definition in definitions:
         table.add_row(
             safe(definition.name, "cyan"), safe(arguments(definition)), safe(one_line(definition.description, 120))
         )

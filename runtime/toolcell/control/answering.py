@@ -14,6 +14,7 @@ from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
 from toolcell.results import Divergence, Outcome
 from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.catalogue import returns_of
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Reject
 from toolcell.tools.options import Origin
@@ -64,6 +65,10 @@ class JournaledTools:
     def meant(self, name: str) -> str:
         """Return the registered name behind one that a provider was given in its place; else `name` itself."""
         return self._tools.meant(name)
+
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of what a tool returns; None where it says nothing."""
+        return returns_of(self._tools, name)
 
     async def dispatch(
         self,

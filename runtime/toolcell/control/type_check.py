@@ -19,6 +19,7 @@ from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind
+from toolcell.tools.detail import DETAILS
 from toolcell.tools.options import Origin
 from toolcell.tools.stub_types import is_identifier
 from toolcell.tools.stubs import Described, checked_module
@@ -32,17 +33,26 @@ MAX_FINDINGS: Final = 50
 MAX_KNOWN: Final = 8
 """Sets of tools whose stubs are kept."""
 
+
+def _by_detail(stub: str) -> str:
+    """Return a function that gives rows, or text with `detail`. `*names` ends the arguments without a star."""
+    star = "" if "*" in stub else ", *"
+    rows = stub.format(detail="", returns="list[dict[str, Any]]")
+    text = stub.format(detail=f"{star}, detail: Literal{list(DETAILS)!r}", returns="str")
+    return f"@overload\n{rows}\n@overload\n{text}"
+
+
 NAMES: Final[Mapping[str, str]] = {
     "call_tool": "def call_tool(name: str, /, *args: Any, raw: bool = ..., **kwargs: Any) -> Any: ...",
     "call_tool_async": "async def call_tool_async(name: str, /, *args: Any, **kwargs: Any) -> Any: ...",
-    "list_tools": "def list_tools() -> list[dict[str, Any]]: ...",
-    "search_tools": "def search_tools(query: str) -> list[dict[str, Any]]: ...",
+    "list_tools": _by_detail("def list_tools(*names: str{detail}) -> {returns}: ..."),
+    "search_tools": _by_detail("def search_tools(query: str, limit: int = ...{detail}) -> {returns}: ..."),
     "OUTPUT_DIR": "OUTPUT_DIR: str",
     "ToolError": "class ToolError(RuntimeError):\n    tool: str\n    code: str\n    retryable: bool\n    details: Any",
 }
 """What a script finds besides its tools. Names of the guest that are not here are Any."""
 
-_HELPERS: Final = """from typing import Any
+_HELPERS: Final = """from typing import Any, Literal, overload
 class _Tools(type):
     def __getitem__(cls, name: str) -> Any: ...
 async def _awaited[T](value: T) -> T: ...

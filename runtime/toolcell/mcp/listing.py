@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mcp_types import Tool, ToolAnnotations
 
 from toolcell.config import Limits
-from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import CODE_TEXT, CODE_TOOL, described_sandbox
+from toolcell.tools.catalogue import FOUND, MAX_FOUND
+from toolcell.tools.descriptions import CODE_TEXT, CODE_TOOL, SEARCH_TOOL, described_sandbox
+from toolcell.tools.detail import DETAILS, shown_within
 from toolcell.tools.options import Origin
-from toolcell.tools.stubs import python_stubs
 
-SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL = "search_tools", "describe_tools", "resume"
+DESCRIBE_TOOL, RESUME_TOOL = "describe_tools", "resume"
 OWN_TOOLS = (CODE_TOOL, SEARCH_TOOL, DESCRIBE_TOOL, RESUME_TOOL)
 
-SHOWN_STUBS_CHARS, SHOWN_NAMES_CHARS = 1200, 600
-"""A catalogue up to this length is part of the description of execute_code: as stubs, or as names."""
+SHOWN_CHARS = 1_200
+"""Of tools in the description of execute_code: as stubs, a line each, or names, whatever there is room for."""
 
 GIVEN_LIMITS = ("wall_s", "cpu_s", "memory_bytes", "tool_calls")
 """Limits that a client may lower for one script."""
@@ -72,7 +68,8 @@ SEARCH_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "query": {"type": "string", "description": "A few words: what the tool is to do."},
-        "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10},
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_FOUND, "default": FOUND},
+        "detail": {"type": "string", "enum": [*DETAILS], "default": "signatures"},
     },
     "required": ["query"],
     "additionalProperties": False,
@@ -80,7 +77,10 @@ SEARCH_SCHEMA: dict[str, Any] = {
 
 DESCRIBE_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 50}},
+    "properties": {
+        "names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 50},
+        "detail": {"type": "string", "enum": [*DETAILS], "default": "full"},
+    },
     "required": ["names"],
     "additionalProperties": False,
 }
@@ -99,7 +99,7 @@ RESUME_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-SEARCH_TEXT = f"Find tools that a script of {CODE_TOOL} can call. Returns names and summaries, the best first."
+SEARCH_TEXT = f"Find tools that a script of {CODE_TOOL} can call. Returns a line for each, the best first."
 DESCRIBE_TEXT = "Return typed Python stubs of tools, by name, as a script calls them."
 RESUME_TEXT = (
     f"Carry on a script of {CODE_TOOL} that was suspended because a tool call needs a person's approval. "
@@ -107,13 +107,13 @@ RESUME_TEXT = (
 )
 
 
-def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool) -> list[Tool]:
+def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars: int = SHOWN_CHARS) -> list[Tool]:
     """Return the tools of the server itself."""
     reading = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     found = [
         Tool(
             name=CODE_TOOL,
-            description=code_text(runtime, keeps_state),
+            description=code_text(runtime, keeps_state, shown_chars),
             input_schema=code_schema(runtime.limits),
             output_schema=CODE_OUTPUT,
             annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True),
@@ -127,39 +127,15 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool) -> list[Tool
     return found
 
 
-def code_text(runtime: Any, keeps_state: bool) -> str:
+def code_text(runtime: Any, keeps_state: bool, shown_chars: int = SHOWN_CHARS) -> str:
     """Describe execute_code: what a script finds, and the tools that it may call, as far as there is room."""
     sandbox = described_sandbox(runtime)
     text = CODE_TEXT + (sandbox.replace(FRESH, KEPT) if keeps_state else sandbox)
     tools = [(tool.definition, tool.options.returns) for tool in runtime.registry.snapshot().state.visible(Origin.CODE)]
     if not tools:
         return text
-    stubs = python_stubs(tools) if len(tools) <= SHOWN_STUBS_CHARS // 30 else ""
-    if stubs and len(stubs) <= SHOWN_STUBS_CHARS:
-        return f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n{stubs}"
-    names = ", ".join(definition.name for definition, _ in tools)
-    shown = f": {names}" if len(names) <= SHOWN_NAMES_CHARS else ""
-    return f"{text}\n\n{len(tools)} tools{shown}. Find them with {SEARCH_TOOL}; {DESCRIBE_TOOL} has their parameters."
-
-
-def words_of(text: str) -> list[str]:
-    """Split a text, also names such as create_issue and createIssue, into lower-case words."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", text)]
-
-
-def search(definitions: Sequence[ToolDefinition], query: str, limit: int) -> list[ToolDefinition]:
-    """Rank tools by the words that they share with a query. A rare word counts more, and one in the name thrice."""
-    wanted = set(words_of(query))
-    texts = [
-        Counter([*words_of(each.name) * 3, *words_of(each.description), *words_of(" ".join(_parameters(each)))])
-        for each in definitions
-    ]
-    weights = {word: math.log(1 + len(texts) / (1 + sum(word in text for text in texts))) for word in wanted}
-    scores = [sum(weights[word] * text[word] / (1 + text[word]) for word in wanted) for text in texts]
-    ranked = sorted(range(len(texts)), key=lambda index: -scores[index])
-    return [definitions[index] for index in ranked if scores[index] > 0][:limit]
-
-
-def _parameters(definition: ToolDefinition) -> Iterable[str]:
-    properties = definition.parameters.get("properties")
-    return properties if isinstance(properties, dict) else ()
+    detail, shown = shown_within(tools, shown_chars)
+    if detail == "full":
+        return f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n{shown}"
+    between = {"signatures": ":\n\n{}\n\n", "names": ": {}. "}.get(detail or "", ". ").format(shown)
+    return f"{text}\n\n{len(tools)} tools{between}Find them with {SEARCH_TOOL}; {DESCRIBE_TOOL} has their parameters."

@@ -29,10 +29,11 @@ from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.text import clean, one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+from toolcell.tools.catalogue import FOUND
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.descriptions import CODE_TOOL, SEARCH_TOOL
+from toolcell.tools.detail import check_shown_chars
 from toolcell.tools.options import Origin
-from toolcell.tools.stubs import python_stubs
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]
@@ -63,10 +64,14 @@ class McpServer:
         keeps_state: bool = False,
         exposes_tools: bool = False,
         has_one_client: bool = False,
+        shown_chars: int = listing.SHOWN_CHARS,
     ) -> None:
-        """`has_one_client`: the transport carries one client, as stdio does."""
+        """`has_one_client`: the transport carries one client, as stdio does. `shown_chars`: of tools in the description
+        of execute_code, in the most detailed way that there is room for."""
+        check_shown_chars(shown_chars)
         self.runtime = runtime
         self._keeps_state, self._exposes_tools, self._has_one_client = keeps_state, exposes_tools, has_one_client
+        self._shown_chars = shown_chars
         self._stack = AsyncExitStack()
         self._state: dict[str, Any] = {}
         self._opening = anyio.Lock()
@@ -82,7 +87,7 @@ class McpServer:
             name: ArgumentChecker(ToolDefinition(name, f"Arguments of {name} as a tool of MCP.", schema))
             for name, schema in (
                 (CODE_TOOL, listing.code_schema(runtime.limits)),
-                (listing.SEARCH_TOOL, listing.SEARCH_SCHEMA),
+                (SEARCH_TOOL, listing.SEARCH_SCHEMA),
                 (listing.DESCRIBE_TOOL, listing.DESCRIBE_SCHEMA),
                 (listing.RESUME_TOOL, listing.RESUME_SCHEMA),
             )
@@ -99,7 +104,7 @@ class McpServer:
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         offers_resume = not _can_ask(ctx)
-        found = listing.own_tools(self.runtime, self._has_session(ctx), offers_resume)
+        found = listing.own_tools(self.runtime, self._has_session(ctx), offers_resume, self._shown_chars)
         if self._exposes_tools:
             rows = self.runtime.registry.snapshot().to_mcp(Origin.PLAN)
             plain = [row for row in rows if row["name"] not in listing.OWN_TOOLS]
@@ -113,7 +118,7 @@ class McpServer:
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Answer:
         handlers: Mapping[str, Callable[[Context, dict[str, Any]], Awaitable[Answer]]] = {
             CODE_TOOL: self._execute,
-            listing.SEARCH_TOOL: self._search,
+            SEARCH_TOOL: self._search,
             listing.DESCRIBE_TOOL: self._describe,
             listing.RESUME_TOOL: self._resume,
         }
@@ -248,19 +253,15 @@ class McpServer:
     # The catalogue.
 
     async def _search(self, ctx: Context, args: dict[str, Any]) -> Answer:
-        definitions = self.runtime.registry.snapshot().definitions(Origin.CODE)
-        found = listing.search(definitions, args["query"], args.get("limit", 10))
-        lines = [f"{each.name}: {one_line(each.description, 200)}" for each in found]
-        return said("\n".join(lines) or f"none of {len(definitions)} tools fits; use other words")
+        registry = self.runtime.registry.snapshot()
+        found = await registry.search_tools(args["query"], limit=args.get("limit", FOUND))
+        if not found:
+            return said(f"none of {len(registry.names(Origin.CODE))} tools fits; use other words")
+        return said(registry.describe_tools([each.name for each in found], detail=args.get("detail", "signatures")))
 
     async def _describe(self, ctx: Context, args: dict[str, Any]) -> Answer:
-        tools = {tool.name: tool for tool in self.runtime.registry.snapshot().state.visible(Origin.CODE)}
-        names = dict.fromkeys(args["names"])
-        if unknown := [name for name in names if name not in tools]:
-            raise UsageError(
-                f"there is no tool {', '.join(map(repr, unknown))[:200]}; {listing.SEARCH_TOOL} finds them"
-            )
-        return said(python_stubs((tools[name].definition, tools[name].options.returns) for name in names))
+        registry = self.runtime.registry.snapshot()
+        return said(registry.describe_tools(args["names"], detail=args.get("detail", "full")))
 
     # Tools as the client's own.
 

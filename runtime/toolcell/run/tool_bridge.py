@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolcell.errors import AuditError, ToolAbort
+from toolcell import daemon_threads
+from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.run.calls import Answer, unsendable
 from toolcell.run.observer import RunObserver
 from toolcell.tools import Origin, RunContext, ToolDefinition
 from toolcell.tools.call import CallableTools
+from toolcell.tools.catalogue import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
+from toolcell.tools.detail import tools_text
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -39,7 +43,7 @@ class ToolBridge:
             ToolAbort: the tool ended the run, or the call could not be recorded.
         """
         if call.name == LIST_TOOLS:
-            return ToolReturn(call.id, [listed(each) for each in self._registry.definitions(Origin.CODE)])
+            return await self._told(call)
         call_id = f"call_{call.id}"
         context = self._observer.context_of(call, call_id, self._context)
         try:
@@ -52,6 +56,46 @@ class ToolBridge:
         if result.error is not None and result.is_error:
             return failure(call.id, result)
         return ToolReturn(call.id, result.guest_value())
+
+    async def _told(self, call: CallTool) -> Answer:
+        """Answer `list_tools` and `search_tools`. Only words decide, so that a replay finds what its run has found."""
+        definitions = self._registry.definitions(Origin.CODE)
+        wanted: dict[str, Any] = call.args
+        if not wanted:
+            return ToolReturn(call.id, [listed(each) for each in definitions])
+        try:
+            if len(definitions) <= SMALL:
+                return ToolReturn(call.id, self._chosen(definitions, wanted))
+            return ToolReturn(call.id, await daemon_threads.run_sync(self._chosen, definitions, wanted))
+        except UsageError as exc:
+            return ToolFail(call.id, str(ErrorCode.INVALID_ARGUMENTS), str(exc), False, {})
+
+    def _chosen(self, definitions: Sequence[ToolDefinition], wanted: Mapping[str, Any]) -> Any:
+        """Return the tools that a script asked for, as rows or as text.
+
+        Raises:
+            UsageError: what it asked for cannot be answered.
+        """
+        if "query" in wanted:
+            definitions = find(definitions, wanted["query"], wanted.get("limit", FOUND))
+        elif "names" in wanted:
+            definitions = named_of(definitions, _names(wanted["names"]))
+        if (detail := wanted.get("detail")) is None:
+            return [listed(each) for each in definitions]
+        return tools_text([(each, returns_of(self._registry, each.name)) for each in definitions], detail)
+
+
+def _names(given: Any) -> list[str]:
+    """Return a guest's list of names, which may be anything.
+
+    Raises:
+        UsageError: it is no list of texts.
+    """
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise UsageError("list_tools takes names of tools, as texts")
+    if len(given) > MAX_FOUND:
+        raise UsageError(f"list_tools takes at most {MAX_FOUND} names, not {len(given)}; without a name it takes all")
+    return given
 
 
 def failure(call_id: int, result: ToolResult) -> ToolFail:

@@ -31,6 +31,7 @@ from toolcell.tools.descriptions import (
     describe_plan,
     described_sandbox,
 )
+from toolcell.tools.detail import SHOWN_CHARS, check_shown_chars
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import File, Text
 from toolcell.tools.plan import MAX_STEPS, PLAN_TOOL
@@ -158,13 +159,15 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
     )
 
 
-def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
-    """`execute_code` as a tool.
+def code_spec(runtime: CodeRuntime, options: Mapping[str, Any], shown_chars: int = SHOWN_CHARS) -> ToolSpec:
+    """`execute_code` as a tool. `shown_chars`: of tools in its description.
 
     Raises:
         UsageError: `runtime` cannot run code from an event loop.
     """
     check_code_runtime(runtime, CODE_TOOL)
+
+    check_shown_chars(shown_chars)
 
     def invoke(context: ToolContext) -> Any:
         call = context.call
@@ -177,7 +180,7 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any]) -> ToolSpec:
         options=with_options(known, options),
         source=runtime,
         args_prefix=f"invalid {CODE_TOOL} args: ",
-        describe=lambda offered: describe_code(offered, described_sandbox(runtime)),
+        describe=lambda offered: describe_code(offered, described_sandbox(runtime), shown_chars),
         requires_result=True,
     )
 

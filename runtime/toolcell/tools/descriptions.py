@@ -7,14 +7,13 @@ from typing import Any
 
 from toolcell.config import MIB, Limits
 from toolcell.results import Outcome
+from toolcell.tools.detail import SHOWN_CHARS, Detail, shown_within
 from toolcell.tools.options import Origin
 from toolcell.tools.plan import MAX_STEPS, PLAN_TOOL
 from toolcell.tools.spec import Offered
-from toolcell.tools.stubs import python_stubs
 
 CODE_TOOL = "execute_code"
-MAX_STUBS = 32
-"""Tools written out as stubs in the description of execute_code; the script can list the others itself."""
+SEARCH_TOOL = "search_tools"
 
 MAX_PACKAGES = 50
 """Packages named in the description of execute_code."""
@@ -91,15 +90,33 @@ def _described_limits(limits: Limits) -> str:
     )
 
 
-def describe_code(offered: Offered, sandbox: str = "") -> str:
-    """Describe `execute_code` for a model that may use what is offered; with the tools its code may call, as Python."""
+def describe_code(offered: Offered, sandbox: str = "", shown_chars: int = SHOWN_CHARS) -> str:
+    """Describe `execute_code` for a model that may use what is offered.
+
+    The tools that its code may call are told in as much detail as `shown_chars` has room for.
+    """
     tools = list(offered(Origin.CODE))
     text = CODE_TEXT + _CODE_MORE + (_CODE_OR_PLAN if _offers(offered, PLAN_TOOL) else "") + sandbox
     if not tools:
         return text
-    stubs = python_stubs((tool.definition, tool.options.returns) for tool in tools[:MAX_STUBS])
-    more = ", ".join(tool.name for tool in tools[MAX_STUBS:])
-    rest = f"\n\nAlso available, see list_tools(): {more}" if more else ""
-    return (
-        f"{text}\n\nTools, callable as call_tool('name', {{...}}) or tools.name(...):\n\n```python\n{stubs}\n```{rest}"
-    )
+    detail, shown = shown_within([(tool.definition, tool.options.returns) for tool in tools], shown_chars)
+    return f"{text}\n\n{_told(len(tools), detail, _offers(offered, SEARCH_TOOL))}{shown}{_AFTER.get(detail, '')}"
+
+
+_CALLABLE = "callable as call_tool('name', {...}) or tools.name(...)"
+_IN_FULL = "print(list_tools('name', detail='full')) tells all about one"
+_SEARCH = "print(search_tools('what it is to do', detail='full')) in a script finds the right ones"
+_AFTER: Mapping[Detail | None, str] = {"full": "\n```", "signatures": "\n```", "names": "."}
+
+
+def _told(count: int, detail: Detail | None, offers_search: bool) -> str:
+    """Introduce tools of which this much is told."""
+    search = f"{_SEARCH}{f'; so does {SEARCH_TOOL}' if offers_search else ''}"
+    match detail:
+        case "full":
+            return f"Tools, {_CALLABLE}:\n\n```python\n"
+        case "signatures":
+            return f"{count} tools, {_CALLABLE}; {_IN_FULL}:\n\n```python\n"
+        case "names":
+            return f"{count} tools, {_CALLABLE}. {_IN_FULL}; {search}. Their names: "
+    return f"{count} tools, {_CALLABLE}: too many to list. Search first: {search}."

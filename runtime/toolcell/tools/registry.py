@@ -22,6 +22,7 @@ from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_kind, shown
 from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.definition import ToolDefinition, warn_about_description
+from toolcell.tools.detail import SHOWN_CHARS
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.names import check_collisions
@@ -30,6 +31,7 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.script_tools import ScriptRegistry
+from toolcell.tools.search_tool import search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 
 logger = logging.getLogger("toolcell.tools")
@@ -263,10 +265,18 @@ class ToolRegistry(ScriptRegistry):
         """Offer `execute_plan` to the model."""
         self._put([compile_tool(plan_spec(options))], replace=True)
 
-    def enable_code_execution(self, runtime: CodeRuntime, **options: Any) -> None:
-        """Offer `execute_code` to the model, run by `runtime`."""
-        self._put([compile_tool(code_spec(runtime, options))], replace=True)
+    def enable_code_execution(self, runtime: CodeRuntime, *, shown_chars: int = SHOWN_CHARS, **options: Any) -> None:
+        """Offer `execute_code` to the model, run by `runtime`.
+
+        `shown_chars`: its description tells of the tools in the most detailed way that has at most so many characters:
+        stubs, a line each, names, or only how to search for them.
+        """
+        self._put([compile_tool(code_spec(runtime, options, shown_chars))], replace=True)
         self.policy.add_flow(*flows_of(runtime))
+
+    def enable_tool_search(self, **options: Any) -> None:
+        """Offer `search_tools` to the model. `definitions(shown_chars=...)` then leaves out what a search finds."""
+        self._put([compile_tool(search_spec(options))], replace=True)
 
     # Other registries over the same tools
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from toolcell.errors import UsageError
-from toolcell.tools.checks import check_count, check_kind, check_one_of, check_seconds
+from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider
+from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Hook
 from toolcell.tools.names import MAX_NAME_CHARS
@@ -47,6 +48,8 @@ class RegistrySettings:
     a tool that has such threads is not started again until one of them ends."""
     repeat_hint: int = 3
     """The same call failing this often in a row makes its error say so."""
+    embeddings: EmbeddingProvider | None = None
+    """Makes `search_tools` look for likeness of meaning too, not in scripts: a replay finds what its run has found."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "pending_wait_s"):
@@ -55,6 +58,8 @@ class RegistrySettings:
             check_count(name, getattr(self, name), 1)
         check_count("max_batch", self.max_batch, 1, optional=True)
         check_kind("sequential", self.sequential, bool)
+        if self.embeddings is not None:
+            check_does("embeddings", self.embeddings, EmbeddingProvider, PROVIDERS)
         check_one_of("coercion", self.coercion, get_args(Coercion))
         check_one_of("extras", self.extras, get_args(Extras))
 

@@ -152,6 +152,8 @@ class RunState:
         """The event loop's own class once it is known: anyio looks for the event loop each time it makes a scope."""
         self.failures: dict[str, int] = {}
         """How often the same call of the same arguments failed in a row, by digest."""
+        self.found_tools: dict[str, None] = {}
+        """Names that `search_tools` has found, the latest last: the model is shown these tools from then on."""
         self.jobs = jobs
         """Where tools may leave background work; None: nowhere."""
         self.workers: Workers | None = None
@@ -163,6 +165,12 @@ class RunState:
         """Return the state of another run with the same settings and jobs, and as much to use."""
         budget = self.budget.unused() if self.budget is not None else None
         return RunState(self.max_workers, budget, self.jobs, self.labels.held)
+
+    def note_found(self, names: Iterable[str]) -> None:
+        """Take note of tools that a search has found, the best first: the best of the last search come last."""
+        for name in reversed([*names]):
+            self.found_tools.pop(name, None)
+            self.found_tools[name] = None
 
     def open_workers(self, default: int) -> Workers:
         """Return the workers of tools that do the work themselves, over all batches, plans and guests of the run."""

@@ -52,12 +52,13 @@ def names_in(schema: Any) -> Iterator[str]:
 class StubTypes:
     """The types of one module of stubs."""
 
-    def __init__(self, taken: Iterable[str] = (), lenient: bool = False) -> None:
+    def __init__(self, taken: Iterable[str] = (), lenient: bool = False, has_classes: bool = True) -> None:
         """`taken`: names that tools and fields have. A built-in type of such a name gets another one here.
 
         `lenient`: arguments have types that a checker does not refuse where a sandbox would take them.
+        `has_classes`: a record is a class of its own; otherwise a dict.
         """
-        self.lenient = lenient
+        self.lenient, self._has_classes = lenient, has_classes
         self.is_argument = False
         """What is described now is given to a tool, and not returned by it."""
         taken = frozenset(taken)
@@ -130,7 +131,7 @@ class StubTypes:
         if not properties:
             extra = schema.get("additionalProperties")
             return f"dict[str, {self.annotation(extra, prefix, hint, root, depth + 1)}]"
-        if not all(map(is_identifier, properties)):
+        if not self._has_classes or not all(map(is_identifier, properties)):
             return "dict[str, Any]"
         own = {key: value for key, value in schema.items() if key not in _ABOUT}
         shape = json.dumps(own, sort_keys=True, default=repr)

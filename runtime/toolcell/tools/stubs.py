@@ -54,6 +54,15 @@ def python_stub(definition: ToolDefinition, returns: Mapping[str, Any] | None = 
     return python_stubs([(definition, returns)])
 
 
+def python_signature(definition: ToolDefinition, returns: Mapping[str, Any] | None = None) -> str:
+    """Write one tool on one line, by the name that it is called by; records are dicts."""
+    types = StubTypes(has_classes=False)
+    stub = _Stub(definition, None, types, False)
+    returned = types.annotation(returns, "", "") if returns is not None else "Any"
+    parameters = [each for each in stub.parameters if each != "*"]
+    return f"{definition.name}({', '.join(parameters)}) -> {returned}"
+
+
 def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
     taken = set[str]()
     for definition, returns in tools:
@@ -74,11 +83,12 @@ def _written(tools: Iterable[Described], types: StubTypes, asynchronous: bool, i
                 if space is spaces:
                     blocks.append(qualified)
             space = space[qualified]
+        text = stub.text
         blocks += types.new_classes()
         if path:
-            space[definition.name] = f"@{types.visible('staticmethod')}\n{stub.text}"
+            space[definition.name] = f"@{types.visible('staticmethod')}\n{text}"
         else:
-            blocks.append(stub.text)
+            blocks.append(text)
     return "\n\n\n".join(_namespace(each, spaces[each]) if each in spaces else each for each in blocks)
 
 
@@ -97,11 +107,20 @@ class _Stub:
         self._types = types
         self._asynchronous = asynchronous
         self._prefix = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", definition.name)) or "Tool"
-        self.text = f"{self._signature(returns)}\n{_docstring(self._documentation())}"
+        self.parameters = self._parameters()
+        self._returns = returns
 
-    def _signature(self, returns: Mapping[str, Any] | None) -> str:
-        name = python_name(self._definition.name.rpartition(".")[2])
-        parameters = self._parameters()
+    @property
+    def text(self) -> str:
+        """The function with its docstring."""
+        return f"{self._signature()}\n{_docstring(self._documentation())}"
+
+    def _signature(self) -> str:
+        name, returns, parameters = (
+            python_name(self._definition.name.rpartition(".")[2]),
+            self._returns,
+            self.parameters,
+        )
         returned = self._types.annotation(returns, self._prefix, "Result") if returns is not None else "Any"
         returned = self._types.visible(returned)
         start = f"{'async ' if self._asynchronous else ''}def {name}("

@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
+from toolcell.errors import UsageError
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CompletionCallback, RunContext
+from toolcell.tools.catalogue import FOUND, find_by_meaning, named_of
 from toolcell.tools.checks import check_kind
 from toolcell.tools.compat import mcp_tool
 from toolcell.tools.context import current, share_labels
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition
+from toolcell.tools.detail import Detail, tools_text
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
@@ -24,6 +27,7 @@ from toolcell.tools.plan import PlanRecord, Step, run_plan
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
+from toolcell.tools.shown import listed_within
 from toolcell.tools.spec import RegisteredTool
 from toolcell.tools.stubs import python_module
 
@@ -58,11 +62,22 @@ class RegistryView(ABC):
         return self._state.policies
 
     def definitions(
-        self, origin: Origin = Origin.MODEL, *, policies: tuple[CallPolicy, ...] = ()
+        self,
+        origin: Origin = Origin.MODEL,
+        *,
+        policies: tuple[CallPolicy, ...] = (),
+        shown_chars: int | None = None,
+        found: Iterable[str] = (),
     ) -> list[ToolDefinition]:
-        """Return the definitions that a caller from `origin` sees, in order of registration, without refused tools."""
+        """Return the definitions that a caller from `origin` sees, in order of registration, without refused tools.
+
+        `shown_chars`: when they have more characters and `search_tools` is offered, only it, tools that run others such
+        as execute_code, and those of the names in `found`. The others can be called all the same.
+        """
         state = self._state
-        return [state.definition(tool, policies) for tool in state.visible(origin, policies)]
+        tools = [*state.visible(origin, policies)]
+        shown = tools if shown_chars is None else listed_within(tools, shown_chars, found)
+        return [state.definition(tool, policies) for tool in shown]
 
     def all_definitions(self) -> list[ToolDefinition]:
         """Return the definitions that a model sees."""
@@ -84,6 +99,11 @@ class RegistryView(ABC):
     def registered(self, name: str) -> RegisteredTool | None:
         """Return a tool as the registry stores it."""
         return self._state.tools.get(name)
+
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the JSON Schema of what a tool returns; None where it says nothing."""
+        tool = self._state.tools.get(name)
+        return tool.options.returns if tool is not None else None
 
     def has(self, name: str) -> bool:
         """True when a tool of that name is registered, refused or not."""
@@ -125,6 +145,45 @@ class RegistryView(ABC):
         """
         tools = ((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
         return python_module(tools, asynchronous)
+
+    async def search_tools(
+        self,
+        query: str,
+        *,
+        limit: int = FOUND,
+        origin: Origin = Origin.CODE,
+        policies: tuple[CallPolicy, ...] = (),
+    ) -> list[ToolDefinition]:
+        """Return the tools that fit a query, best first, among those that a caller from `origin` sees.
+
+        Words count in names, then in descriptions, then in parameters; tools that the query names come first. With
+        `ToolRegistry(embeddings=...)`, likeness of meaning counts too.
+
+        Raises:
+            UsageError: the query has more than 1,000 characters, or `limit` is not from 1 to 100.
+        """
+        definitions = self.definitions(origin, policies=policies)
+        return await find_by_meaning(definitions, query, limit, self.settings.embeddings)
+
+    def describe_tools(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        detail: Detail = "full",
+        origin: Origin = Origin.CODE,
+        policies: tuple[CallPolicy, ...] = (),
+    ) -> str:
+        """Return tools as text for a model: as names, as signatures on a line each, or as full stubs. None: all.
+
+        Raises:
+            UsageError: there is no such tool or no such detail, or the text has more than 200,000 characters.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"describe_tools takes a list of names, not {names!r:.80}; write [{names!r:.80}]")
+        tools = {tool.name: tool for tool in self._state.visible(origin, policies)}
+        definitions = [self._state.definition(tool, policies) for tool in tools.values()]
+        wanted = definitions if names is None else named_of(definitions, names)
+        return tools_text([(each, tools[each.name].options.returns) for each in wanted], detail)
 
     def __len__(self) -> int:
         return len(self._state.tools)
