@@ -384,6 +384,12 @@ def damage(path: Path, how: str) -> None:
             facts.write_text(facts.read_text().replace('"options": {}', '"options": {"shell": true}'))
         case "wrong option":
             facts.write_text(facts.read_text().replace('"options": {}', '"options": {"timeout_s": "x"}'))
+        case "other digest":
+            facts.write_text(
+                facts.read_text().replace(
+                    '"tools": {}', '"tools": {"t": {"parameters": {}, "returns": null, "digest": "0"}}'
+                )
+            )
         case "wrong inputs":
             facts.write_text(facts.read_text().replace('"type": "object"', '"type": "array"'))
 
@@ -393,6 +399,7 @@ def damage(path: Path, how: str) -> None:
     [
         "source changed", "source gone", "source huge", "source a pipe", "source a link", "no JSON", "nested JSON",
         "a list", "other name", "other format", "unknown option", "wrong option", "wrong inputs",
+        "other digest",
     ],
 )  # fmt: skip
 def test_damaged_files_are_named_and_nothing_of_the_folder_is_registered(how: str, tmp_path: Path) -> None:

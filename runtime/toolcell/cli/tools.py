@@ -1,4 +1,4 @@
-"""`toolcell tools`: show the tools of a file or module as a model would see them."""
+"""`toolcell tools`: show the tools of a file or module as a model would see them, or check saved scripts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import anyio
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
@@ -33,15 +34,39 @@ class Format(enum.StrEnum):
     PYTHON = "python"
 
 
+SUMMARY = """Tools as a model would see them, and saved scripts that call them.
+
+`toolcell tools FILE` lists the tools of a file or module; `toolcell tools check DIR --tools FILE` says which saved
+scripts they would break.
+"""
+
 BUILTIN = "builtin"
 """In place of a file or module: the packages that come with toolcell."""
 SEARCH = "search"
 """Before a query and files or modules: only the tools that fit the query."""
 
 
+LIST = "list"
+
+
+class ToolCommands(TyperGroup):
+    """`toolcell tools FILE` is short for `toolcell tools list FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in that was left out."""
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [LIST, *args]
+        return list(super().parse_args(ctx, args))
+
+
 def register(app: typer.Typer, name: str) -> None:
-    """Add the command."""
-    app.command(name)(reporting(tools))
+    """Add the commands."""
+    from toolcell.cli.tools_check import check
+
+    group = typer.Typer(no_args_is_help=True, cls=ToolCommands, help=SUMMARY)
+    group.command(LIST)(reporting(tools))
+    group.command("check")(reporting(check))
+    app.add_typer(group, name=name)
 
 
 def tools(

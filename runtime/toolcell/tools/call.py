@@ -387,17 +387,12 @@ class Call:
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data; arguments are not redacted."""
         plain: dict[str, Any] = {
-            "call_id": self.call_id,
-            "parent_call_id": self.parent_call_id,
-            "run_id": self.run.run_id,
-            "tool": self.name,
-            "origin": self.origin_label,
+            "call_id": self.call_id, "parent_call_id": self.parent_call_id, "run_id": self.run.run_id,
+            "tool": self.name, "origin": self.origin_label,
             "args": self.args if self.refusal is None else self.raw_args,
-            "coerced": self.coerced,
-            "warnings": list(self.warnings),
-            "started_at": self.started_at,
-            "duration_s": self.duration_s,
-        }
+            "coerced": self.coerced, "warnings": list(self.warnings),
+            "started_at": self.started_at, "duration_s": self.duration_s,
+        }  # fmt: skip
         if self.result is not None:
             plain["result"] = self.result.to_dict()
         return plain

@@ -195,6 +195,8 @@ def _read_version(place: Path, name: str, number: int) -> SavedScript:
     except RegistrationError as exc:
         raise UsageError(f"{shown}.json is damaged: {exc}") from exc
     tools = {each: ToolThen(tool.parameters, tool.returns) for each, tool in facts.tools.items()}
+    if any(tools[each].digest != tool.digest for each, tool in facts.tools.items()):
+        raise UsageError(f"{shown}.json is damaged: a digest is not that of its tool; save the script again")
     return replace(script, version=number, tools=tools)
 
 

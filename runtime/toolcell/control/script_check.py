@@ -1,0 +1,188 @@
+"""Check saved scripts against the tools of today: which of them would break, where, and which change is behind it.
+
+Scripts are read and type-checked in sandboxes; on the host only schemas are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, Protocol
+
+import anyio
+
+from toolcell.control.type_check import TypeChecker
+from toolcell.effects import Preflight
+from toolcell.errors import ToolcellError
+from toolcell.tools.adapters import AgentTool
+from toolcell.tools.call import CallableTools
+from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.options import Origin
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.saved_script import SavedScript, ToolThen
+from toolcell.tools.schema_changes import changes
+from toolcell.tools.stub_types import mapping
+
+ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
+
+UNKNOWN: Final = "there is no tool"
+"""How the problem of a planned call begins whose tool does not exist."""
+
+_EXAMPLES: Final[Mapping[Any, Any]] = {
+    "string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {},
+}  # fmt: skip
+"""A value of each type that a schema names: what the type checker takes the input for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFinding:
+    """One thing about a script that is not as it was when it was saved, or that is wrong in it."""
+
+    status: ScriptStatus
+    """What it does to the script."""
+    message: str
+    tool: str = ""
+    line: int | None = None
+    """Of the script, where that is known."""
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line is not None else ""
+        return f"{self.status}: {where}{f'{self.tool}: ' if self.tool else ''}{self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptReport:
+    """What was found about one version of a script."""
+
+    name: str
+    version: int
+    findings: tuple[ScriptFinding, ...] = ()
+
+    @property
+    def status(self) -> ScriptStatus:
+        """The worst of the findings."""
+        order: tuple[ScriptStatus, ...] = ("breaks", "may break", "changed")
+        return next((each for each in order if any(found.status == each for found in self.findings)), "ok")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain data, with its status."""
+        return {**asdict(self), "status": self.status}
+
+
+class CheckingRuntime(Protocol):
+    """As much of an open Runtime as a check needs."""
+
+    async def preflight(self, source: str, *, tools: Any = None) -> Preflight:
+        """Return the calls that a script can make."""
+
+
+async def check_script(
+    script: SavedScript, tools: ToolRegistry, runtime: CheckingRuntime, checker: TypeChecker
+) -> ScriptReport:
+    """Compare a saved script with the tools of today.
+
+    Raises:
+        UsageError: ty is not installed.
+        SandboxUnavailable: no sandbox could be started to read the script in.
+    """
+    planned = await runtime.preflight(script.source, tools=tools)
+    types = await _of_types(script, tools, checker)
+    unknown = {each.line for each in planned.problems if each.problem.startswith(UNKNOWN)}
+    findings = [*_of_calls(planned, {each.line for each in types})]
+    findings += [each for each in types if each.line not in unknown]
+    if planned.note:
+        findings.append(ScriptFinding("may break", planned.note))
+    called = {each.tool for each in planned.calls}
+    findings += _of_schemas(script, tools, called, bool(planned.dynamic or planned.note))
+    return ScriptReport(script.name, script.version, tuple(findings))
+
+
+def _of_calls(planned: Preflight, typed_lines: set[int | None]) -> Iterator[ScriptFinding]:
+    """Return calls of unknown tools, and missing arguments that the type checker did not find."""
+    for call in planned.problems:
+        if call.problem.startswith(UNKNOWN):
+            yield ScriptFinding("breaks", "there is no tool of this name", call.tool, call.line)
+        elif call.line not in typed_lines:
+            yield ScriptFinding("breaks", call.problem, call.tool, call.line)
+
+
+async def _of_types(script: SavedScript, tools: CallableTools, checker: TypeChecker) -> list[ScriptFinding]:
+    now = await _findings(script, tools, checker)
+    before = await _findings(script, as_then(script), checker) if now and script.tools else []
+    return [
+        ScriptFinding("breaks", message + (" (as when it was saved)" if (line, message) in before else ""), line=line)
+        for line, message in now
+    ]
+
+
+async def _findings(script: SavedScript, tools: CallableTools, checker: TypeChecker) -> list[tuple[int, str]]:
+    found = await checker.findings(script.source, tools, example_inputs(script))
+    return [(each["line"], each["message"]) for each in found]
+
+
+def example_inputs(script: SavedScript) -> dict[str, Any]:
+    """Return a value of the right type for each input; None where several types are possible."""
+    properties = mapping(script.inputs.get("properties"))
+    required = script.inputs.get("required") or ()
+    values = {}
+    for name, part in properties.items():
+        kind = mapping(part).get("type")
+        is_given = name in required or mapping(part).get("default") is not None
+        values[name] = _EXAMPLES.get(kind) if is_given and isinstance(kind, str) else None
+    return values
+
+
+def as_then(script: SavedScript) -> ToolRegistry:
+    """Return the tools that a script mentions, as they were when it was saved. They cannot be called."""
+    registry = ToolRegistry()
+    for name, then in script.tools.items():
+        about = "A tool as it was when a script was saved."
+        registry.add(AgentTool(ToolDefinition(name, about, then.parameters)), returns=then.returns)
+    return registry
+
+
+def _of_schemas(
+    script: SavedScript, tools: ToolRegistry, called: set[str], calls_unknown: bool
+) -> Iterator[ScriptFinding]:
+    """Compare the tools of then with those of today, by their digests."""
+    here = set(tools.names(Origin.CODE))
+    for name, then in script.tools.items():
+        is_used = name in called or calls_unknown
+        registered = tools.registered(name) if name in here else None
+        if registered is None:
+            if name not in called:
+                yield ScriptFinding("may break" if is_used else "changed", "the tool is gone", name)
+            continue
+        now = ToolThen(registered.definition.parameters, registered.options.returns)
+        if now.digest == then.digest:
+            continue
+        for change in changes(then, now):
+            yield ScriptFinding("may break" if change.can_break and is_used else "changed", change.text, name)
+
+
+async def check_scripts(
+    scripts: Sequence[SavedScript],
+    tools: ToolRegistry,
+    runtime: Callable[..., Any],
+    on_script: Callable[[SavedScript], None] = lambda script: None,
+) -> list[ScriptReport]:
+    """Check several scripts, one after the other. `runtime` is the class `Runtime`; `on_script` hears of each.
+
+    Raises:
+        UsageError, SandboxUnavailable: as from `check_script`.
+    """
+    reports, problem = list[ScriptReport](), None
+    async with runtime(tools) as opened, anyio.create_task_group() as tasks:
+        checker = TypeChecker(runtime, lambda: tasks)
+        try:
+            for script in scripts:
+                on_script(script)
+                reports.append(await check_script(script, tools, opened, checker))
+        except ToolcellError as exc:  # raised here, it would come out in a group
+            problem = exc
+        finally:
+            await checker.close()
+            tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    return reports

@@ -1,0 +1,213 @@
+"""`toolcell tools check`: which saved scripts today's tools break, and how."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Runtime, ToolRegistry, UsageError
+from toolcell.control.script_check import ScriptReport, check_scripts, example_inputs
+from toolcell.tools.saved_script import ToolThen, saved_script
+from toolcell.tools.schema_changes import changes
+
+THEN = """
+from toolcell import ToolRegistry
+registry = ToolRegistry()
+HIT = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+
+@registry.tool(name="web.search", returns={"type": "array", "items": HIT})
+def search(query: str, limit: int = 10):
+    "Search the web for pages."
+
+@registry.tool
+def mail(to: str, text: str):
+    "Send somebody a mail."
+
+@registry.tool
+def gone(x: int):
+    "A tool that is taken away later."
+"""
+TODAY = """
+from toolcell import ToolRegistry
+registry = ToolRegistry()
+HIT = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+@registry.tool(name="web.search", returns={"type": "array", "items": HIT})
+def search(query: str, limit: str = "10", language: str = "en"):
+    "Search the web for pages, in a language."
+
+@registry.tool
+def mail(to: str, body: str, priority: int):
+    "Send somebody a mail."
+"""
+SCRIPTS = {
+    "fine": "tools.web.search(query=q)",
+    "limited": "tools.web.search(query=q, limit=3)",
+    "titles": "[hit['title'] for hit in tools.web.search(query=q)]",
+    "mails": "call_tool('mail', {'to': q,\n 'text': 'x'})",
+    "removed": "x = 1\ntools.gone(x=x)",
+    "by_name": "call_tool('gone', x=1)",
+    "dynamic": "name = 'mail'\ncall_tool(name, to=q)",
+    "wrong_before": "tools.web.search(query=3)",
+    "no_calls": "'mail ' + q",
+    "unreadable": "def (:",
+}
+INPUTS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+
+def registry_of(text: str) -> ToolRegistry:
+    names: dict[str, Any] = {"__name__": "tools_file"}
+    exec(text, names)
+    found: ToolRegistry = names["registry"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("saved")
+    registry = registry_of(THEN)
+    for name, source in SCRIPTS.items():
+        registry.save_script(name, source, inputs=INPUTS, folder=where / "scripts")
+    (where / "then.py").write_text(THEN)
+    (where / "today.py").write_text(TODAY)
+    return where
+
+
+def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "toolcell", "tools", "check", str(folder / "scripts"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def reports(folder: Path) -> dict[str, Any]:
+    pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
+    done = check(folder, "--tools", str(folder / "today.py"), "--json")
+    assert done.returncode == 1, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)}
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize(
+    ("name", "status", "line", "said"),
+    [
+        ("fine", "may break", None, "it returned"),
+        ("limited", "breaks", 1, "Expected `str"),
+        ("titles", "breaks", 1, "title"),
+        ("mails", "breaks", 1, "priority"),
+        ("removed", "breaks", 2, "there is no tool of this name"),
+        ("by_name", "breaks", 1, "there is no tool of this name"),
+        ("dynamic", "may break", None, "parameter 'text' is gone"),
+        ("wrong_before", "breaks", 1, "(as when it was saved)"),
+        ("no_calls", "changed", None, "parameter 'body' is new and required"),
+        ("unreadable", "may break", None, "could not be read"),
+    ],
+)
+def test_what_a_change_of_the_tools_does_to_a_script_is_reported_with_its_line(
+    reports: dict[str, Any], name: str, status: str, line: int | None, said: str
+) -> None:
+    report = reports[name]
+    assert report["status"] == status, report
+    assert any(said in found["message"] and found["line"] == line for found in report["findings"]), report
+
+
+@pytest.mark.isolation
+def test_without_a_change_nothing_breaks_but_what_was_wrong_and_a_strict_check_fails_for_what_may(
+    folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
+    registry = registry_of(THEN)
+    registry.save_script("fine", SCRIPTS["fine"], inputs=INPUTS, folder=tmp_path / "scripts")
+    registry.save_script("fine", SCRIPTS["titles"], inputs=INPUTS, folder=tmp_path / "scripts")
+    done = check(tmp_path, "--tools", str(folder / "then.py"), "--all-versions")
+    assert (done.returncode, done.stdout.split()) == (0, ["ok", "fine", "v1", "ok", "fine", "v2"])
+
+    registry.save_script("fine", SCRIPTS["fine"], inputs=INPUTS, folder=tmp_path / "scripts")
+    today = str(folder / "today.py")
+    assert check(tmp_path, "--tools", today).returncode == 0
+    strict = check(tmp_path, "--tools", today, "--strict")
+    assert strict.returncode == 1 and strict.stdout.startswith("may break  fine v3\n")
+
+
+def test_a_wrong_folder_or_tools_file_is_a_usage_error(folder: Path, tmp_path: Path) -> None:
+    missing = check(tmp_path, "--tools", str(folder / "today.py"))
+    assert missing.returncode == 2 and "no folder of saved scripts" in missing.stderr
+    assert check(folder, "--tools", str(tmp_path / "none.py")).returncode == 2
+    assert check(folder).returncode == 2
+
+
+@pytest.mark.isolation
+def test_what_a_check_raises_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolcell.control.type_check import TypeChecker
+
+    async def fails(*args: object) -> Any:
+        raise UsageError("ty is not installed")
+
+    monkeypatch.setattr(TypeChecker, "findings", fails)
+
+    async def run() -> list[ScriptReport]:
+        return await check_scripts([saved_script("f", "1", None, None, {})], ToolRegistry(), Runtime)
+
+    with pytest.raises(UsageError, match="ty is not installed"):
+        anyio.run(run)
+
+
+def test_inputs_are_checked_as_values_of_their_types() -> None:
+    properties = {
+        "a": {"type": "integer"}, "b": {"type": "array"}, "c": {"type": ["string", "null"]}, "d": {},
+        "e": {"type": "number", "default": 1}, "f": {"type": "string"},
+    }  # fmt: skip
+    schema = {"type": "object", "properties": properties, "required": ["a", "b", "c"]}
+    script = saved_script("f", "1", schema, None, {})
+    assert example_inputs(script) == {"a": 0, "b": [], "c": None, "d": None, "e": 0.0, "f": None}
+
+
+STRING, NUMBER = {"type": "string"}, {"type": "number"}
+
+
+def tool(required: tuple[str, ...] = (), /, returns: Any = None, **properties: Any) -> ToolThen:
+    return ToolThen({"type": "object", "properties": properties, "required": list(required)}, returns)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "expected"),
+    [
+        (tool(a=STRING), tool(a={**STRING, "description": "other words", "default": "x"}), []),
+        (tool(a={**NUMBER, "default": 1}), tool(a={**NUMBER, "default": 2}), []),
+        (tool(a=STRING), tool(b=STRING), [("parameter 'a' is called 'b' now", True)]),
+        (tool(a=STRING), tool(), [("parameter 'a' is gone", True)]),
+        (tool(), tool(("a",), a=STRING), [("parameter 'a' is new and required", True)]),
+        (tool(), tool(a=STRING), [("parameter 'a' is new", False)]),
+        (tool(a=STRING), tool(("a",), a=STRING), [("parameter 'a' is required now", True)]),
+        (tool(("a",), a=STRING), tool(a=STRING), [("parameter 'a' may be left out now", False)]),
+        (
+            tool(a=STRING), tool(a=NUMBER),
+            [("parameter 'a' took {\"type\": \"string\"} and takes {\"type\": \"number\"} now", True)],
+        ),
+        (
+            tool(returns=STRING), tool(),
+            [('it returned {"type": "string"} and returns something undeclared now', True)],
+        ),
+        (
+            tool(title=STRING), tool(title=NUMBER),
+            [("parameter 'title' took {\"type\": \"string\"} and takes {\"type\": \"number\"} now", True)],
+        ),
+        (
+            ToolThen({"type": "object", "minProperties": 1}, None), ToolThen({"type": "object"}, None),
+            [("the rules for its parameters together are others", True)],
+        ),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_a_change_of_a_schema_is_told_in_words(then: ToolThen, now: ToolThen, expected: list[Any]) -> None:
+    assert [(each.text, each.can_break) for each in changes(then, now)] == expected
+
+
+def test_hostile_schemas_are_compared_without_end_or_error() -> None:
+    odd = ToolThen({"properties": [1], "required": 7}, {"type": ["x" * 10_000]})
+    assert len(changes(odd, tool(**{f"p{n}": STRING for n in range(500)}))) <= 50
