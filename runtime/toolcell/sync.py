@@ -44,6 +44,8 @@ class SyncRuntime:
         self.runtime = Runtime(registry, **options)
         self._thread: _LoopThread | None = None
         self._end: weakref.finalize[..., Any] | None = None
+        self._servers: list[Any] = []
+        """MCP servers that it is connected with."""
 
     def open(self) -> None:
         """Start everything that runs need; see `Runtime.open`. `with` does this and closes at the end of its block."""
@@ -56,7 +58,7 @@ class SyncRuntime:
             thread.stop()
             raise
         self._thread = thread
-        self._end = weakref.finalize(self, _end, thread, self.runtime)
+        self._end = weakref.finalize(self, _end, thread, self.runtime, self._servers)
 
     def close(self) -> None:
         """End every sandbox; see `Runtime.close`. Does nothing when it is not open."""
@@ -68,7 +70,7 @@ class SyncRuntime:
         if self._end is not None:
             self._end.detach()
         try:
-            thread.call(self.runtime.close)
+            thread.call(partial(_close, self.runtime, self._servers))
         finally:
             thread.stop()
 
@@ -128,6 +130,18 @@ class SyncRuntime:
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
         return self._opened().call(partial(self.runtime.execute_plan, steps, **options))
+
+    def add_mcp_server(self, name: str, **options: Any) -> SyncMcpServer:
+        """Add the tools of an MCP server to the registry, until this is closed; see `ToolRegistry.add_mcp_server`.
+
+        Raises:
+            McpServerError: the server cannot be started or reached, or does not speak MCP.
+            UsageError: an option is wrong, or the extra `mcp` is not installed.
+        """
+        thread = self._opened()
+        client = thread.call(partial(self.runtime.registry.add_mcp_server, name, **options))
+        self._servers.append(client)
+        return SyncMcpServer(client, thread)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
         """Return threads of tools that run on after their calls; see `Runtime.abandoned_threads`."""
@@ -220,6 +234,34 @@ class SyncSession:
     def _call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
         self._thread.check()
         return self._thread.call(function, interrupt)
+
+
+class SyncMcpServer:
+    """A blocking `McpClient`: the tools of one MCP server. They go when it, or its `SyncRuntime`, is closed."""
+
+    def __init__(self, client: Any, thread: _LoopThread) -> None:
+        self.client = client
+        """The `McpClient`. Its attributes may be read from any thread."""
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reconnect(self) -> None:
+        """Connect now with a server that was given up or is waited for; see `McpClient.reconnect`."""
+        self._thread.check()
+        self._thread.call(self.client.reconnect)
+
+    def close(self) -> None:
+        """Take the tools out of the registry and end the server. Does nothing when that is done."""
+        if self.client.state != "closed":
+            self._thread.check()
+            self._thread.call(self.client.close)
 
 
 class _LoopThread:
@@ -316,13 +358,22 @@ async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, Base
         return None, exc
 
 
-def _end(thread: _LoopThread, runtime: Runtime) -> None:
+async def _close(runtime: Runtime, servers: list[Any]) -> None:
+    """Close a runtime, and then the servers whose tools its runs called."""
+    try:
+        await runtime.close()
+    finally:
+        while servers:
+            await servers.pop().close()
+
+
+def _end(thread: _LoopThread, runtime: Runtime, servers: list[Any]) -> None:
     """Close what nobody closed: at the end of the program, or when the SyncRuntime is not used any more."""
     try:
         thread.check()
     except UsageError:  # in a forked child it is not ours
         return
     try:
-        thread.call(runtime.close)
+        thread.call(partial(_close, runtime, servers))
     finally:
         thread.stop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
-from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.elicitation import ElicitationResult
+from mcp.server.mcpserver import Context, Elicit, MCPServer, Resolve
 from mcp.server.mcpserver.utilities.types import Image
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
@@ -102,10 +103,14 @@ class Answer(BaseModel):
     name: str
 
 
+async def who() -> Elicit[Answer]:
+    """Ask for a name, in the way of the protocol that the client speaks."""
+    return Elicit("who are you?", Answer)
+
+
 @server.tool(structured_output=False)
-async def ask(ctx: Context[Any, Any]) -> str:
+async def ask(answer: Annotated[ElicitationResult[Answer], Resolve(who)]) -> str:
     """Ask the user for a name."""
-    answer = await ctx.elicit("who are you?", Answer)
     return f"{answer.action} {getattr(answer, 'data', None)}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell import Runtime
+from toolcell import Runtime, SyncRuntime
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import Status
@@ -123,10 +123,9 @@ async def test_a_changed_list_is_followed() -> None:
 
 
 async def test_a_server_that_dies_fails_its_calls_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolcell.mcp.client.FIRST_PAUSE_S", 0.0)
     registry = ToolRegistry()
     client = await registry.add_mcp_server("d", command=raw(pages=[[a_tool()]], dies=True))
-    monkeypatch.setattr(client, "_pause_s", 3600.0)
+    monkeypatch.setattr(client._restarts, "_pause_s", 3600.0)
     try:
         lost = await registry.dispatch("d.t", {})
         await until(lambda: not client.is_connected)
@@ -279,3 +278,66 @@ async def test_the_servers_process_is_not_the_callers_and_has_not_its_environmen
 
     assert pid != os.getpid()
     assert b"PYTEST" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.mark.parametrize(("given", "said"), [({"name": "Ada"}, "accept name='Ada'"), (None, "decline None")])
+async def test_a_server_s_question_is_answered_by_a_function_of_the_host(given: Any, said: str) -> None:
+    async def answer(message: str, schema: Any) -> Any:
+        return given if message == "who are you?" and "name" in schema["properties"] else {"name": "nobody"}
+
+    registry = ToolRegistry()
+    await registry.add_mcp_server("h", command=HONEST, allow=["ask"], elicitation=answer)
+    result = await registry.dispatch("h.ask", {})
+    await registry.close()
+
+    assert result.output == said, result.text
+
+
+async def test_a_server_s_question_fails_its_call_where_nobody_answers_any(honest: Connected) -> None:
+    result = await honest.registry.dispatch("h.ask", {})
+
+    assert result.error is not None and "MCP server h" in result.message
+
+
+@pytest.mark.isolation
+def test_a_blocking_runtime_has_the_tools_of_a_server_until_either_is_closed() -> None:
+    asked: list[str] = []
+
+    def answer(message: str, schema: Any) -> dict[str, Any]:
+        asked.append(message)
+        return {"name": "Ada"}
+
+    with SyncRuntime() as runtime:
+        server = runtime.add_mcp_server("h", command=HONEST, elicitation=answer)
+        pid = int(runtime.execute_code("tools.h.pid()").value)
+        assert runtime.execute_code("tools.h.add(a=1, b=2)").value == {"result": 3}
+        assert "Ada" in runtime.execute_code("tools.h.ask()").value
+        with pytest.raises(RegistrationError, match="there is one of that name"):
+            runtime.add_mcp_server("h", command=HONEST)
+        server.close()
+        server.close()
+        assert runtime.runtime.registry.list() == [] and not is_running(pid)
+        with pytest.raises(McpServerError, match="no program"):
+            runtime.add_mcp_server("h", command=["no-such-program-anywhere"])
+        with runtime.add_mcp_server("h", command=HONEST) as server:
+            server.reconnect()  # it is connected: nothing happens
+            assert server.client.state == "connected"
+        again = runtime.add_mcp_server("h", command=HONEST)
+        pid = int(runtime.execute_code("tools.h.pid()").value)
+    assert asked == ["who are you?"]
+    assert again.client.state == "closed" and not is_running(pid)
+    with pytest.raises(UsageError, match="not open"):
+        runtime.add_mcp_server("h", command=HONEST)
+
+
+async def test_two_servers_of_one_registry_have_two_names() -> None:
+    registry = ToolRegistry()
+    client = await registry.add_mcp_server("s", command=raw(pages=[[a_tool()]]))
+    assert registry.mcp_servers() == {"s": client}
+    with pytest.raises(RegistrationError, match="there is one of that name"):
+        await registry.add_mcp_server("s", command=raw(pages=[[a_tool("other")]]))
+    await client.close()
+    assert registry.mcp_servers() == {}
+    await registry.add_mcp_server("s", command=raw(pages=[[a_tool("other")]]))
+    assert registry.list() == ["s.other"]
+    await registry.close()

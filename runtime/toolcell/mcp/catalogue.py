@@ -140,10 +140,12 @@ class McpCatalogue:
                 continue
             size += len(made.definition.description) + len(made.definition._parameters_json)
             pinned = self._selection.pins.get(tool.name)
+            theirs, is_taken = self._registry.get(made.definition.name)
+            is_taken = is_taken and theirs is not self.tools.get(tool.name)
             if size > MAX_DEFINITIONS_CHARS:
                 self.report("server", f"its definitions have more than {MAX_DEFINITIONS_CHARS} characters; cut")
                 break
-            if made.definition.name in local or tool.name in read:
+            if is_taken or made.definition.name in local or tool.name in read:
                 self.report("left_out", f"it is left out: there is another tool {made.definition.name!r}", shown)
             elif pinned is not None and pinned != made.digest:
                 self.report("left_out", f"it is left out: it is pinned as {pinned} and is {made.digest}", shown)

@@ -25,15 +25,16 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 import toolcell
-from toolcell.errors import McpServerError, RegistrationError, UsageError
+from toolcell.errors import McpServerError, RegistrationError
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
+from toolcell.mcp.arguments import Transport, globs, labels_of, transport_of
 from toolcell.mcp.catalogue import Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, safe_text
 from toolcell.mcp.requests import Elicit, Sample, request_callbacks
-from toolcell.mcp.transports import HttpTransport, ProcessTransport
+from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
 from toolcell.tools.adapters import with_options
-from toolcell.tools.checks import check_kind, check_one_of, check_seconds
+from toolcell.tools.checks import check_one_of, check_seconds
 from toolcell.tools.context import ToolContext
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
@@ -42,8 +43,6 @@ from toolcell.tools.spec import Invoke
 
 CONNECT_TIMEOUT_S = 30.0
 """For each answer while connecting and listing."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
-"""Before a server that ended is started again: doubled each time, until it answers a call."""
 RELIST_PAUSE_S = 0.2
 """After a list was read, before it is read again: a server may announce any number of changes."""
 MAX_ERROR_CHARS = 500
@@ -51,7 +50,6 @@ MAX_ERROR_CHARS = 500
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _LOST = (httpx2.HTTPError, OSError, anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
 
-Transport = ProcessTransport | HttpTransport
 Connection = tuple[Client, Transport]
 
 
@@ -77,17 +75,19 @@ class McpClient(OpenedInBlock):
         pins: Mapping[str, str] | None = None,
         elicitation: Elicit | None = None,
         sampling: Sample | None = None,
+        max_restarts: int = MAX_RESTARTS,
+        restart_window_s: float = RESTART_WINDOW_S,
         **options: Any,
     ) -> None:
         if not _NAMESPACE.fullmatch(str(name)):
             raise RegistrationError(f"MCP server {str(name)[:80]!r}: a name must match ^{_NAMESPACE.pattern}$")
         self.name = name
-        self._new_transport = _transport_of(name, command, url, headers, env, cwd)
+        self._new_transport = transport_of(name, command, url, headers, env, cwd)
         check_one_of("approve", approve, ("destructive", "all", "none"))
         check_one_of("changed", changed, ("refuse", "accept"))
         check_seconds("timeout_s", timeout_s, optional=True)
-        known = with_options(ToolOptions(timeout_s=timeout_s), {**_labels_of(labels), **options})
-        selection = Selection(_globs("allow", allow), _globs("deny", deny), approve, changed, dict(pins or {}), known)
+        known = with_options(ToolOptions(timeout_s=timeout_s), {**labels_of(labels), **options})
+        selection = Selection(globs("allow", allow), globs("deny", deny), approve, changed, dict(pins or {}), known)
         self._catalogue = McpCatalogue(name, registry, selection, self._invoke)
         self._callbacks = request_callbacks(elicitation, sampling)
         self._lifetime = Lifetime("McpClient", self._enter)
@@ -95,14 +95,35 @@ class McpClient(OpenedInBlock):
         self._home: asyncio.AbstractEventLoop | None = None
         self._changed = anyio.Event()
         self._problem = "it was not started"
-        self._pause_s = FIRST_PAUSE_S
-        self.restarts = 0
-        """How often the server was started or connected to again."""
+        self._restarts = Restarts(max_restarts, restart_window_s)
+        self._wanted = anyio.Event()
+        """Somebody asks for a server that was given up."""
+        self._tried = anyio.Event()
+        """The next attempt to connect has come to its end."""
 
     @property
     def is_connected(self) -> bool:
         """True while the server answers."""
         return self._connection is not None
+
+    @property
+    def state(self) -> State:
+        """Whether it is connected, being started again, given up after too many ends, or closed."""
+        if self._connection is not None:
+            return "connected"
+        if not self._lifetime.is_open:
+            return "closed"
+        return "given_up" if self._restarts.is_given_up else "restarting"
+
+    @property
+    def restarts(self) -> int:
+        """How often the server was started or connected to again."""
+        return self._restarts.count
+
+    @property
+    def last_problem(self) -> str:
+        """Why it was not connected the last time; empty when it always was."""
+        return self._restarts.last_problem
 
     @property
     def problems(self) -> tuple[McpProblem, ...]:
@@ -120,8 +141,7 @@ class McpClient(OpenedInBlock):
         return tuple(tool.definition.name for tool in self._catalogue.tools.values())
 
     def __repr__(self) -> str:
-        state = "connected" if self.is_connected else "not connected"
-        return f"<McpClient {self.name}: {len(self._catalogue.tools)} tools, {state}>"
+        return f"<McpClient {self.name}: {len(self._catalogue.tools)} tools, {self.state.replace('_', ' ')}>"
 
     async def open(self) -> None:
         """Connect, and register the tools.
@@ -140,6 +160,23 @@ class McpClient(OpenedInBlock):
         """
         await self._lifetime.close()
 
+    async def reconnect(self) -> None:
+        """Connect with a server that was given up, or that is waited for, now. Does nothing when it is connected.
+
+        Raises:
+            McpServerError: it cannot be started or reached still; the next attempts come by themselves.
+            UsageError: this is not open here.
+        """
+        self._lifetime.check()
+        if self._connection is not None:
+            return
+        self._restarts.begin_anew()
+        tried = self._tried
+        self._wanted.set()
+        await tried.wait()
+        if self._connection is None:
+            raise McpServerError(f"MCP server {self.name}: {self._problem}")
+
     async def _enter(self, stack: AsyncExitStack) -> None:
         self._home = asyncio._get_running_loop()
         stack.callback(self._catalogue.clear)
@@ -151,12 +188,14 @@ class McpClient(OpenedInBlock):
 
     async def _keep(self, *, task_status: TaskStatus[None]) -> None:
         """Hold a connection, and make another one when it is lost, until this is cancelled."""
-        started = False
+        is_started = False
 
         def ready() -> None:
-            nonlocal started
-            if not started:
-                started = True
+            nonlocal is_started
+            self._restarts.note_connected()
+            self._note_attempt()
+            if not is_started:
+                is_started = True
                 task_status.started()
 
         while True:
@@ -166,15 +205,25 @@ class McpClient(OpenedInBlock):
                 problem = transport.problem
             except Exception as exc:
                 problem = _said(exc, transport)
-                if not started:
+                if not is_started:
                     raise McpServerError(f"MCP server {self.name}: {problem}") from exc
             finally:
                 self._connection = None
             self._problem = problem
             self._catalogue.report("server", f"the connection ended: {problem}")
-            await anyio.sleep(self._pause_s)
-            self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
-            self.restarts += 1
+            pause_s = self._restarts.pause_after(problem, anyio.current_time())
+            if self._restarts.is_given_up:
+                self._catalogue.report("server", f"it is given up: {self._restarts.why}")
+            self._note_attempt()
+            with anyio.move_on_after(pause_s):
+                await self._wanted.wait()
+            self._wanted = anyio.Event()
+            self._restarts.count += 1
+
+    def _note_attempt(self) -> None:
+        """Tell those who wait for an attempt to connect that it is over."""
+        tried, self._tried = self._tried, anyio.Event()
+        tried.set()
 
     async def _hold(self, transport: Transport, ready: Callable[[], None]) -> None:
         """Connect, read the tools, and wait until the connection is lost."""
@@ -247,7 +296,7 @@ class McpClient(OpenedInBlock):
             return ToolResult.fail(message, code="definition_changed", status=Status.BLOCKED)
         connection = self._connection
         if connection is None:
-            return self._unavailable(f"{self._problem}; it is being started again")
+            return self._not_there()
         client, transport = connection
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -267,7 +316,7 @@ class McpClient(OpenedInBlock):
         except (ValidationError, InputRequiredRoundsExceededError, RuntimeError) as exc:
             message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {_said(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
-        self._pause_s = FIRST_PAUSE_S
+        self._restarts.note_answer()
         return as_tool_result(self.name, answer, tool.validator)
 
     def _refused(self, exc: MCPError) -> ToolResult:
@@ -285,9 +334,17 @@ class McpClient(OpenedInBlock):
         message = f"MCP server {self.name} was lost during the call: {problem}{known}"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=again)
 
-    def _unavailable(self, problem: str) -> ToolResult:
+    def _not_there(self) -> ToolResult:
+        """Return the failure of a call while there is no connection. It may make a given-up server be tried again."""
+        if not self._restarts.is_given_up:
+            return self._unavailable(f"{self._problem}; it is being started again")
+        if self._restarts.may_try(anyio.current_time()):
+            self._wanted.set()
+        return self._unavailable(f"it was given up: {self._restarts.why}", retryable=False)
+
+    def _unavailable(self, problem: str, retryable: bool = True) -> ToolResult:
         message = f"MCP server {self.name} is not there: {problem}; the call was not made"
-        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE)
+        return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=retryable)
 
 
 _FOREVER_S = 1e7
@@ -323,64 +380,6 @@ def _said(exc: BaseException, transport: Transport | None = None) -> str:
         first = exc.errors(include_url=False, include_input=False)[0]
         return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
     return safe_text(f"{type(exc).__name__}: {exc}", MAX_ERROR_CHARS)
-
-
-def _transport_of(
-    name: str,
-    command: Sequence[str] | None,
-    url: str | None,
-    headers: Mapping[str, str] | None,
-    env: Mapping[str, str] | None,
-    cwd: str | None,
-) -> Callable[[], Transport]:
-    """Return what makes the transport of each connection.
-
-    Raises:
-        UsageError: there is no command and no URL, or both, or one of them is wrong.
-    """
-    if (command is None) == (url is None):
-        raise UsageError(f"MCP server {name}: give it command=[...] or url=..., and not both")
-    if command is not None:
-        words = _words(command)
-        if not words:
-            raise UsageError(f"MCP server {name}: command is a list such as ['npx', 'server'], not {command!r}")
-        if headers is not None:
-            raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
-        check_kind("env", env, Mapping, type(None))
-        return lambda: ProcessTransport(words, env or {}, cwd)
-    check_kind("url", url, str)
-    check_kind("headers", headers, Mapping, type(None))
-    if env is not None or cwd is not None:
-        raise UsageError(f"MCP server {name}: env and cwd are for command=[...]; a URL has headers=...")
-    place = str(url)
-    parsed = httpx2.URL(place)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError(f"MCP server {name}: a URL begins with http:// or https://, and this is {place[:80]!r}")
-    return lambda: HttpTransport(place, headers or {})
-
-
-def _words(command: object) -> list[str]:
-    """Return a command as its words; none when it is no list of words."""
-    words = [] if isinstance(command, str) or not isinstance(command, Sequence) else list(command)
-    return words if words and all(isinstance(word, str) for word in words) and words[0] else []
-
-
-def _globs(what: str, given: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise UsageError(f"{what} takes a list of names or globs, not {given!r}; write [{given!r}]")
-    globs = tuple(given)
-    for each in globs:
-        check_kind(f"{what}: each", each, str)
-    return globs
-
-
-def _labels_of(labels: Any) -> dict[str, Any]:
-    """Return `reads` and `sends`. One label or a list of them is both: what a server gives, and what it gets."""
-    if isinstance(labels, Mapping):
-        if unknown := labels.keys() - {"reads", "sends"}:
-            raise UsageError(f"labels has {sorted(map(str, unknown))}; write {{'reads': ..., 'sends': ...}}")
-        return dict(labels)
-    return {"reads": labels, "sends": labels} if labels else {}
 
 
 async def add_mcp_server(registry: ToolRegistry, name: str, **options: Any) -> McpClient:

@@ -5,7 +5,9 @@ Refused, unless the host's program gave a function for it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from mcp.client import ClientRequestContext
@@ -20,14 +22,23 @@ from mcp_types import (
     TextContent,
 )
 
+from toolcell import daemon_threads
 from toolcell.mcp.definitions import safe_text
 
 MAX_QUESTION_CHARS = 2_000
 
-Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None]]
-"""`await elicit(message, schema)`: the answer, an object that fits the schema; None declines."""
-Sample = Callable[[Mapping[str, Any]], Awaitable[str]]
-"""`await sample(params)`: a model's text for the params of `sampling/createMessage`."""
+Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
+"""`elicit(message, schema)`, awaited or plain: the answer, an object that fits the schema; None declines."""
+Sample = Callable[[Mapping[str, Any]], Awaitable[str] | str]
+"""`sample(params)`, awaited or plain: a model's text for the params of `sampling/createMessage`."""
+
+
+async def called(function: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function of the host returns. A plain one runs in a thread: it may wait for a person."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    found = await daemon_threads.run_sync(partial(function, *args), abandon_on_cancel=True)
+    return await found if inspect.isawaitable(found) else found
 
 
 def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
@@ -38,7 +49,7 @@ def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str,
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_REQUEST, message="only forms can be answered here")
         try:
-            given = await elicit(safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
+            given = await called(elicit, safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
         return ElicitResult(action="decline") if given is None else ElicitResult(action="accept", content=dict(given))
@@ -48,7 +59,7 @@ def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str,
     ) -> CreateMessageResult | ErrorData:
         assert sample is not None
         try:
-            text = await sample(params.model_dump(mode="json", by_alias=True, exclude_none=True))
+            text = await called(sample, params.model_dump(mode="json", by_alias=True, exclude_none=True))
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"no text was written: {type(exc).__name__}")
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text=text), model="host")

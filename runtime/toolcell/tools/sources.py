@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from toolcell.errors import UsageError
+from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.call import RunContext
 from toolcell.tools.events import EventBus
 from toolcell.tools.registry_state import RegistryState
@@ -26,6 +26,8 @@ class ConnectedRegistry(RegistryView):
     def __init__(self, state: RegistryState, events: EventBus, shared_run: RunContext) -> None:
         super().__init__(state, events, shared_run)
         self._sources: list[Any] = []
+        self._connecting: set[str] = set()
+        """Names of servers that are being connected with."""
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -35,17 +37,29 @@ class ConnectedRegistry(RegistryView):
         """Connect with an MCP server, and register its tools as `name.tool`. `close()` ends the connection.
 
         `options`: `command=[...]` with `env` and `cwd`, or `url=...` with `headers`; `allow` and `deny`, globs over
-        the server's names; `labels`, `timeout_s`, `approve`, `changed`, `pins`, `elicitation`, `sampling`, and those of
-        `ToolOptions`. Returns a `toolcell.mcp.client.McpClient`.
+        the server's names; `labels`, `timeout_s`, `approve`, `changed`, `pins`, `elicitation`, `sampling`,
+        `max_restarts`, `restart_window_s`, and those of `ToolOptions`. Returns a `toolcell.mcp.client.McpClient`.
 
         Raises:
             McpServerError: the server cannot be started or reached, or does not speak MCP.
+            RegistrationError: there is a server of that name already.
             UsageError: an option is wrong, or the extra `mcp` is not installed.
         """
         self._check_open()
-        source = await load_source("mcp").add_mcp_server(self, name, **options)
-        self._sources.append(source)
+        name = str(name)
+        if name in self._connecting or name in self.mcp_servers():
+            raise RegistrationError(f"MCP server {name[:80]!r}: there is one of that name; close it, or choose another")
+        self._connecting.add(name)
+        try:
+            source = await load_source("mcp").add_mcp_server(self, name, **options)
+            self._sources.append(source)
+        finally:
+            self._connecting.discard(name)
         return source
+
+    def mcp_servers(self) -> dict[str, Any]:
+        """Return the `McpClient` of each server that was added and not closed, by name. `state` tells how it is."""
+        return {source.name: source for source in self._sources if source.state != "closed"}
 
     async def close(self) -> None:
         """End the connections of `add_mcp_server`. Safe to call twice."""

@@ -1,0 +1,72 @@
+"""What a caller of `add_mcp_server` gives, checked: where the server is, which tools of it, which labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import httpx2
+
+from toolcell.errors import UsageError
+from toolcell.mcp.transports import HttpTransport, ProcessTransport
+from toolcell.tools.checks import check_kind
+
+Transport = ProcessTransport | HttpTransport
+
+
+def transport_of(
+    name: str,
+    command: Sequence[str] | None,
+    url: str | None,
+    headers: Mapping[str, str] | None,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+) -> Callable[[], Transport]:
+    """Return what makes the transport of each connection.
+
+    Raises:
+        UsageError: there is no command and no URL, or both, or one of them is wrong.
+    """
+    if (command is None) == (url is None):
+        raise UsageError(f"MCP server {name}: give it command=[...] or url=..., and not both")
+    if command is not None:
+        words = _words(command)
+        if not words:
+            raise UsageError(f"MCP server {name}: command is a list such as ['npx', 'server'], not {command!r}")
+        if headers is not None:
+            raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
+        check_kind("env", env, Mapping, type(None))
+        return lambda: ProcessTransport(words, env or {}, cwd)
+    check_kind("url", url, str)
+    check_kind("headers", headers, Mapping, type(None))
+    if env is not None or cwd is not None:
+        raise UsageError(f"MCP server {name}: env and cwd are for command=[...]; a URL has headers=...")
+    place = str(url)
+    parsed = httpx2.URL(place)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"MCP server {name}: a URL begins with http:// or https://, and this is {place[:80]!r}")
+    return lambda: HttpTransport(place, headers or {})
+
+
+def _words(command: object) -> list[str]:
+    """Return a command as its words; none when it is no list of words."""
+    words = [] if isinstance(command, str) or not isinstance(command, Sequence) else list(command)
+    return words if words and all(isinstance(word, str) for word in words) and words[0] else []
+
+
+def globs(what: str, given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise UsageError(f"{what} takes a list of names or globs, not {given!r}; write [{given!r}]")
+    globs = tuple(given)
+    for each in globs:
+        check_kind(f"{what}: each", each, str)
+    return globs
+
+
+def labels_of(labels: Any) -> dict[str, Any]:
+    """Return `reads` and `sends`. One label or a list of them is both: what a server gives, and what it gets."""
+    if isinstance(labels, Mapping):
+        if unknown := labels.keys() - {"reads", "sends"}:
+            raise UsageError(f"labels has {sorted(map(str, unknown))}; write {{'reads': ..., 'sends': ...}}")
+        return dict(labels)
+    return {"reads": labels, "sends": labels} if labels else {}
