@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import bpe_openai
 import mcp_types as types
 import pytest
 from mcp.client.client import Client
@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.mcp.listing import FRESH, code_text
-from toolcell.mcp.server import McpServer
+from toolcell.mcp.server import INSTRUCTIONS, McpServer
 from toolcell.tools.descriptions import described_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
@@ -250,8 +250,7 @@ async def test_five_hundred_tools_cost_less_than_a_thousand_tokens_until_the_cli
 
     shown = listed.model_dump_json(by_alias=True, exclude_none=True)
     assert "501 tools" in shown and "move_7" not in shown
-    # Vocabularies of models have most of these words: a word and a sign of punctuation are about a token each.
-    assert len(re.findall(r"[A-Za-z]+|\d+|[^\sA-Za-z0-9]+", shown)) < 1000
+    assert len(bpe_openai.get_encoding("o200k_base").encode(shown + INSTRUCTIONS)) < 1000
     assert text_of(found).startswith("create_issue(title: str) -> str  # Open a ticket")
     assert "def create_issue(*, title: str) -> str:" in text_of(stub)
 
