@@ -1,0 +1,198 @@
+"""smolagents: a `PythonExecutor` for its CodeAgent. What the agent's code defines stays until `cleanup`.
+
+`CodeAgent(tools=[...], model=model, executor=ToolcellPythonExecutor())`. The agent's tools and managed agents are
+functions in the sandbox, and run on the host; `final_answer(...)` ends the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from toolcell.errors import UsageError
+from toolcell.integrations.base import SyncRuntimeOwner, framework_tool, missing_package, tools_with
+from toolcell.results import ExecutionResult, Outcome
+from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.tools.adapters import function_spec, is_async
+from toolcell.tools.code import describe_failure
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.spec import ToolSpec
+
+try:
+    from smolagents.local_python_executor import (
+        DEFAULT_MAX_LEN_OUTPUT,
+        CodeOutput,
+        ExecutionTimeoutError,
+        InterpreterError,
+        PythonExecutor,
+    )
+    from smolagents.utils import truncate_content
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, "smolagents") from exc
+
+FINAL_ANSWER = "final_answer"
+
+_SCHEMA_KEYS = frozenset({"description", "enum", "items", "properties", "additionalProperties", "anyOf", "required"})
+"""Of what smolagents says of an input that a JSON Schema says too."""
+_TYPES = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
+"""Of smolagents' types, those of a JSON Schema. It has `any`, `image` and `audio` besides."""
+
+_DEFINE = f"""\
+def define(name, parameters):
+    def called(*args, **kwargs):
+        if len(args) > len(parameters):
+            raise TypeError(f"{{name}}() takes {{len(parameters)}} arguments, and {{len(args)}} were given")
+        for parameter, value in zip(parameters, args):
+            if parameter in kwargs:
+                raise TypeError(f"{{name}}() got two values of {{parameter!r}}")
+            kwargs[parameter] = value
+        answer = call_tool(name, kwargs)
+        if name == {FINAL_ANSWER!r}:
+            raise SystemExit(0)
+        return answer
+    called.__name__ = called.__qualname__ = name
+    return called
+globals().update((name, define(name, parameters)) for name, parameters in parameters_by_tool.items())
+del define, parameters_by_tool
+"""
+"""Makes functions of the agent's tools. Runs in the session, so they are there for every script after it."""
+
+
+class ToolcellPythonExecutor(PythonExecutor):
+    """Runs a CodeAgent's code in one session of a sandbox. The agent's `cleanup`, or its `with` block, ends it.
+
+    With a `runtime` of the program's, that is used: a `SyncRuntime`. Its registry's tools are there as well, and its
+    hooks and rules hold for the agent's. Otherwise `options` are the arguments of one of the executor's own. Each script
+    has `Limits.wall_s` seconds, the time of its tools and managed agents included.
+    """
+
+    def __init__(
+        self,
+        runtime: SyncRuntime | None = None,
+        *,
+        max_print_outputs_length: int | None = None,
+        additional_functions: Mapping[str, Callable[..., Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self._owner = SyncRuntimeOwner(runtime, options)
+        self._functions = dict(additional_functions or {})
+        self._max_output = DEFAULT_MAX_LEN_OUTPUT if max_print_outputs_length is None else max_print_outputs_length
+        self._session: SyncSession | None = None
+        self._tools: ToolRegistry | None = None
+        self._answers: list[Any] = []
+        self.state: dict[str, Any] = {}
+        """`_print_outputs` is what the last script printed. The agent reads it when a script fails."""
+
+    def send_variables(self, variables: dict[str, Any]) -> None:
+        """Define variables in the session.
+
+        Raises:
+            UsageError: one is no plain data, so it cannot be sent to a sandbox.
+        """
+        if variables:
+            _checked(self._opened().execute_code("", inputs=variables))
+
+    def send_tools(self, tools: dict[str, Any]) -> None:
+        """Define the agent's tools and managed agents as functions, in place of those that were sent before.
+
+        Raises:
+            RegistrationError: a name is taken by a tool of the runtime's registry, or cannot be that of a tool.
+        """
+        specs = [self._spec(name, tool) for name, tool in tools.items()]
+        specs += [
+            function_spec(function, name=name, description=function.__doc__ or f"{name}, a function of the program.")
+            for name, function in self._functions.items()
+        ]
+        self._tools = tools_with(self._owner.registry, specs)
+        parameters = {each.definition.name: [*each.definition.parameters.get("properties", ())] for each in specs}
+        _checked(self._opened().execute_code(_DEFINE, inputs={"parameters_by_tool": parameters}, tools=self._tools))
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        """Run a script and return its last value, or its final answer, with what it printed.
+
+        Raises:
+            InterpreterError: the script failed, and why; `state` has what it printed.
+            ExecutionTimeoutError: it had no more time.
+        """
+        self._answers.clear()
+        result = self._opened().execute_code(code_action, tools=self._tools)
+        logs = truncate_content(result.logs.text, max_length=self._max_output)
+        self.state["_print_outputs"] = logs
+        if self._answers:
+            return CodeOutput(output=self._answers[-1], logs=logs, is_final_answer=True)
+        return CodeOutput(output=_checked(result).value, logs=logs, is_final_answer=False)
+
+    def cleanup(self) -> None:
+        """End the session, and the runtime if it is the executor's own. Safe to call twice."""
+        session, self._session = self._session, None
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            self._owner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cleanup()
+
+    def _opened(self) -> SyncSession:
+        if self._session is None:
+            session = self._owner.open().session()
+            session.__enter__()
+            self._session = session
+        return self._session
+
+    def _spec(self, name: str, tool: Any) -> ToolSpec:
+        if is_async(getattr(tool, "forward", tool)):
+            raise UsageError(f"tool {name!r} is async, and smolagents calls no such tools")
+
+        def call(args: dict[str, Any]) -> Any:
+            return tool(**args)
+
+        def answer(args: dict[str, Any]) -> None:
+            self._answers.append(tool(**args))
+
+        # smolagents shows its model what a tool raised.
+        return framework_tool(
+            name,
+            tool.description,
+            _schema(tool.inputs),
+            answer if name == FINAL_ANSWER else call,
+            source=tool,
+            expose_errors=True,
+            orchestrates=hasattr(tool, "run") and hasattr(tool, "memory"),  # an agent, which may take its time
+        )
+
+
+def _schema(inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the JSON Schema of what smolagents says of a tool's inputs."""
+    properties = {name: _property(said) for name, said in inputs.items()}
+    required = [name for name, said in inputs.items() if not said.get("nullable")]
+    return {"properties": properties, "required": required, "additionalProperties": False}
+
+
+def _property(said: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {key: value for key, value in said.items() if key in _SCHEMA_KEYS}
+    given = said.get("type", "any")
+    types = [given] if isinstance(given, str) else list(given)
+    if not _TYPES.issuperset(types):
+        return {"description": said.get("description", "")}
+    if said.get("nullable") and "null" not in types:
+        types.append("null")
+        if "enum" in schema:
+            schema["enum"] = [*schema["enum"], None]
+    return {"type": types[0] if len(types) == 1 else types, **schema}
+
+
+def _checked(result: ExecutionResult) -> ExecutionResult:
+    """Return a result of a script that reached its end.
+
+    Raises:
+        InterpreterError, ExecutionTimeoutError: it did not.
+    """
+    if result.ok:
+        return result
+    kind = ExecutionTimeoutError if result.outcome is Outcome.TIMEOUT else InterpreterError
+    raise kind(describe_failure(result))
