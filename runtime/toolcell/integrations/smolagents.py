@@ -62,8 +62,8 @@ class ToolcellPythonExecutor(PythonExecutor):
     """Runs a CodeAgent's code in one session of a sandbox. The agent's `cleanup`, or its `with` block, ends it.
 
     With a `runtime` of the program's, that is used: a `SyncRuntime`. Its registry's tools are there as well, and its
-    hooks and rules hold for the agent's. Otherwise `options` are the arguments of one of the executor's own. Each script
-    has `Limits.wall_s` seconds, the time of its tools and managed agents included.
+    hooks and rules hold for the agent's. Otherwise `options` are the arguments of one of the executor's own. Each
+    script has `Limits.wall_s` seconds, the time of its tools and managed agents included.
     """
 
     def __init__(
