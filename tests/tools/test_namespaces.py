@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from toolcell import SyncRuntime
+from toolcell.agents import Agent
+from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError
 from toolcell.tools import Origin, ToolRegistry
 from toolcell.tools.names import MAX_NAME_CHARS
+from toolcell_bridge.guest.tools import GUEST_NAMES
 
-from .toolkit import QUERY_SCHEMA
+from .toolkit import QUERY_SCHEMA, FakeRuntime
 
 pytestmark = pytest.mark.anyio
+
+
+async def nothing(call_tool: Any) -> Any:
+    return None
 
 
 def registry_of_names(*names: str) -> ToolRegistry:
@@ -135,3 +144,55 @@ def walk(body: list[ast.stmt], prefix: str = "") -> list[tuple[str, ast.stmt]]:
             if isinstance(node, ast.ClassDef):
                 found += walk(node.body, f"{prefix}{node.name}.")
     return found
+
+
+@pytest.mark.parametrize("name", ["__class__", "__init__", "a.__dict__", "__a__.b"])
+def test_a_name_that_python_gives_a_meaning_is_refused(name: str) -> None:
+    with pytest.raises(RegistrationError, match="means something else in Python; rename it"):
+        registry_of_names(name)
+
+
+@pytest.mark.parametrize("name", ["execute_plan", "execute_code", "search_tools"])
+def test_a_tool_of_a_program_is_not_replaced_by_one_that_is_enabled(name: str) -> None:
+    registry = registry_of_names(name)
+    runtime = FakeRuntime(nothing)
+    enable: dict[str, Callable[[ToolRegistry], None]] = {
+        "execute_plan": lambda each: each.enable_plan_execution(),
+        "execute_code": lambda each: each.enable_code_execution(runtime),
+        "search_tools": lambda each: each.enable_tool_search(),
+    }
+    with pytest.raises(RegistrationError, match=f"tool '{name}': toolcell's own tool of that name would hide it"):
+        enable[name](registry)
+
+    fresh = ToolRegistry()
+    enable[name](fresh)
+    enable[name](fresh)  # a second time, with other options, replaces the first
+    with pytest.raises(RegistrationError, match="already registered"):
+        fresh.register(name, "A tool of that name", QUERY_SCHEMA, lambda args: "")
+
+
+async def test_an_agent_does_not_replace_a_tool_of_the_program() -> None:
+    for name, options in (("execute_code", {"code_execution": FakeRuntime(nothing)}), ("ask_user", {"ask_user": str})):
+        agent = Agent(ScriptedModel(["done"]), tools=registry_of_names(name), **options)  # type: ignore[arg-type]
+        with pytest.raises(RegistrationError, match="rename it"):
+            await agent.run("Hello")
+
+
+@pytest.mark.isolation
+def test_names_of_the_guest_s_functions_keywords_and_digits_are_tools_like_any_other() -> None:
+    names = [*sorted(GUEST_NAMES), "class", "None", "match", "1st", "print", "a.lambda", "b.list_tools", "__x", "c._y"]
+    script = f"""
+import keyword
+found = [call_tool(name, query="x") for name in {names!r}]
+found += [tools[name](query="x") for name in {names!r} if "." not in name]
+found += [tools.class_(query="x"), tools.None_(query="x"), tools._1st(query="x"), tools.print(query="x")]
+found += [tools.call_tool(query="x"), tools.a.lambda_(query="x"), tools.b.list_tools(query="x"), tools.c._y(query="x")]
+set_result([found, [each["name"] for each in list_tools()], callable(print), search_tools("class", detail="names")])"""
+    registry = registry_of_names(*names)
+    with SyncRuntime(registry) as runtime:
+        found, listed, is_callable, searched = runtime.execute_code(script).value
+
+    plain = [name for name in names if "." not in name]
+    said = ["class", "None", "1st", "print", "call_tool", "a.lambda", "b.list_tools", "c._y"]
+    assert (found, listed, is_callable, searched) == ([*names, *plain, *said], names, True, "class")
+    ast.parse(registry.to_python())

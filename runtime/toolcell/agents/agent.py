@@ -139,10 +139,10 @@ class Agent:
         base = self.registry if tools is None else self.registry.replaced(_as_registry(tools))
         merged = base.merged()
         for spec in self._enabled_tools:
-            merged.register(spec, replace=True)
+            merged.enable(spec)
         if self._repairs is not None:  # of this conversation alone
             repairing = RepairingRuntime(self._repairs)
-            merged.register(code_spec(repairing, {}, self._config.shown_chars), replace=True)
+            merged.enable(code_spec(repairing, {}, self._config.shown_chars))
         add_search(merged, self._config.shown_chars)
         return merged.freeze()
 

@@ -39,6 +39,8 @@ def check_name(name: object) -> None:
         raise RegistrationError(f"tool {str(name)[:200]!r}: a name must match {shown}")
     if name.partition(".")[0].casefold() == RESERVED and "." in name:
         raise RegistrationError(f"tool {name!r}: the namespace {RESERVED!r} is taken")
+    if any(len(part) > 4 and part.startswith("__") and part.endswith("__") for part in name.split(".")):
+        raise RegistrationError(f"tool {name!r}: a name such as __class__ means something else in Python; rename it")
 
 
 @functools.lru_cache(maxsize=8192)

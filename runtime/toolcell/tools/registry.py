@@ -20,9 +20,8 @@ from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_kind, shown
-from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.definition import ToolDefinition, warn_about_description
-from toolcell.tools.detail import SHOWN_CHARS
+from toolcell.tools.enabling import EnablingRegistry
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.names import check_collisions
@@ -30,8 +29,6 @@ from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
-from toolcell.tools.script_tools import ScriptRegistry
-from toolcell.tools.search_tool import search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 
 logger = logging.getLogger("toolcell.tools")
@@ -41,7 +38,7 @@ _GLOB_SIGNS = frozenset("*?[")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ToolRegistry(ScriptRegistry):
+class ToolRegistry(EnablingRegistry):
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
@@ -258,25 +255,6 @@ class ToolRegistry(ScriptRegistry):
                 near = did_you_mean(str(name), sorted(known))
                 ahead = f"registry.policy.blacklist({name!r})"
                 raise UsageError(f"there is no tool {name!r} to blacklist{near}; for a tool that is to come: {ahead}")
-
-    # Plans and code
-
-    def enable_plan_execution(self, **options: Any) -> None:
-        """Offer `execute_plan` to the model."""
-        self._put([compile_tool(plan_spec(options))], replace=True)
-
-    def enable_code_execution(self, runtime: CodeRuntime, *, shown_chars: int = SHOWN_CHARS, **options: Any) -> None:
-        """Offer `execute_code` to the model, run by `runtime`.
-
-        `shown_chars`: its description tells of the tools in the most detailed way that has at most so many characters:
-        stubs, a line each, names, or only how to search for them.
-        """
-        self._put([compile_tool(code_spec(runtime, options, shown_chars))], replace=True)
-        self.policy.add_flow(*flows_of(runtime))
-
-    def enable_tool_search(self, **options: Any) -> None:
-        """Offer `search_tools` to the model. `definitions(shown_chars=...)` then leaves out what a search finds."""
-        self._put([compile_tool(search_spec(options))], replace=True)
 
     # Other registries over the same tools
 
