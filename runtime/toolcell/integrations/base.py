@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import anyio
 
+from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
-from toolcell.results import ExecutionResult
+from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
 from toolcell.sync import SyncRuntime
+from toolcell.text import cut_text
 from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
-from toolcell.tools.code import code_result
+from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_failure
 from toolcell.tools.compat import message_text
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.result import to_json
 from toolcell.tools.spec import ToolSpec
 
 FrameworkCall = Callable[[dict[str, Any]], Any | Awaitable[Any]]
@@ -186,3 +191,47 @@ def _check_runtime(runtime: object, kind: type[Any], options: Mapping[str, Any])
     if options:
         named = ", ".join(options)
         raise UsageError(f"runtime= has its own settings; give {named} to that {kind.__name__}, or leave out runtime=")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOutput:
+    """A run's result in the form of a program that has ended, for frameworks that run code as programs."""
+
+    stdout: str
+    """What was printed, and the value of the last expression or of set_result."""
+    stderr: str
+    """What was printed there, and what failed."""
+    exit_code: int
+    """0; 124 after a timeout, 137 when another limit or a signal ended it, 130 when it was cancelled, otherwise 1, or
+    the script's own."""
+
+
+_EXIT_CODES: Mapping[Outcome, int] = {
+    Outcome.OK: 0, Outcome.TIMEOUT: 124, Outcome.CANCELLED: 130, Outcome.CPU_LIMIT: 137, Outcome.MEMORY_LIMIT: 137,
+    Outcome.OUTPUT_LIMIT: 137, Outcome.HOST_WORK_LIMIT: 137, Outcome.KILLED: 137, Outcome.PROTOCOL_ERROR: 137,
+}  # fmt: skip
+"""As shells and `timeout` have them."""
+
+
+def program_output(result: ExecutionResult) -> ProgramOutput:
+    """Return a run's result in the form of a program that has ended."""
+    stdout, stderr = result.logs.stdout, result.logs.stderr
+    if result.value is not None:
+        shown = result.value if isinstance(result.value, str) else to_json(result.value)
+        stdout = f"{_line(stdout)}{cut_text(shown, MAX_VALUE_CHARS)[0]}\n"
+    if result.ok:
+        return ProgramOutput(stdout, stderr, 0)
+    own = result.error.exit_code if result.error is not None else None
+    code = own if own and 0 < own < 256 else _EXIT_CODES.get(result.outcome, 1)
+    return ProgramOutput(stdout, f"{_line(stderr)}{describe_failure(result)}\n", code)
+
+
+def _line(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def instructions(
+    registry: ToolRegistry, runtime: Runtime, limits: Limits | None = None, *, keeps_state: bool = True
+) -> str:
+    """Return what a model has to know to write code: what a script may use, and the tools with their types."""
+    return describe_code(registry.state.visible, described_sandbox(runtime, limits, keeps_state=keeps_state))

@@ -42,11 +42,13 @@ _SANDBOX = (
     " Without set_result, the value of the last expression is the result, and open matplotlib figures are returned as "
     "images. Files are written to the current folder; "
     'set_result(data, files=["chart.png"]) returns them, and shows you those that are images; input_files lists those '
-    "that came with the script. Every script starts afresh: no variable, import or file of an earlier one is left. "
+    "that came with the script. {state} "
     "There is no network, no other program can be started, and no package can be installed: only your tools reach "
     "outside."
 )
 
+_AFRESH = "Every script starts afresh: no variable, import or file of an earlier one is left."
+_KEPT = "Variables, imports and files stay from one script to the next."
 
 ADVICE: Mapping[Outcome, str] = {
     Outcome.TIMEOUT: "do less in one script, make independent calls at once, or do the rest in another script",
@@ -71,10 +73,13 @@ def describe_plan(offered: Offered) -> str:
     return PLAN_TEXT + _PLAN_LINKS + (_PLAN_OR_CODE if _offers(offered, CODE_TOOL) else "")
 
 
-def described_sandbox(runtime: Any) -> str:
-    """Describe what a script finds in the sandboxes of `runtime`, as far as it says: limits and packages."""
-    limits, packages = getattr(runtime, "limits", None), tuple(getattr(runtime, "packages", ()))
-    text = _SANDBOX
+def described_sandbox(runtime: Any, limits: Limits | None = None, *, keeps_state: bool = False) -> str:
+    """Describe what a script finds in the sandboxes of `runtime`, as far as it says: limits and packages.
+
+    `limits`: of each script, when they are not the runtime's. `keeps_state`: the scripts are those of a session.
+    """
+    limits, packages = limits or getattr(runtime, "limits", None), tuple(getattr(runtime, "packages", ()))
+    text = _SANDBOX.format(state=_KEPT if keeps_state else _AFRESH)
     if packages:
         more = f" and {len(packages) - MAX_PACKAGES} more" if len(packages) > MAX_PACKAGES else ""
         text += f" Besides the standard library there are: {', '.join(packages[:MAX_PACKAGES])}{more}."

@@ -1,0 +1,233 @@
+"""Google ADK: a `BaseCodeExecutor` for `LlmAgent(code_executor=...)`, with ADK's tools.
+
+    with ToolcellCodeExecutor(tools=[search]) as executor:
+        agent = LlmAgent(name="coder", model=model, code_executor=executor, instruction=executor.instructions)
+
+Each ADK session has a toolcell session of its own: names, imports and files stay from one code block to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+try:
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.code_executors import BaseCodeExecutor
+    from google.adk.code_executors.code_execution_utils import CodeExecutionInput, CodeExecutionResult, File
+    from google.adk.tools import BaseTool, FunctionTool, ToolContext
+    from google.adk.tools.tool_confirmation import ToolConfirmation
+except ModuleNotFoundError as exc:
+    from toolcell.integrations.base import missing_package
+
+    raise missing_package(exc, "google-adk") from exc
+
+from pydantic import PrivateAttr
+
+from toolcell.config import Limits
+from toolcell.errors import SessionError, ToolError, UsageError
+from toolcell.integrations.base import (
+    SyncRuntimeOwner,
+    framework_tool,
+    instructions,
+    program_output,
+    tools_with,
+)
+from toolcell.results import ExecutionResult
+from toolcell.sync import SyncRuntime, SyncSession
+from toolcell.tools.adapters import is_async
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.spec import ToolSpec
+
+__all__ = ["ToolcellCodeExecutor"]
+
+MAX_SESSIONS = 64
+"""ADK sessions whose state is kept; of more, the one that was idle longest is forgotten."""
+
+
+class ToolcellCodeExecutor(BaseCodeExecutor):
+    """Runs an agent's code blocks in toolcell sandboxes. Use it with `with`, or close it with `close`.
+
+    `tools` are ADK's tools or functions; scripts call them as `tools.NAME(...)`, beside the tools of the runtime's
+    registry, whose rules, hooks and audit log hold for both. A tool with `require_confirmation` needs an approval hook
+    of that registry. Without `runtime` the executor opens one of its own. `options` are the fields of
+    `BaseCodeExecutor`, and without `runtime` the arguments of `SyncRuntime`. `limits`: of each code block;
+    `timeout_seconds` takes precedence over its `wall_s`.
+    """
+
+    stateful: bool = True
+    """Names, imports and files stay from one code block of an ADK session to the next."""
+
+    _owner: SyncRuntimeOwner = PrivateAttr()
+    _limits: Limits | None = PrivateAttr()
+    _tools: list[BaseTool] = PrivateAttr()
+    _sessions: OrderedDict[str, SyncSession] = PrivateAttr(default_factory=OrderedDict)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+    _is_closed: bool = PrivateAttr(default=False)
+
+    def __init__(
+        self,
+        runtime: SyncRuntime | None = None,
+        *,
+        tools: Sequence[BaseTool | Callable[..., Any]] = (),
+        limits: Limits | None = None,
+        **options: Any,
+    ) -> None:
+        fields = {name: options.pop(name) for name in [*options] if name in type(self).model_fields}
+        super().__init__(**fields)
+        self._owner = SyncRuntimeOwner(runtime, options)
+        self._tools = [_tool(each) for each in tools]
+        own = limits or self._owner.runtime.runtime.limits
+        if self.timeout_seconds is not None:
+            own = own.model_copy(update={"wall_s": self.timeout_seconds})
+        self._limits = own
+        self._callable(None)  # refuses wrong tools now
+
+    @property
+    def instructions(self) -> str:
+        """What a model has to know to write code: the tools with their types, and what a script may use."""
+        registry, runtime = self._callable(None), self._owner.runtime.runtime
+        said = instructions(registry, runtime, self._limits, keeps_state=self.stateful)
+        begin, end = self.code_block_delimiters[-1]
+        return f"{said}\n\nWrite a script as one block, and wait for its result:\n\n{begin}...{end}"
+
+    def execute_code(
+        self, invocation_context: InvocationContext, code_execution_input: CodeExecutionInput
+    ) -> CodeExecutionResult:
+        """Run a code block. ADK calls this in a thread. What failed is in `stderr`, which is empty otherwise.
+
+        Files that the script returns are output files. The exit code is 0, 124 after a timeout, 137 after another
+        limit, otherwise 1 or the script's own.
+
+        Raises:
+            SandboxUnavailable: no sandbox could be started.
+            UsageError: it was closed.
+
+        Cancellation: ADK cannot cancel a thread, so a script whose agent was cancelled runs on until it ends, or
+        `close` ends it.
+        """
+        asked = code_execution_input
+        options: dict[str, Any] = {
+            "files": [(each.name, _content(each)) for each in asked.input_files],
+            "tools": self._callable(invocation_context),
+            "limits": self._limits,
+        }
+        try:
+            result = self._run(asked.code, asked.execution_id if self.stateful else None, options)
+        except SessionError as exc:
+            return CodeExecutionResult(stderr=str(exc), exit_code=1)
+        done = program_output(result)
+        files = [File(each.name, each.data, each.media_type) for each in result.files if each.data is not None]
+        # ADK takes anything in stderr for a failure.
+        stdout, stderr = (done.stdout + done.stderr, "") if result.ok else (done.stdout, done.stderr)
+        return CodeExecutionResult(stdout=stdout, stderr=stderr, output_files=files, exit_code=done.exit_code)
+
+    def close(self) -> None:
+        """Destroy every session, and end the code that runs in them. May be called twice."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            sessions, self._sessions = self._sessions, OrderedDict()
+        if was_closed:
+            return
+        with ExitStack() as stack:
+            stack.callback(self._owner.close)
+            for session in sessions.values():
+                stack.callback(session.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self  # copies of an agent share its sandboxes
+
+    def _run(self, code: str, execution_id: str | None, options: dict[str, Any]) -> ExecutionResult:
+        if execution_id is not None:
+            return self._session(execution_id).execute_code(code, **options)
+        with self._lock:
+            self._check_open()
+            runtime = self._owner.open()
+        return runtime.execute_code(code, **options)
+
+    def _session(self, execution_id: str) -> SyncSession:
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(execution_id)
+            if session is None:
+                session = self._owner.open().session(limits=self._limits)
+                session.__enter__()
+                self._sessions[execution_id] = session
+            self._sessions.move_to_end(execution_id)
+            oldest = self._sessions.popitem(last=False)[1] if len(self._sessions) > MAX_SESSIONS else None
+        if oldest is not None:
+            oldest.close()
+        return session
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this ToolcellCodeExecutor was closed; make another one")
+
+    def _callable(self, context: InvocationContext | None) -> ToolRegistry:
+        """Return what the code of an invocation may call."""
+        return tools_with(self._owner.registry, [_spec(tool, context) for tool in self._tools])
+
+
+def _tool(tool: Any) -> BaseTool:
+    if isinstance(tool, BaseTool):
+        return tool
+    if isinstance(tool, type) or not callable(tool):
+        cure = "; give the tools of a toolset: [*await toolset.get_tools()]" if hasattr(tool, "get_tools") else ""
+        raise UsageError(f"a tool of ADK that code can call is a BaseTool or a function, not {tool!r:.80}{cure}")
+    return FunctionTool(tool)
+
+
+def _spec(tool: BaseTool, context: InvocationContext | None) -> ToolSpec:
+    confirms = bool(getattr(tool, "_require_confirmation", False))
+
+    async def run(args: dict[str, Any]) -> Any:
+        # A call that needs confirmation gets here only when an approval hook has let it pass.
+        confirmation = ToolConfirmation(confirmed=True) if confirms else None
+        tool_context = ToolContext(context, tool_confirmation=confirmation)
+        if not confirms and await tool.check_require_confirmation(args, tool_context):
+            raise ToolError(f"{tool.name} needs a confirmation, which code cannot ask for")
+        return await tool.run_async(args=args, tool_context=tool_context)
+
+    def run_in_thread(args: dict[str, Any]) -> Any:
+        return asyncio.run(run(args))
+
+    # ADK calls a synchronous function in its event loop, which would hold up every other run.
+    blocks = isinstance(tool, FunctionTool) and not is_async(tool.func)
+    call = run_in_thread if blocks else run
+    parameters = _parameters(tool)
+    return framework_tool(tool.name, tool.description, parameters, call, source=tool, requires_approval=confirms)
+
+
+def _parameters(tool: BaseTool) -> dict[str, Any] | None:
+    declared = tool._get_declaration()
+    if declared is None:
+        return None
+    if isinstance(schema := declared.parameters_json_schema, dict):
+        return schema
+    if declared.parameters is None:
+        return {"properties": {}}
+    plain: dict[str, Any] = declared.parameters.json_schema.model_dump(mode="json", exclude_none=True, by_alias=True)
+    return plain
+
+
+def _content(file: File) -> bytes:
+    """Return a file's content; ADK keeps that of the session's files as base64 text."""
+    content: str | bytes = file.content
+    if isinstance(content, bytes):
+        return content
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        return content.encode("utf-8", "replace")
