@@ -57,6 +57,23 @@ PROFILES: Mapping[Profile, frozenset[Layer]] = {"full": DEFAULT_LAYERS, "contain
 
 LintProfile = Literal["off", "standard", "strict"]
 
+CheckTypes = Literal["off", "warn", "refuse"]
+"""What becomes of a script with wrong types. `warn`: it runs, and the result has the findings."""
+
+
+def check_types_of(value: object) -> CheckTypes | None:
+    """Return how to check types; True is `refuse`, False is `off`.
+
+    Raises:
+        UsageError: it is nothing of that.
+    """
+    if value is None or isinstance(value, bool):
+        return None if value is None else "refuse" if value else "off"
+    if value not in get_args(CheckTypes):
+        raise UsageError(f"check_types= takes 'off', 'warn', 'refuse' or a bool, not {value!r:.{MAX_SHOWN_CHARS}}")
+    degree: CheckTypes = value  # type: ignore[assignment]
+    return degree
+
 
 class SettingsModel(BaseModel):
     """Settings that never change. A wrong name or value is a `UsageError` of one line."""
@@ -318,10 +335,15 @@ class Policy(SettingsModel):
     """RestrictedPython profile that checks a script inside the sandbox before it runs. It refuses early, with readable
     messages. It is not isolation."""
 
-    check_types: bool = False
-    """Refuse scripts that call tools with wrong arguments, or use what tools return wrongly, before anything runs. ty
-    checks them in a sandbox of its own: pip install 'toolcell[types]'. Scripts of sessions are not checked: they use
-    names of earlier scripts."""
+    check_types: CheckTypes | None = None
+    """What becomes of scripts that call tools with wrong arguments, or use what tools return wrongly: `refuse` (True)
+    runs nothing of them, with `warn` the result has the findings, `off` (False) does not look. ty checks them in a
+    sandbox of its own: pip install 'toolcell[types]'. None: `off`, and `warn` for an `Agent` where ty is installed."""
+
+    @field_validator("check_types", mode="before")
+    @classmethod
+    def _degree(cls, value: Any) -> Any:
+        return check_types_of(value) if isinstance(value, bool) else value
 
     seed: int | None = None
     """Seed for `random` and for numpy's legacy generator. None: fresh entropy."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -323,6 +323,8 @@ class ExecutionResult:
     """Of a run with `repairs=`."""
     preflight: Preflight | None = None
     """Of a run with `preflight=True`."""
+    type_findings: tuple[Mapping[str, Any], ...] = ()
+    """Of a run whose types were checked: line, column, rule, message."""
     effects: tuple[Effect, ...] = ()
     """Of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
     draft_id: str = field(default="", repr=False)
@@ -358,6 +360,8 @@ class ExecutionResult:
         if self.error is not None:
             where = f"line {self.error.line}: " if self.error.line else ""
             lines.append(f"error: {where}{self.error.type}: {self.error.message}")
+        if self.type_findings and self.outcome is not Outcome.DENIED:
+            lines.append(f"types: {SHORT.repr(shown_findings(self.type_findings))}")
         if self.draft_id:
             lines.append(shown_effects(self.effects))
         return clean("\n".join(lines))
@@ -387,6 +391,12 @@ class ExecutionResult:
     def to_json(self, indent: int | None = None) -> str:
         """`to_dict` as strict JSON text; a value that JSON does not have, NaN included, is written as its `str`."""
         return json_text(self.to_dict(), indent=indent)
+
+
+def shown_findings(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first findings with their lines, and how many more there are."""
+    said = "; ".join(f"line {each['line']}: {each['message']}" for each in findings[:5])
+    return said + (f" (and {len(findings) - 5} more)" if len(findings) > 5 else "")
 
 
 _PARTS = {

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from toolcell import daemon_threads
-from toolcell.config import Limits, LintProfile, Policy, PoolConfig, names_of, settings_of
+from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, names_of, settings_of
 from toolcell.control.controlled import Begin, Refresh, RunHandlers
 from toolcell.control.draft import Draft
 from toolcell.control.plans import PlanningRuntime
 from toolcell.control.scripts import Script
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
-from toolcell.control.type_check import TypeChecker
+from toolcell.control.type_check import NOTHING_EARLIER, Earlier, TypeChecker, TypeFindings
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.host_work import HostWork
@@ -79,6 +79,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         audit: str | os.PathLike[str] | AuditLog | None = None,
         journal: str | os.PathLike[str] | JournalConfig | None = None,
         quotas: Quotas | None = None,
+        check_types: bool | CheckTypes | None = None,
         allow_unisolated: bool = False,
     ) -> None:
         """`registry` may be a list of tools. `journal`: a directory in which the journals of runs outlive this process.
@@ -93,6 +94,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             check_kind("quotas=", quotas, Quotas, cure="write Quotas(Quota(runs=100), by=...)")
         self.limits, self.quotas = settings_of(Limits, limits, "limits"), quotas
         self.policy = settings_of(Policy, policy, "policy")
+        if (degree := check_types_of(check_types)) is not None:
+            self.policy = self.policy.model_copy(update={"check_types": degree})
         self.pool_config = settings_of(PoolConfig, pool, "pool")
         self._python = python
         self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
@@ -231,7 +234,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         refresh: Refresh = "",
         dry_run: bool | Draft = False,
         preflight: bool = False,
-        check_types: bool | None = None,
+        check_types: bool | CheckTypes | None = None,
         cancel: anyio.Event | None = None,
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
@@ -243,7 +246,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         `resume`; `repairs` answers calls that an earlier run made from its journal, with `refresh="reads"` only writes;
         `dry_run=True` makes no call of a tool that writes: the result has them as `effects`, for `commit`;
         `preflight=True` does not run a script with calls of unknown tools or with missing arguments: it is `denied`;
-        `check_types=True` neither one that calls tools with wrong types, or uses their results wrongly;
+        `check_types=True` neither one that calls tools with wrong types, or uses their results wrongly; with "warn" the
+        result says so;
         setting `cancel` ends the run with outcome `cancelled` and keeps what it had done until then. `on_log` gets
         (stream, text) and `on_progress` values while the script runs; both may be async, and are awaited in order.
 
@@ -265,9 +269,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             source, inputs, guest_files(files), limits or self.limits, lint or self.policy.lint, seed, clock
         )
         begin = self._first_run(script, registry, on_approval, repairs, refresh)
-        wrong_types = await self._refused_types(check_types, source, registry, inputs, context)
-        if wrong_types is not None:
-            return wrong_types
+        wrong_types = await self._checked_types(check_types, source, registry, inputs, context)
+        if wrong_types.refuses:
+            return wrong_types.refusal(context)
         planned = await self.preflight(source, tools=registry, limits=limits) if preflight else None
         if planned is not None and planned.problems:
             from toolcell.control.preflight import refused
@@ -281,17 +285,21 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         result = await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
         if context is not None and context.dry_run is not None:
             self._keep_draft(context.dry_run, result)
-        return result
+        return wrong_types.with_result(result)
 
-    async def _refused_types(
-        self, wanted: bool | None, source: str, tools: CallableTools, inputs: Any, context: RunContext | None
-    ) -> ExecutionResult | None:
-        if wanted is not None:
-            check_kind("check_types=", wanted, bool)
-        if not (self.policy.check_types if wanted is None else wanted):
-            return None
-        run_id = context.run_id if context is not None else os.urandom(16).hex()
-        return await self._type_checker.refusal(run_id, source, tools, inputs)
+    async def _checked_types(
+        self,
+        wanted: bool | CheckTypes | None,
+        source: str,
+        tools: CallableTools,
+        inputs: Mapping[str, Any] | None,
+        context: RunContext | None,
+        earlier: Earlier = NOTHING_EARLIER,
+    ) -> TypeFindings:
+        isolates = self._backend is not None and self._backend.isolates
+        said = check_types_of(context.check_types) if context is not None and isolates else None
+        degree = check_types_of(wanted) or self.policy.check_types
+        return await self._type_checker.check(degree, said, source, tools, inputs, earlier)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events, for `async for`.

@@ -11,15 +11,26 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell import Outcome, Policy, Runtime, SyncRuntime, ToolRegistry, UsageError
-from toolcell.control import checkers
+from toolcell import (
+    Outcome,
+    Policy,
+    RunContext,
+    Runtime,
+    SandboxUnavailable,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.agents import Agent
+from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.control import Approve, checkers
 from toolcell.control.checkers import MAX_CHECKERS, SCRIPT
 from toolcell.control.in_type_check import direct_calls
 from toolcell.control.type_check import TypeChecker, read_findings
 from toolcell.sandbox.process import type_checker
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
 HIT = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
 made: list[str] = []
@@ -87,8 +98,8 @@ RIGHT = (
 async def test_scripts_that_a_sandbox_takes_have_no_findings(runtime: Runtime) -> None:
     registry = runtime.registry.snapshot()
     for source in RIGHT:
-        refused = await runtime._type_checker.refusal("run", source, registry, {"rows": [1], "text": "x"})
-        assert refused is None, (source, refused)
+        found = await runtime._type_checker.findings(source, registry, {"rows": [1], "text": "x"})
+        assert found == (), (source, found)
 
 
 async def test_a_script_that_is_no_python_is_left_to_its_run(runtime: Runtime) -> None:
@@ -222,11 +233,164 @@ async def test_a_check_whose_caller_gives_up_leaves_no_answer_for_the_next(runti
     assert await checker.findings("2", tools, None) == ()
 
 
-async def test_what_was_not_asked_for_is_not_checked_and_a_call_decides_before_the_policy(runtime: Runtime) -> None:
-    wrong = 'tools.web.search(limmit="x")'
-    assert (await runtime.execute_code(wrong, check_types=False)).outcome is Outcome.ERROR
-    with pytest.raises(UsageError, match="check_types"):
-        await runtime.execute_code("1", check_types="warn")  # type: ignore[arg-type]
+WRONG = 'tools.web.search(limmit="x")'
+HIDDEN = 'if len(OUTPUT_DIR) > 9_999:\n    tools.web.search(limmit="x")\nset_result(40 + 2)'
+"""Wrong in a branch that no run takes."""
+
+
+@pytest.mark.parametrize(
+    ("of_policy", "of_runtime", "of_call", "outcome"),
+    [
+        (None, None, None, Outcome.OK),
+        ("refuse", None, None, Outcome.DENIED),
+        (True, "warn", None, Outcome.OK),
+        (None, True, None, Outcome.DENIED),
+        ("refuse", None, False, Outcome.OK),
+        ("off", "off", "refuse", Outcome.DENIED),
+        (None, None, "warn", Outcome.OK),
+    ],
+)
+async def test_a_call_decides_before_the_runtime_and_the_runtime_before_the_policy(
+    of_policy: Any, of_runtime: Any, of_call: Any, outcome: Outcome
+) -> None:
+    policy = Policy(check_types=of_policy)
+    async with Runtime(searching(), policy=policy, check_types=of_runtime) as opened:
+        result = await opened.execute_code(HIDDEN, check_types=of_call)
+        async with opened.session() as session:
+            again = await session.execute_code(HIDDEN, check_types=of_call)
+
+    for each in (result, again):
+        assert each.outcome is outcome
+        looked = "warn" in (of_call, of_runtime) or outcome is Outcome.DENIED
+        assert [each["line"] for each in each.type_findings] == ([2, 2] if looked else [])
+        assert ("limmit" in each.to_json()) == looked
+
+
+@pytest.mark.parametrize("wrong", ["on", "WARN", 1, [], "", {"a": 1}])
+async def test_another_degree_is_refused_by_name(runtime: Runtime, wrong: Any) -> None:
+    for made in (lambda: Runtime(check_types=wrong), lambda: Policy(check_types=wrong)):
+        with pytest.raises(UsageError, match="check_types"):
+            made()
+    with pytest.raises(UsageError, match="'off', 'warn', 'refuse'"):
+        await runtime.execute_code("1", check_types=wrong)
+    async with Runtime(searching()) as without, runtime.session() as session:
+        if wrong:
+            with pytest.raises(UsageError, match="'off', 'warn', 'refuse'"):
+                await without.execute_code("1", context=RunContext(check_types=wrong))
+        with pytest.raises(UsageError, match="'off', 'warn', 'refuse'"):
+            await session.execute_code("1", check_types=wrong)
+
+
+async def test_a_warning_is_in_what_the_model_reads_after_the_result_or_the_error(runtime: Runtime) -> None:
+    registry = searching()
+    async with Runtime(registry, check_types="warn") as warning:
+        registry.enable_code_execution(warning)
+        fine = await registry.execute("execute_code", {"code": HIDDEN})
+        failed = await registry.execute("execute_code", {"code": WRONG})
+        right = await registry.execute("execute_code", {"code": "1 + 1"})
+
+    assert fine.text.startswith("42") and failed.is_error
+    for each in (fine, failed):
+        assert "the types of the script look wrong: line" in each.text and "limmit" in each.text
+    assert "types" not in right.text
+
+
+async def test_an_agent_warns_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(context: RunContext | None = None, **options: Any) -> str:
+        async with Runtime(searching(), **options) as opened:
+            agent = Agent(
+                ScriptedModel([calls(("execute_code", {"code": HIDDEN})), "done"]),
+                tools=searching(),
+                code_execution=opened,
+                context=context,
+            )
+            await agent.run("go")
+            return str(agent.messages)
+
+    assert "limmit" in (await told()).partition("look wrong")[2]
+    assert "look wrong" not in await told(check_types="off")
+    assert "look wrong" not in await told(RunContext(check_types="off"))
+    assert "look wrong" not in await told(RunContext(check_types="off"), check_types=False)
+    assert "was not run" in await told(check_types="refuse")
+    monkeypatch.setitem(__import__("sys").modules, "ty", None)
+    assert "look wrong" not in await told()
+
+
+async def test_where_no_checker_can_be_started_only_those_who_asked_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def unavailable() -> Path:
+        asked.append(1)
+        raise SandboxUnavailable("no sandbox here")
+
+    monkeypatch.setattr(type_checker, "build", unavailable)
+    async with Runtime(searching()) as opened:
+        by_default = RunContext(check_types="warn")
+        for _ in range(2):
+            assert (await opened.execute_code(HIDDEN, context=by_default)).value == 42
+        assert asked == [1]
+        for degree in ("warn", "refuse"):
+            with pytest.raises(SandboxUnavailable, match="no sandbox here"):
+                await opened.execute_code(HIDDEN, check_types=degree)
+
+
+async def test_a_script_of_a_session_may_use_what_earlier_ones_left(runtime: Runtime) -> None:
+    async with runtime.session() as session:
+        for source in (
+            "import json as j\nfrom math import pi\ndef area(r): return pi * r\nclass Point: x = 1\ntotal, *rest = 1, 2, 3",
+            "print(j.dumps(area(2)), Point().x, total + pi, rest)\nfor each in rows: total += each",
+            "print(each, rows, total)\nhits = tools.web.search(query='x')",
+            "[hit['title'] for hit in hits]",
+        ):
+            result = await session.execute_code(source, inputs={"rows": [1]} if "rows:" in source else None)
+            assert result.ok, (source, result.error)
+        wrong = await session.execute_code("nobody_knows + total\n")
+        fork = await session.fork()
+        async with fork:
+            assert (await fork.execute_code("total")).ok
+        await session.reset()
+        forgotten = await session.execute_code("total")
+        await session.execute_code("globals()['made_up'] = 1", check_types=False)
+        assert (await session.execute_code("made_up")).value == 1
+
+    for each, name in ((wrong, "nobody_knows"), (forgotten, "total")):
+        assert each.outcome is Outcome.DENIED and each.error is not None and f"`{name}`" in each.error.message
+        assert each.session is not None
+
+
+async def test_a_session_without_a_journal_knows_its_names_until_its_sandbox_is_gone(runtime: Runtime) -> None:
+    async with runtime.session(restore="empty") as session:
+        await session.execute_code("x = 40")
+        assert (await session.execute_code("x + 2")).value == 42
+        await session.put_down()
+        await session.execute_code("1")
+        assert (await session.execute_code("x + 2")).outcome is Outcome.DENIED
+
+
+async def test_a_script_that_goes_on_later_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = searching()
+
+    @registry.tool(requires_approval=True)
+    def send(text: str) -> str:
+        """Send a text to somebody."""
+        return f"sent {text}"
+
+    async with Runtime(registry, check_types=True) as opened:
+        refused = await opened.execute_code(WRONG, on_approval="suspend")
+        waits = await opened.execute_code("tools.send(text='x')", on_approval="suspend")
+        assert refused.outcome is Outcome.DENIED and waits.suspension is not None
+        monkeypatch.setattr(TypeChecker, "check", None)
+        result = await opened.resume(waits.suspension, {each.id: Approve() for each in waits.suspension.calls})
+    assert result.value == "sent x"
+
+
+async def test_a_mended_script_and_a_dry_run_are_checked_once_like_any(runtime: Runtime) -> None:
+    broken = await runtime.execute_code("1 / 0")
+    assert (await runtime.execute_code(WRONG, repairs=broken)).outcome is Outcome.DENIED
+    assert (await runtime.execute_code(WRONG, dry_run=True)).outcome is Outcome.DENIED
+    async with runtime.session() as session:
+        dry = await session.execute_code(WRONG, dry_run=True)
+        assert (dry.outcome, dry.effects) == (Outcome.DENIED, ())
 
 
 async def test_a_models_script_and_a_stream_are_checked_too(runtime: Runtime) -> None:

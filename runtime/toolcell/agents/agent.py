@@ -180,8 +180,9 @@ class Agent:
         elif self._on_approval == "deny":
             run = run.child(approvals=Denial(DENIED))
         ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.made)
+        own = run.child(made=made, check_types=run.check_types or "warn")
         try:
-            loop = LoopRun(replace(self._config, tools=tools), self.messages, run.child(made=made), approvals)
+            loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)
         finally:
             self._reverts.keep(ident, made)

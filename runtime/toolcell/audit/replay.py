@@ -143,6 +143,7 @@ async def replay(
         lint=run.start["lint"] or "off",
         seed=run.start["seed"],
         clock=run.start["clock"],
+        check_types=False,
         on_log=on_log,
         context=RunContext(dry_run=RecordedDryRun(key)) if key else None,
     )

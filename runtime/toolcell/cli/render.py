@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.cli.terminal import safe, size, value_text, write_text
-from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
+from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord, shown_findings
 from toolcell.text import for_terminal, one_line
 
 CONTEXT_LINES = 2
@@ -25,6 +25,8 @@ def show_result(result: ExecutionResult, source: str, out: Console, err: Console
     if result.has_value:
         show_value(result.value, out)
     show_files(result.files, err)
+    if result.type_findings and not (result.error is not None and result.error.findings):
+        write_text(err, f"types: {shown_findings(result.type_findings)}")
     if not result.ok:
         show_failure(result, source, err)
     elif err.is_terminal:

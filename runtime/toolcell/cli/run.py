@@ -31,7 +31,7 @@ from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
-from toolcell.config import Layer, Limits, LintProfile, Policy, PoolConfig, Profile
+from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.lazy import importing
 from toolcell.results import ExecutionResult, OutputFile
@@ -104,6 +104,10 @@ class RuntimeFlags:
     lint: Annotated[LintProfile, typer.Option("--lint", help="Refuse code early, by reading it. Not isolation.")] = (
         "off"
     )
+    check_types: Annotated[
+        CheckTypes | None,
+        typer.Option("--check-types", help="Check the script's types first: warn of what is wrong, or refuse it."),
+    ] = None
     profile: Annotated[
         Profile, typer.Option("--profile", help="How to isolate; container is for places that allow no namespaces.")
     ] = "full"
@@ -134,7 +138,12 @@ class RuntimeFlags:
         Raises:
             UsageError: a flag's value is wrong, or flags exclude each other.
         """
-        settings = {"seed": self.seed, "clock": self.clock, "hash_seed": self.hash_seed}
+        settings = {
+            "seed": self.seed,
+            "clock": self.clock,
+            "hash_seed": self.hash_seed,
+            "check_types": self.check_types,
+        }
         options: dict[str, Any] = {
             "registry": builtins.with_tools(load_registry(self.tools) if self.tools else None, self.backend),
             "packages": split(self.packages),
@@ -215,7 +224,9 @@ def run(
 
 def show(result: ExecutionResult, source: str) -> None:
     """Write a run's result. One that is only a value, and nothing around it to a person, needs no rich."""
-    if result.ok and not (result.logs.entries or result.files or sys.stderr.isatty() or sys.stdout.isatty()):
+    if result.ok and not (
+        result.logs.entries or result.files or result.type_findings or sys.stderr.isatty() or sys.stdout.isatty()
+    ):
         if result.has_value:
             text = for_terminal(value_text(result.value))
             sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -76,14 +76,14 @@ class Checker:
         """It has ended by itself."""
         self._failure: ToolcellError | None = None
         self._end = anyio.Event()
-        self._jobs, self._given = anyio.create_memory_object_stream[dict[str, str]](1)
+        self._jobs, self._given = anyio.create_memory_object_stream[dict[str, Any]](1)
         self._answered = anyio.Event()
         self._answer: Any = None
 
     async def run(self, sandboxes: Sandboxes, inputs: Mapping[str, Any]) -> None:
         """Run until it is ended, or ends by itself. Raises nothing."""
 
-        async def next_check(answer: Any = None) -> dict[str, str] | None:
+        async def next_check(answer: Any = None) -> dict[str, Any] | None:
             """Give the answer about one script, and get the next one; None when none comes."""
             if answer is not None:
                 self._answer = answer
@@ -105,7 +105,7 @@ class Checker:
             self._jobs.close()
             self._given.close()
 
-    async def check(self, source: str, given: str) -> Any:
+    async def check(self, job: Mapping[str, Any]) -> Any:
         """Return the answer about one script.
 
         Raises:
@@ -118,7 +118,7 @@ class Checker:
         self.checks += 1
         try:
             self._check_alive()
-            self._jobs.send_nowait({"source": source, "given": given})
+            self._jobs.send_nowait(dict(job))
             with anyio.move_on_after(CHECK_S):
                 await self._answered.wait()
         except BaseException:
@@ -163,7 +163,7 @@ class Checkers:
         if runtime is not None:
             await runtime.close()
 
-    async def check(self, key: str, inputs: Mapping[str, Any], source: str, given: str) -> Any:
+    async def check(self, key: str, inputs: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
         """Return the answer about a script. `inputs` are those of a checker that knows the tools of `key`.
 
         Raises:
@@ -174,7 +174,7 @@ class Checkers:
             checker = await self._taken(key, inputs)
             is_new = not checker.checks
             try:
-                return await checker.check(source, given)
+                return await checker.check(job)
             except NotChecked:
                 if is_new or not checker.has_died:
                     raise  # else what earlier scripts left may be the cause

@@ -6,6 +6,7 @@ It imports the standard library only: reading a hostile text can take all memory
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -21,9 +22,6 @@ REPORTED = frozenset({
     "unknown-argument", "unresolved-attribute", "unresolved-reference", "unsupported-operator",
 })  # fmt: skip
 """Rules of ty that find what would fail in a run. Packages and syntax are the run's own matter."""
-
-MAX_BOUND = 10_000
-"""Names that one script leaves in a session."""
 
 Edit = tuple[int, int, str]
 """Bytes from, to, and the text that takes their place."""
@@ -43,26 +41,27 @@ def serve(
     """Check one script after the other with one ty, which keeps what it knows about Python and the tools.
 
     `stubs`: what every script finds, and `names` which of it. `paths`: what each tool is called below `tools`.
-    `next_check` takes an answer and waits for the next script: `{"source": ..., "given": lines of names that this
-    script finds too}`. Shape of an answer: `{"findings": [[line, rule, message]], "bound": names that stay, or None}`.
+    `next_check` takes an answer and waits for the next script. Shape: `{"source": ..., "given": lines of names that
+    this script finds too, "earlier": scripts before it in its session}`, and `{"findings": [[line, rule, message]]}`.
     """
-    checker, answer = TyServer(stubs, names, version), None
-    while True:
-        given = next_check(answer)
-        if given is None:
-            return
-        answer = check(checker, given["source"], given["given"], paths)
+    server, answer = TyServer(stubs, names, version), None
+    while (given := next_check(answer)) is not None:
+        answer = {"findings": check(server, given["source"], given["given"], given["earlier"], paths)}
 
 
-def check(checker: TyServer, source: str, given: str, paths: Mapping[str, str]) -> dict[str, Any]:
+def check(server: TyServer, source: str, given: str, earlier: list[str], paths: Mapping[str, str]) -> list[list[Any]]:
     """Check one script. One that is no Python has no findings: its run says what is wrong."""
     try:
         text = direct_calls(source, paths)
-        bound = bound_names(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {"findings": [], "bound": None}
-    rows = [finding(each) for each in checker.findings(text, given) if each.get("code") in REPORTED]
-    return {"findings": rows[:50], "bound": bound}
+        return []
+    bound, reported = [bound_names(each) for each in earlier], REPORTED
+    if None in bound:  # a script before this one may have left any name
+        reported -= {"unresolved-reference"}
+    known = {line.partition(":")[0] for line in given.splitlines()}
+    left = {name for names in bound for name in names or ()} - known
+    given += "".join(f"{name}: Any\n" for name in sorted(left))
+    return [finding(each) for each in server.findings(text, given) if each.get("code") in reported][:50]
 
 
 def finding(row: Mapping[str, Any]) -> list[Any]:
@@ -166,10 +165,15 @@ class TyServer:
         raise RuntimeError(f"ty ended with {self._ty.wait()}: {said}")
 
 
-def bound_names(source: str) -> list[str] | None:
+@functools.lru_cache(maxsize=256)
+def bound_names(source: str) -> frozenset[str] | None:
     """Return the names that a script leaves in a session, as far as they are written in it; None when it may be any."""
     names = set[str]()
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    for node in ast.walk(tree):
         match node:
             case ast.Name(id="exec" | "globals" | "locals" | "vars"):
                 return None
@@ -185,7 +189,7 @@ def bound_names(source: str) -> list[str] | None:
                 names.add(name)
             case ast.MatchMapping(rest=str(name)):
                 names.add(name)
-    return sorted(names)[:MAX_BOUND]
+    return frozenset(names)
 
 
 def direct_calls(source: str, paths: Mapping[str, str]) -> str:

@@ -6,18 +6,24 @@ comes back decides what may run: a script without findings meets every later che
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Final
 
 from anyio.abc import TaskGroup
 
+from toolcell.config import CheckTypes
 from toolcell.control.checkers import Checkers, NotChecked, Sandboxes
 from toolcell.control.identity import options_of
+from toolcell.control.scripts import Script
+from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.packing import bytes_digest, pack
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, shown_findings
 from toolcell.run.request import sendable
-from toolcell.tools.call import CallableTools
+from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS
 from toolcell.tools.options import Origin
@@ -30,6 +36,8 @@ Findings = tuple[Mapping[str, Any], ...]
 """Line, column, rule and message of each."""
 
 MAX_FINDINGS: Final = 50
+MAX_EARLIER_CHARS: Final = 1 << 20
+"""Of the scripts of a session, for the next one's check."""
 MAX_KNOWN: Final = 8
 """Sets of tools whose stubs are kept."""
 
@@ -70,6 +78,55 @@ _TYPES: Final[Mapping[type, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What scripts before this one have left in their session."""
+
+    sources: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Of their inputs."""
+
+
+NOTHING_EARLIER: Final = Earlier()
+ANYTHING_EARLIER: Final = Earlier(("from anything import *",))
+"""Nobody knows what scripts before this one have left."""
+
+
+def earlier_scripts(scripts: Sequence[Script]) -> Earlier:
+    """Return what these scripts of a session have left in it."""
+    if sum(len(each.source) for each in scripts) > MAX_EARLIER_CHARS:
+        return ANYTHING_EARLIER
+    names = tuple(str(name) for each in scripts for name in each.inputs or ())
+    return Earlier(tuple(each.source for each in scripts), names)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFindings:
+    """What was found in a script, and whether it must not run because of that."""
+
+    findings: Findings = ()
+    is_strict: bool = False
+
+    @property
+    def refuses(self) -> bool:
+        """True when the script must not run."""
+        return self.is_strict and bool(self.findings)
+
+    def refusal(self, context: RunContext | None) -> ExecutionResult:
+        """Return the result of the script that was not run."""
+        message = f"{shown_findings(self.findings)}; the script was not run"
+        error = ErrorInfo("Denied", message, self.findings[0]["line"], findings=self.findings)
+        run_id = context.run_id if context is not None else os.urandom(16).hex()
+        return ExecutionResult(run_id, Outcome.DENIED, error=error, type_findings=self.findings)
+
+    def with_result(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result of a script that ran, with the findings."""
+        return replace(result, type_findings=self.findings) if self.findings else result
+
+
+NOT_CHECKED: Final = TypeFindings()
+
+
 class TypeChecker:
     """Checks scripts. The checkers are started with the first check."""
 
@@ -77,22 +134,56 @@ class TypeChecker:
         """`runtime` makes the Runtime of the checkers' sandboxes; each checker runs in a task of `tasks`."""
         self._checkers = Checkers(runtime, tasks)
         self._known: list[_KnownTools] = []
+        self._is_impossible = False
 
     async def close(self) -> None:
         """End the checkers."""
         await self._checkers.close()
 
-    async def findings(self, source: str, tools: CallableTools, inputs: Mapping[str, Any] | None) -> Findings:
-        """Return what is wrong with the types of a script.
+    async def check(
+        self,
+        degree: CheckTypes | None,
+        by_default: CheckTypes | None,
+        source: str,
+        tools: CallableTools,
+        inputs: Mapping[str, Any] | None,
+        earlier: Earlier,
+    ) -> TypeFindings:
+        """Check a script, if that is wanted. `by_default` holds without a `degree`, and where this machine can check.
 
         Raises:
             UsageError: ty is not installed.
             SandboxUnavailable: the checker's sandbox could not be started on this machine.
         """
+        if (degree or by_default or "off") == "off":
+            return NOT_CHECKED
+        if degree is not None:
+            return TypeFindings(await self.findings(source, tools, inputs, earlier), degree == "refuse")
+        if self._is_impossible or not is_installed():
+            return NOT_CHECKED
+        try:
+            return TypeFindings(await self.findings(source, tools, inputs, earlier), by_default == "refuse")
+        except (UsageError, SandboxUnavailable):
+            self._is_impossible = True
+            return NOT_CHECKED
+
+    async def findings(
+        self,
+        source: str,
+        tools: CallableTools,
+        inputs: Mapping[str, Any] | None,
+        earlier: Earlier = NOTHING_EARLIER,
+    ) -> Findings:
+        """Return what is wrong with the types of a script.
+
+        Raises: as `check`.
+        """
         check_kind("source", source, str)
         known = self._tools(described(tools))
+        given = given_names(inputs, earlier.names)
+        job = {"source": sendable(source), "given": given, "earlier": [sendable(each) for each in earlier.sources]}
         try:
-            answer = await self._checkers.check(known.key, known.shown, sendable(source), given_names(inputs))
+            answer = await self._checkers.check(known.key, known.shown, job)
         except NotChecked as exc:
             message = f"the types of this script could not be checked: {exc!s:.300}"
             return ({"line": 1, "column": 0, "rule": "not-checked", "message": message},)
@@ -104,16 +195,6 @@ class TypeChecker:
                 return each
         self._known = [*self._known[1 - MAX_KNOWN :], known := _KnownTools(given)]
         return known
-
-    async def refusal(
-        self, run_id: str, source: str, tools: CallableTools, inputs: Mapping[str, Any] | None
-    ) -> ExecutionResult | None:
-        """Return the result of a script that is not run because of its types; None when nothing is wrong with them.
-
-        Raises: as `findings`.
-        """
-        findings = await self.findings(source, tools, inputs)
-        return refused(run_id, findings) if findings else None
 
 
 class _KnownTools:
@@ -166,9 +247,9 @@ def read_findings(rows: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
-def refused(run_id: str, findings: tuple[Mapping[str, Any], ...]) -> ExecutionResult:
-    """Return the result of a script that was not run, because its types are wrong."""
-    said = "; ".join(f"line {each['line']}: {each['message']}" for each in findings[:5])
-    more = f" (and {len(findings) - 5} more)" if len(findings) > 5 else ""
-    error = ErrorInfo("Denied", f"{said}{more}; the script was not run", findings[0]["line"], findings=findings)
-    return ExecutionResult(run_id, Outcome.DENIED, error=error)
+def is_installed() -> bool:
+    """Return whether ty is installed, without importing it."""
+    try:
+        return find_spec("ty") is not None
+    except (ImportError, ValueError):
+        return False

@@ -65,6 +65,10 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
     }
     if result.has_value:
         plain["value"] = result.value
+    if result.type_findings:
+        plain["type_findings"] = [
+            {name: each[name] for name in ("line", "rule", "message")} for each in result.type_findings
+        ]
     if result.suspension is not None:
         calls = [
             {"id": call.id, "tool": call.tool, "args": call.args, "reason": call.reason}

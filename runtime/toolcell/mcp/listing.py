@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from mcp_types import Tool, ToolAnnotations
 
-from toolcell.config import Limits
+from toolcell.config import CheckTypes, Limits
 from toolcell.tools.catalogue import FOUND, MAX_FOUND
 from toolcell.tools.descriptions import CODE_TEXT, CODE_TOOL, SEARCH_TOOL, described_sandbox
 from toolcell.tools.detail import DETAILS, shown_within
@@ -25,8 +25,12 @@ FRESH = "Every script starts afresh: no variable, import or file of an earlier o
 KEPT = "Variables, imports and files stay from one script to the next."
 
 
-def code_schema(limits: Limits) -> dict[str, Any]:
-    """Return the schema of execute_code's arguments. A limit has the server's own as its maximum."""
+def code_schema(limits: Limits, check_types: CheckTypes | None = None) -> dict[str, Any]:
+    """Return the schema of execute_code's arguments. A limit has the server's own as its maximum, and a client may have
+    the types of a script checked more strictly than the server does, not less.
+    """
+    degrees = get_args(CheckTypes)
+    stricter = degrees[degrees.index(check_types or degrees[0]) :]
     given = {
         name: {"type": "integer" if isinstance(limit := getattr(limits, name), int) else "number", "maximum": limit}
         for name in GIVEN_LIMITS
@@ -41,6 +45,7 @@ def code_schema(limits: Limits) -> dict[str, Any]:
                 "properties": given,
                 "additionalProperties": False,
             },
+            "check_types": {"type": "string", "enum": [*stricter]},
         },
         "required": ["code"],
         "additionalProperties": False,
@@ -114,7 +119,7 @@ def own_tools(runtime: Any, keeps_state: bool, offers_resume: bool, shown_chars:
         Tool(
             name=CODE_TOOL,
             description=code_text(runtime, keeps_state, shown_chars),
-            input_schema=code_schema(runtime.limits),
+            input_schema=code_schema(runtime.limits, runtime.policy.check_types),
             output_schema=CODE_OUTPUT,
             annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True),
         ),

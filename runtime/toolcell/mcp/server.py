@@ -86,7 +86,7 @@ class McpServer:
         self._checkers = {
             name: ArgumentChecker(ToolDefinition(name, f"Arguments of {name} as a tool of MCP.", schema))
             for name, schema in (
-                (CODE_TOOL, listing.code_schema(runtime.limits)),
+                (CODE_TOOL, listing.code_schema(runtime.limits, runtime.policy.check_types)),
                 (SEARCH_TOOL, listing.SEARCH_SCHEMA),
                 (listing.DESCRIBE_TOOL, listing.DESCRIBE_SCHEMA),
                 (listing.RESUME_TOOL, listing.RESUME_SCHEMA),
@@ -162,6 +162,7 @@ class McpServer:
     async def _execute(self, ctx: Context, args: dict[str, Any]) -> Answer:
         limits = self.runtime.limits.model_copy(update=args.get("limits") or {})
         options = {"inputs": args.get("inputs"), "limits": limits, "on_approval": "suspend"}
+        options["check_types"] = args.get("check_types")
         session = await self._session(ctx)
         streaming = self.runtime if session is None else session
         return await self._finish(ctx, await self._relay(ctx, streaming.stream(args["code"], **options)))

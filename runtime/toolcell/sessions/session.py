@@ -14,16 +14,17 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 import anyio.lowlevel
 
-from toolcell.config import Limits, LintProfile, settings_of
+from toolcell.config import CheckTypes, Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
 from toolcell.control.scripts import Script
 from toolcell.control.suspension import OnApproval, check_on_approval
+from toolcell.control.type_check import TypeFindings
 from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
 from toolcell.lifetime import OpenedInBlock
-from toolcell.results import ExecutionResult, Suspension
+from toolcell.results import ExecutionResult, SessionReport, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
@@ -198,6 +199,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         context: RunContext | None = None,
         on_approval: OnApproval = "ask",
         dry_run: bool | Draft = False,
+        check_types: bool | CheckTypes | None = None,
         cancel: anyio.Event | None = None,
         on_log: OnLog | None = None,
         on_progress: OnProgress | None = None,
@@ -226,18 +228,31 @@ class Session(OpenedInBlock, SessionWorkspace):
         script = Script(source, inputs, guest_files(files), own, lint or self._host.policy.lint, None, None)
         callable_tools = self._host._tools(tools if tools is not None else self._tools)
         handlers = (cancel, on_log, on_progress)
+
+        async def run(session: Session) -> ExecutionResult:
+            earlier = session._state.earlier
+            types: TypeFindings = await host._checked_types(
+                check_types, source, callable_tools, inputs, context, earlier
+            )
+            if types.refuses:
+                report = SessionReport(session.id, session._state.position + 1, "live" if session.is_live else "new")
+                return changed(types.refusal(context), session=report)
+            given = (script, callable_tools, context, handlers, on_approval)
+            return types.with_result(await session._state.run(*given))
+
         if context is None or context.dry_run is None:
             async with self._exclusively():
-                return await self._state.run(script, callable_tools, context, handlers, on_approval)
+                return await run(self)
         self._state.record.check_free()
         copy = await self._copied(os.urandom(16).hex(), is_scratch=True)  # placeholders stay in its names, not in these
         try:
             async with copy._exclusively():
-                result = await copy._state.run(script, callable_tools, context, handlers, on_approval)
+                result = await run(copy)
         finally:
             await copy.close()
             self._state.count(copy._state)
-        host._keep_draft(context.dry_run, result)
+        if result.draft_id:
+            host._keep_draft(context.dry_run, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 

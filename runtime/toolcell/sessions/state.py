@@ -13,6 +13,7 @@ from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, Ru
 from toolcell.control.journal import Journal
 from toolcell.control.scripts import Script, script_of
 from toolcell.control.suspension import OnApproval
+from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
 from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
@@ -58,6 +59,8 @@ class SessionState(SessionUsage):
         self._is_pooled = False
         self.steps = list(steps)
         self._steps_bytes = sum(step.size() for step in self.steps)
+        self._unkept: list[Script] = []
+        """Scripts that have left their state in the sandbox, where no journal keeps them."""
         self.position = len(self.steps)
         """Number of scripts whose state there is, or was."""
         self.labels = Labels(labels)
@@ -130,6 +133,14 @@ class SessionState(SessionUsage):
 
         return await self._conduct(script, tools, context, handlers, start, began, store)
 
+    @property
+    def earlier(self) -> Earlier:
+        """What the scripts until now have left."""
+        if self.settings.restore != "journal":
+            return earlier_scripts(self._unkept)
+        is_whole = len(self.steps) == self.position
+        return earlier_scripts([step.script for step in self.steps]) if is_whole else ANYTHING_EARLIER
+
     async def carry_on(
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
     ) -> ExecutionResult:
@@ -197,6 +208,8 @@ class SessionState(SessionUsage):
             self.position = script.number
             if self.settings.restore == "journal":
                 self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
+            else:
+                self._unkept.append(script)
         else:
             self._note_used()
         if store is not None:
@@ -305,6 +318,7 @@ class SessionState(SessionUsage):
         if connection is not None and connection.is_usable:
             return "live" if self.position else "new"
         await self.drop()
+        self._unkept.clear()
         if not self.position:
             await self._start()
             return "new"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from toolcell.config import CheckTypes
 from toolcell.copies import changed
 from toolcell.errors import UsageError
 from toolcell.host_work import HostWork
@@ -188,6 +189,9 @@ class RunContext:
     """Of the script or plan that makes the calls: saved scripts run there."""
     scripts: tuple[str, ...] = ()
     """Saved scripts above this part of the run, outermost first."""
+    check_types: CheckTypes | None = None
+    """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
+    makes it `warn`."""
     work: HostWork | None = None
     """Where the work of checking arguments is counted; None where no guest is behind the calls."""
     lineage: Lineage = OUTERMOST

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from toolcell.effects import shown_effects
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, shown_findings
 from toolcell.text import clean, cut_text
 from toolcell.tools.adapters import with_options
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
@@ -260,7 +260,7 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variabl
     details = result.to_dict()
     if result.ok:
         said = _shown(result.value) if result.has_value else NO_RESULT
-        text = said + _repair(result) + _draft(result) + _files(result) + logs
+        text = said + _types(result) + _repair(result) + _draft(result) + _files(result) + logs
         return ToolResult(
             parts=(Text(text),), value=result.value, has_value=result.has_value, files=files, details=details
         )
@@ -268,7 +268,7 @@ def code_result(result: ExecutionResult, *, with_logs: bool = True, with_variabl
     return ToolResult.fail(
         describe_failure(result)
         + (_variables(result) if with_variables else "")
-        + (_repair(result) + _draft(result) + _partial_result(result) + _files(result) + logs),
+        + (_types(result) + _repair(result) + _draft(result) + _partial_result(result) + _files(result) + logs),
         code=code,
         value=result.value,
         has_value=result.has_value,
@@ -295,6 +295,13 @@ def describe_failure(result: ExecutionResult) -> str:
     made = ", ".join(f"{call.name} ({call.status})" for call in result.calls[:20])
     more = f" and {len(result.calls) - 20} more" if len(result.calls) > 20 else ""
     return f"{said}\n\ntool calls already made: {made}{more}"
+
+
+def _types(result: ExecutionResult) -> str:
+    """List what is wrong with the types of a script that ran all the same."""
+    if not result.type_findings or result.outcome is Outcome.DENIED:
+        return ""
+    return f"\n\nthe types of the script look wrong: {shown_findings(result.type_findings)}"
 
 
 def _repair(result: ExecutionResult) -> str:

@@ -180,6 +180,7 @@ class Shell(ToolPackage):
     async def _run(self, inputs: Mapping[str, Any], copy: Copy, limits: Limits, ctx: ToolContext) -> ExecutionResult:
         execute: Any = functools.partial(
             self._runtime.execute_code, SOURCE, inputs=inputs, files=copy.files, tools=(), limits=limits, lint="off",
+            check_types=False,
             context=RunContext(user_id=ctx.user_id, thread_id=ctx.thread_id, parent_call_id=ctx.call_id),
         )  # fmt: skip
         try:

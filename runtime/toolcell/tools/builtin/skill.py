@@ -233,7 +233,7 @@ class Skills(ToolPackage):
             raise ToolError(f"no script {one_line(script, 80)}; this skill has: {', '.join(scripts) or 'none'}")
         files = await in_thread(self._files_of, skill)
         execute: Any = functools.partial(
-            self._runtime.execute_code, RUN_SCRIPT, tools=(), lint="off",
+            self._runtime.execute_code, RUN_SCRIPT, tools=(), lint="off", check_types=False,
             files=[(f"{slug(skill.name)}/{path}", data) for path, data in files.items()],
             inputs={"FOLDER": slug(skill.name), "SCRIPT": script, "ARGUMENTS": [str(each) for each in arguments or []],
                     "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]}},
