@@ -51,14 +51,14 @@ SUBMITTED = "dspy.SUBMIT"
 
 BIND = """\
 def _toolcell_bind(call_tool, set_result, parameters, fields):
-    def tool(name, order):
+    def tool(name, registered, order):
         def function(*values, **given):
             if len(values) > len(order):
                 raise TypeError(f"{name}() takes at most {len(order)} positional arguments: {', '.join(order)}")
             first = dict(zip(order, values))
             if twice := first.keys() & given.keys():
                 raise TypeError(f"{name}() got multiple values for argument {min(twice)!r}")
-            return call_tool(name, {**first, **given})
+            return call_tool(registered, {**first, **given})
 
         function.__name__ = function.__qualname__ = name
         return function
@@ -73,7 +73,7 @@ def _toolcell_bind(call_tool, set_result, parameters, fields):
         set_result({"dspy.SUBMIT": answer})
         raise SystemExit
 
-    return {"SUBMIT": SUBMIT, **{name: tool(name, order) for name, order in parameters.items()}}
+    return {"SUBMIT": SUBMIT, **{name: tool(name, *each) for name, each in parameters.items()}}
 
 globals().update(_toolcell_bind(call_tool, set_result, _toolcell_parameters, _toolcell_fields))
 del _toolcell_bind, _toolcell_parameters, _toolcell_fields, _toolcell_source
@@ -214,7 +214,8 @@ class ToolcellInterpreter:
             return self._context.copy().run(self.invoke_tool, name, args)
 
         # DSPy shows a model what its tools raise, such as a budget of LM calls that is used up.
-        return framework_tool(name, described.desc, _schema(described), call, source=function, expose_errors=True)
+        schema = _schema(described)
+        return framework_tool(_registered(name), described.desc, schema, call, source=function, expose_errors=True)
 
     def _is_source_of_a_tool(self, code: str, registry: ToolRegistry) -> bool:
         sources = [tool.spec.source for tool in registry.state.tools.values() if code.find(tool.name) >= 0]
@@ -222,8 +223,12 @@ class ToolcellInterpreter:
 
     def _bind(self, registry: ToolRegistry) -> None:
         """Define the tools and SUBMIT in the session, when they are not what they were."""
-        definitions = [tool.definition for tool in registry.state.tools.values() if _is_name(tool.name)]
-        parameters = {each.name: list(each.parameters.get("properties", {})) for each in definitions}
+        called = {tool.name: tool.name for tool in registry.state.tools.values() if _is_name(tool.name)}
+        called |= {name: _registered(name) for name in self.tools}
+        definitions = {name: registry.state.tools[known].definition for name, known in called.items()}
+        parameters = {
+            name: (called[name], list(each.parameters.get("properties", {}))) for name, each in definitions.items()
+        }
         fields = None if self.output_fields is None else [field.get("name") for field in self.output_fields]
         wanted = (parameters, fields)
         if wanted == self._bound:
@@ -238,7 +243,7 @@ class ToolcellInterpreter:
 
     def _inputs(self, registry: ToolRegistry, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables as inputs; names that the sandbox uses itself are set beforehand."""
-        taken = {SUBMIT, *registry.state.tools}
+        taken = {SUBMIT, *registry.state.tools, *self.tools}
         if wrong := [name for name in variables if not _is_name(name) or name in taken]:
             raise UsageError(f"variables must have names that are Python identifiers and no tools, not {wrong!r:.200}")
         plain = {name: _plain(name, value) for name, value in variables.items()}
@@ -322,6 +327,12 @@ def _source(source: Any) -> str | None:
         return inspect.getsource(function)
     except (TypeError, OSError):
         return None
+
+
+def _registered(name: str) -> str:
+    """Return a tool's name in the registry, which takes none like `__dspy_call__`: DSPy's sub-agents have such."""
+    own = name.strip("_").removeprefix("dspy_")
+    return f"dspy.{own}" if name.startswith("__") and name.endswith("__") and own else name
 
 
 def _is_name(name: object) -> bool:
