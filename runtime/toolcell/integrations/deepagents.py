@@ -1,0 +1,215 @@
+"""toolcell as the interpreter of deep agents, and of LangChain's agents (`pip install 'toolcell[deepagents]'`).
+
+`CodeInterpreterMiddleware` gives an agent a tool that runs Python. Scripts may call the agent's own tools, and names
+and files of a thread stay in a session. What the tool does is in `langchain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, NotRequired, get_args
+
+from toolcell.config import Limits
+from toolcell.control.suspension import OnApproval
+from toolcell.errors import UsageError
+from toolcell.integrations.base import missing_package
+from toolcell.runtime import Runtime
+from toolcell.sessions.session import Session
+from toolcell.sync import SyncRuntime
+from toolcell.tools.checks import check_kind, check_one_of, shown
+from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.registry import ToolRegistry
+from toolcell.tools.run_state import new_id
+from toolcell.tools.stubs import python_stubs
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
+    from langchain.agents.middleware.types import PrivateStateAttr
+    from langchain.tools import ToolRuntime
+    from langchain_core.messages import SystemMessage
+    from langchain_core.tools import BaseTool
+    from langgraph.config import get_config
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, "deepagents") from exc
+
+from toolcell.integrations.langchain import Scripts, inner_runtime, registry_with
+
+Mode = Literal["thread", "turn", "call"]
+MAX_SESSIONS = 100
+"""Of one middleware. For another one, the session that was used longest ago and waits for nothing is closed."""
+
+
+class CodeInterpreterState(AgentState[Any]):
+    """What the middleware keeps in an agent's state."""
+
+    toolcell_session: NotRequired[Annotated[str | None, PrivateStateAttr]]  # type: ignore[valid-type]
+
+
+class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any]):
+    """Gives an agent a tool that runs Python, whose scripts may call the agent's own tools.
+
+    With `create_agent` and with `create_deep_agent`: `middleware=[CodeInterpreterMiddleware(runtime, ptc=["search"])]`.
+    """
+
+    state_schema = CodeInterpreterState
+
+    def __init__(
+        self,
+        runtime: Runtime | SyncRuntime,
+        *,
+        ptc: Sequence[str | BaseTool] = (),
+        mode: Mode = "thread",
+        tool_name: str = CODE_TOOL,
+        interrupt_on: Mapping[str, bool | Mapping[str, Any]] | None = None,
+        limits: Limits | None = None,
+        on_approval: OnApproval = "suspend",
+    ) -> None:
+        """`ptc`: what scripts may call besides the runtime's own tools: names of the agent's tools, or tools. `mode`:
+        how long names and files stay: for the thread, for one turn of the agent, or for one call. `interrupt_on`: calls
+        of these tools out of scripts need approval; as in `HumanInTheLoopMiddleware`, with `allowed_decisions` and
+        `description`. The other arguments are those of `code_execution_tool`.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        super().__init__()
+        check_kind("runtime", runtime, Runtime, SyncRuntime, cure="write CodeInterpreterMiddleware(Runtime(...))")
+        check_one_of("mode", mode, get_args(Mode))
+        if isinstance(ptc, str | BaseTool) or not all(isinstance(each, str | BaseTool) for each in ptc):
+            raise UsageError(f"ptc= takes a list of names and tools, not {shown(ptc)}")
+        self._home, self._mode, self._ptc, self._name = inner_runtime(runtime), mode, tuple(ptc), tool_name
+        reviews = _reviews(interrupt_on or {})
+        self._asked = frozenset(reviews)
+        self._merged: tuple[list[Any], ToolRegistry] = [], self._home.registry
+        self._sessions: dict[str, Session] = {}
+        self._given = runtime
+        scripts = Scripts(runtime, self._place, self._tools_in, limits, on_approval, reviews)
+        self.tools = [scripts.as_tool(tool_name, None)]
+
+    def _callable(self, offered: Iterable[Any]) -> list[BaseTool]:
+        """Return the tools of LangChain that scripts may call, out of those that the agent has."""
+        named = {each.name: each for each in offered if isinstance(each, BaseTool) and each.name in self._ptc}
+        own = {each.name: each for each in self._ptc if isinstance(each, BaseTool)}
+        return [each for name, each in {**named, **own}.items() if name != self._name]
+
+    def _registry(self, offered: Iterable[Any]) -> ToolRegistry:
+        tools = self._callable(offered)
+        known, registry = self._merged
+        if [id(each) for each in known] != [id(each) for each in tools]:
+            registry = registry_with(self._home.registry, tools, self._asked)
+            self._merged = tools, registry
+        return registry
+
+    # Tell the model.
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        """Add what scripts may call to the system message."""
+        return handler(self._told(request))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
+    ) -> Any:
+        """Add what scripts may call to the system message."""
+        return await handler(self._told(request))
+
+    def _told(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        tools = self._callable(request.tools)
+        if not tools:
+            return request
+        merged = self._registry(tools).state.tools
+        stubs = python_stubs((merged[each.name].definition, merged[each.name].options.returns) for each in tools)
+        stays = _STAYS[self._mode]
+        said = f"Scripts of `{self._name}` may also call these tools.{stays}\n\n```python\n{stubs}\n```"
+        return request.override(system_message=_extended(request.system_message, said))
+
+    # Sessions.
+
+    def _tools_in(self, graph: ToolRuntime | None) -> ToolRegistry:
+        return self._registry(graph.tools if graph is not None else ())
+
+    async def _place(self, graph: ToolRuntime | None) -> Runtime | Session:
+        name = graph.state.get("toolcell_session") if graph is not None else None
+        if self._mode == "call" or not name:
+            return self._home
+        return await self._session(name)
+
+    async def _session(self, name: str) -> Session:
+        session = self._sessions.pop(name, None)
+        if session is None:
+            durable = self._home._journals.is_durable
+            session = self._home.session(name, restore=True) if durable else self._home.session(name)
+            await session.open()
+        self._sessions[name] = session  # the last one now
+        idle = [each for each, known in self._sessions.items() if not known.waiting]
+        for old in idle[: max(0, len(self._sessions) - MAX_SESSIONS)]:
+            await self._sessions.pop(old).close()
+        return session
+
+    async def _end(self, name: str) -> None:
+        if (session := self._sessions.pop(name, None)) is not None:
+            await session.close()
+
+    def before_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
+        """Name the session of the thread, or of the turn."""
+        if self._mode == "call" or (self._mode == "thread" and state.get("toolcell_session")):
+            return None
+        return {"toolcell_session": new_id()}
+
+    def after_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
+        """Close the session of the turn."""
+        name = state.get("toolcell_session")
+        if name is None or not self._is_over():
+            return None
+        if name in self._sessions and isinstance(self._given, SyncRuntime):
+            self._given._opened().call(partial(self._end, name))
+        return {"toolcell_session": None}
+
+    async def aafter_agent(self, state: CodeInterpreterState, runtime: Any) -> dict[str, Any] | None:
+        """Close the session of the turn."""
+        name = state.get("toolcell_session")
+        if name is None or not self._is_over():
+            return None
+        await self._end(name)
+        return {"toolcell_session": None}
+
+    def _is_over(self) -> bool:
+        """Return True when the next turn has no use for the session: nobody keeps the state of this thread."""
+        return self._mode == "turn" or "thread_id" not in get_config().get("configurable", {})
+
+
+_STAYS: Mapping[Mode, str] = {
+    "thread": " Names and files of earlier scripts are still there.",
+    "turn": " Names and files of earlier scripts are still there, until you answer without a tool call.",
+    "call": "",
+}
+
+
+def _reviews(interrupt_on: Mapping[str, bool | Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is asked about calls of each tool.
+
+    Raises:
+        UsageError: it is no bool and no mapping with the two keys that can be heeded here.
+    """
+    reviews: dict[str, Any] = {}
+    for name, review in interrupt_on.items():
+        if isinstance(review, Mapping) and not review.keys() - {"allowed_decisions", "description"}:
+            reviews[name] = dict(review)
+        elif review is True:
+            reviews[name] = {}
+        elif review is not False:
+            raise UsageError(
+                f"interrupt_on[{name!r}] is True, False or a mapping with allowed_decisions and description, "
+                f"not {shown(review)}"
+            )
+    return reviews
+
+
+def _extended(system: SystemMessage | None, text: str) -> SystemMessage:
+    if system is None:
+        return SystemMessage(text)
+    if isinstance(system.content, str):
+        content: Any = f"{system.content}\n\n{text}"
+    else:
+        content = [*system.content, {"type": "text", "text": text}]
+    return system.model_copy(update={"content": content})
