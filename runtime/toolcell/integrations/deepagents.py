@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, "deepagents") from exc
 
-from toolcell.integrations.langchain import Scripts, inner_runtime, registry_with
+from toolcell.integrations.langchain import GraphScripts, inner_runtime, registry_with
 
 Mode = Literal["thread", "turn", "call"]
 MAX_SESSIONS = 100
@@ -84,7 +84,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         self._merged: tuple[list[Any], ToolRegistry] = [], self._home.registry
         self._sessions: dict[str, Session] = {}
         self._given = runtime
-        scripts = Scripts(runtime, self._place, self._tools_in, limits, on_approval, reviews)
+        scripts = GraphScripts(runtime, self._place, self._tools_in, limits, on_approval, reviews)
         self.tools = [scripts.as_tool(tool_name, None)]
 
     def _callable(self, offered: Iterable[Any]) -> list[BaseTool]:

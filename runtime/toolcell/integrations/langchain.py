@@ -98,7 +98,7 @@ def code_execution_tool(
     async def place(graph: ToolRuntime | None) -> Runtime | Session:
         return runtime if isinstance(runtime, Session) else inner_runtime(runtime)
 
-    scripts = Scripts(runtime, place, lambda graph: registry, limits, on_approval)
+    scripts = GraphScripts(runtime, place, lambda graph: registry, limits, on_approval)
     return scripts.as_tool(name, description)
 
 
@@ -220,7 +220,7 @@ Answer = dict[str, Any]
 _NOTHING: Answer = {"text": "", "ok": False, "images": (), "result": None, "updates": (), "token": "", "calls": ()}
 
 
-class Scripts:
+class GraphScripts:
     """Runs what one tool is given, and interrupts the graph where a decision is needed."""
 
     def __init__(
