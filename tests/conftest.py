@@ -1,6 +1,6 @@
 """What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
 
-In CI a skipped isolation, Docker, browser or PostgreSQL test is a failure: there, skipping means that nobody looked.
+In CI a skipped isolation, Docker, browser, PostgreSQL or npm test is a failure: there, skipping means that nobody looked.
 
 With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
 process adds the counts up. A test that looks for leftovers looks below its own process only.
@@ -23,7 +23,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
-MUST_RUN = ("isolation", "docker", "browser", "postgres")
+MUST_RUN = ("isolation", "docker", "browser", "postgres", "npm")
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()

@@ -11,6 +11,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, transports
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, local_name
+from toolcell.mcp.requests import defaults_of
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import ToolResult
 
@@ -246,3 +247,9 @@ def test_long_names_stay_apart() -> None:
 
     assert len(made) == 2
     assert all(len(name) <= 63 for name in made)
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": [1]}, {"properties": {"a": 1, "b": {}}}])
+def test_a_form_that_is_none_has_no_defaults(schema: dict[str, Any]) -> None:
+    assert defaults_of(schema) == {}
+    assert defaults_of({"properties": {"a": {"default": 1}, "b": {}}}) == {"a": 1}

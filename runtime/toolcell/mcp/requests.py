@@ -33,6 +33,16 @@ Sample = Callable[[Mapping[str, Any]], Awaitable[str] | str]
 """`sample(params)`, awaited or plain: a model's text for the params of `sampling/createMessage`."""
 
 
+def defaults_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default values of a form's fields: what an answer leaves out has them."""
+    fields = schema.get("properties")
+    if not isinstance(fields, Mapping):
+        return {}
+    return {
+        name: field["default"] for name, field in fields.items() if isinstance(field, Mapping) and "default" in field
+    }
+
+
 async def called(function: Callable[..., Any], *args: Any) -> Any:
     """Return what a function of the host returns. A plain one runs in a thread: it may wait for a person."""
     if inspect.iscoroutinefunction(function):
@@ -52,7 +62,9 @@ def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str,
             given = await called(elicit, safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
-        return ElicitResult(action="decline") if given is None else ElicitResult(action="accept", content=dict(given))
+        if given is None:
+            return ElicitResult(action="decline")
+        return ElicitResult(action="accept", content=defaults_of(params.requested_schema) | dict(given))
 
     async def write(
         context: ClientRequestContext, params: CreateMessageRequestParams

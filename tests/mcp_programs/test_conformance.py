@@ -1,0 +1,56 @@
+"""The official conformance suite, for the server and for the client. What must fail is in expected-failures.yml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import HERE, Programs, serving
+
+pytestmark = [pytest.mark.npm, pytest.mark.isolation]
+
+EXPECTED = HERE / "expected-failures.yml"
+PAGE = HERE.parent.parent / "docs" / "mcp-conformance.md"
+PASSING_CLIENT = ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry")
+
+
+def suite(programs: Programs) -> list[str]:
+    return programs.command("@modelcontextprotocol/conformance", "dist/index.js")
+
+
+def test_the_server_conforms_but_for_what_is_listed(programs: Programs, tools: Path) -> None:
+    with serving("--tools", str(tools), "--expose-tools") as url:
+        options = ["--url", url, "--suite", "all", "--expected-failures", str(EXPECTED)]
+        ended = programs.run([*suite(programs), "server", *options], tools.parent)
+
+    passed = set(re.findall(r"^✓ ([\w/-]+):", ended.stdout, re.MULTILINE))
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert {"server-initialize", "tools-list", "tools-call-simple-text", "dns-rebinding-protection"} <= passed
+
+
+@pytest.mark.parametrize("scenario", PASSING_CLIENT)
+def test_the_client_conforms(programs: Programs, tmp_path: Path, scenario: str) -> None:
+    client = f"{sys.executable} {HERE / 'conformance_client.py'}"
+    options = ["--command", client, "--scenario", scenario, "--timeout", "120000"]
+    ended = programs.run([*suite(programs), "client", *options], tmp_path)
+
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert re.search(r"Passed: ([1-9]\d*)/\1, 0 failed", ended.stdout + ended.stderr)
+
+
+def test_every_client_scenario_is_one_that_passes_or_is_listed(programs: Programs, tmp_path: Path) -> None:
+    ended = programs.run([*suite(programs), "list"], tmp_path)
+    listed = set(re.findall(r"^  - ([\w/-]+) ", ended.stdout.partition("Client scenarios")[2], re.MULTILINE))
+
+    assert listed - set(PASSING_CLIENT) == set(yaml.safe_load(EXPECTED.read_text())["client"])
+
+
+def test_the_page_has_a_reason_for_each_that_is_expected_to_fail() -> None:
+    page = PAGE.read_text()
+    expected = yaml.safe_load(EXPECTED.read_text())
+
+    assert [name for names in expected.values() for name in names if f"`{name}`" not in page] == []
