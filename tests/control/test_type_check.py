@@ -92,6 +92,21 @@ RIGHT = (
     "await call_tool_async('web.search', query=text)",
     'import numpy\nname = "web.search"\ncall_tool(name, query="x")\ntools["web"].search(query="x")',
     "set_result([OUTPUT_DIR, input_files, rows[0], list_tools()])",
+    "rows = rows[1:]\ntext += 'more'\nprint(rows, text.upper())",
+    "found = search_tools('pages')\nfor each in found: print(each['name'])\nprogress({'at': 1})\nlog('x')",
+    "try:\n    tools.web.search(query='x')\nexcept ToolError as exc:\n    print(exc.tool, exc.code, exc.retryable, exc.details)",
+    "a, b = call_tools_parallel([{'tool': 'web.search', 'args': {'query': 'x'}}, ('web.search', {'query': 'y'})])\na[0]['title']",
+    "import asyncio\nasync def one(q):\n    return await call_tool_async('web.search', {'query': q})\n"
+    "first, second = await asyncio.gather(one('a'), one('b'))\n[hit['title'] for hit in first + second]",
+    "[hit['title'] async for hit in (h for h in [])] if False else [await call_tool_async('web.search', query=q) for q in 'ab']",
+    "if not rows:\n    return 'none'\nset_result({'rows': rows}, files=['a.csv'])",
+    "import pandas as pd\nframe = pd.DataFrame(tools.web.search(query='x'))\nframe.groupby('title').size().to_dict()",
+    "best = max(tools.web.search(query='x'), key=lambda hit: hit['title'])\nf'{best[\"title\"]:>10}'",
+    "from collections import defaultdict\nby = defaultdict(list)\nfor hit in tools.web.search(query='x'): by[hit['title'][0]].append(hit)\ndict(by)",
+    "hit = tools.web.search(query='x')[0]\nhit.get('title', '')\nhit | {'more': 1}\ndict(hit)['anything']",
+    "result = tools.web.search(query='x')\nresult = result[0]['title']\nresult = len(result)\nresult + 1",
+    "cache = {}\ncache['a'] = 1\ncache['b'] = 'text'\ncache['c'] = [1]\nsorted(cache, key=str)",
+    "import json, re\ndata = json.loads('{}')\ndata['x'][0].y\nre.search('a', 'b').group(0) if re.search('a', 'b') else None",
 )
 
 
@@ -100,6 +115,15 @@ async def test_scripts_that_a_sandbox_takes_have_no_findings(runtime: Runtime) -
     for source in RIGHT:
         found = await runtime._type_checker.findings(source, registry, {"rows": [1], "text": "x"})
         assert found == (), (source, found)
+
+
+@pytest.mark.parametrize("around", ["```python\n{}\n```", "\ufeff\n{}", "\n    {}", "```\n    {}"])
+async def test_a_script_in_a_fence_or_indented_is_checked_like_any_and_keeps_its_lines(
+    runtime: Runtime, around: str
+) -> None:
+    result = await runtime.execute_code(around.format(WRONG))
+    assert result.outcome is Outcome.DENIED
+    assert [each["line"] for each in result.type_findings] == [2, 2]
 
 
 async def test_a_script_that_is_no_python_is_left_to_its_run(runtime: Runtime) -> None:
@@ -314,6 +338,18 @@ async def test_an_agent_warns_where_nothing_else_is_said(monkeypatch: pytest.Mon
     assert "was not run" in await told(check_types="refuse")
     monkeypatch.setitem(__import__("sys").modules, "ty", None)
     assert "look wrong" not in await told()
+
+
+async def test_a_script_that_cannot_be_checked_is_refused_warned_of_or_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkers, "CHECK_S", 0.0)  # so nothing is ever in time
+    async with Runtime(searching()) as opened:
+        refused = await opened.execute_code(HIDDEN, check_types="refuse")
+        warned = await opened.execute_code(HIDDEN, check_types="warn")
+        ran = await opened.execute_code(HIDDEN, context=RunContext(check_types="warn"))
+
+    assert refused.outcome is Outcome.DENIED and "could not be checked" in str(refused.error)
+    assert warned.value == ran.value == 42
+    assert [[each["rule"] for each in result.type_findings] for result in (warned, ran)] == [["not-checked"], []]
 
 
 async def test_where_no_checker_can_be_started_only_those_who_asked_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

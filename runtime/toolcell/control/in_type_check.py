@@ -1,6 +1,6 @@
 """Check the types of scripts. This file's text is the script that the checker's sandbox executes.
 
-It imports the standard library only: reading a hostile text can take all memory and the whole stack.
+Of ours it imports only what guests have: reading a hostile text can take all memory and the whole stack.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+
+from toolcell_bridge.guest.source import plain_source
 
 TY = "/packages/bin/ty"
 LIBRARIES = "/packages/lib"
@@ -52,7 +54,7 @@ def serve(
 def check(server: TyServer, source: str, given: str, earlier: list[str], paths: Mapping[str, str]) -> list[list[Any]]:
     """Check one script. One that is no Python has no findings: its run says what is wrong."""
     try:
-        text = direct_calls(source, paths)
+        text = direct_calls(plain_source(source), paths)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     bound, reported = [bound_names(each) for each in earlier], REPORTED
@@ -170,7 +172,7 @@ def bound_names(source: str) -> frozenset[str] | None:
     """Return the names that a script leaves in a session, as far as they are written in it; None when it may be any."""
     names = set[str]()
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(plain_source(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     for node in ast.walk(tree):

@@ -38,6 +38,8 @@ Findings = tuple[Mapping[str, Any], ...]
 MAX_FINDINGS: Final = 50
 MAX_EARLIER_CHARS: Final = 1 << 20
 """Of the scripts of a session, for the next one's check."""
+UNCHECKED: Final = "not-checked"
+"""Rule of the finding that a script could not be checked. Nobody is told who has not asked for the check."""
 MAX_KNOWN: Final = 8
 """Sets of tools whose stubs are kept."""
 
@@ -162,7 +164,8 @@ class TypeChecker:
         if self._is_impossible or not is_installed():
             return NOT_CHECKED
         try:
-            return TypeFindings(await self.findings(source, tools, inputs, earlier), by_default == "refuse")
+            found = await self.findings(source, tools, inputs, earlier)
+            return TypeFindings(tuple(each for each in found if each["rule"] != UNCHECKED), by_default == "refuse")
         except (UsageError, SandboxUnavailable):
             self._is_impossible = True
             return NOT_CHECKED
@@ -186,7 +189,7 @@ class TypeChecker:
             answer = await self._checkers.check(known.key, known.shown, job)
         except NotChecked as exc:
             message = f"the types of this script could not be checked: {exc!s:.300}"
-            return ({"line": 1, "column": 0, "rule": "not-checked", "message": message},)
+            return ({"line": 1, "column": 0, "rule": UNCHECKED, "message": message},)
         return read_findings(answer.get("findings") if isinstance(answer, dict) else None)
 
     def _tools(self, given: list[Described]) -> _KnownTools:
