@@ -18,6 +18,7 @@ from toolcell.tools.events import Event
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Image, Part, Text
 from toolcell.tools.result import MAX_MODEL_CHARS, Status, ToolResult
+from toolcell.tools.stub_types import declared
 
 MAX_TRANSCRIPT_CHARS = MAX_MODEL_CHARS
 TRUNCATED_MARK = "\n\n[output truncated — original was longer]"
@@ -226,8 +227,9 @@ def mcp_tool(definition: ToolDefinition, options: ToolOptions) -> dict[str, Any]
     described: dict[str, Any] = definition.to_mcp()
     if options.label:
         described["title"] = options.label
-    if options.returns is not None and options.returns.get("type") == "object":
-        described["outputSchema"] = dict(options.returns)
+    returns = declared(options.returns)
+    if returns is not None and returns.get("type") == "object":
+        described["outputSchema"] = dict(returns)
     described["annotations"] = {
         "readOnlyHint": options.read_only,
         "idempotentHint": options.idempotent or options.read_only,

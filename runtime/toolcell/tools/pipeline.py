@@ -38,6 +38,7 @@ from toolcell.tools.hooks import (
     refused_by_person,
     show_after_hooks,
 )
+from toolcell.tools.observed import note_result
 from toolcell.tools.options import Origin
 from toolcell.tools.problems import did_you_mean, listed
 from toolcell.tools.registry_state import RegistryState, permits_all
@@ -113,6 +114,8 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
         result = result if shown is result else finalize(shown, call, call.duration_s)
     if not run.is_shared and (result.status is not Status.OK or run.state.failures):
         result = with_repeat_hint(call, result, state.settings.repeat_hint)
+    if state.settings.observe_outputs:
+        note_result(state, call, result)
     if run.dry_run is not None:
         run.dry_run.concluded(call, result)
     await _end(call, result)

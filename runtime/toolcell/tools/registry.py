@@ -25,6 +25,7 @@ from toolcell.tools.enabling import EnablingRegistry
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
 from toolcell.tools.names import check_collisions
+from toolcell.tools.observed import with_observed
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
@@ -260,10 +261,11 @@ class ToolRegistry(EnablingRegistry):
 
     def snapshot(self) -> ToolRegistry:
         """This registry as it is now, frozen: what a run works with."""
-        if self._frozen:
+        state = with_observed(self._state)
+        if self._frozen and state is self._state:
             return self
         snapshot = ToolRegistry.__new__(ToolRegistry)
-        snapshot._begin(self._state, self.events, self._shared_run, None)
+        snapshot._begin(state, self.events, self._shared_run, None)
         return snapshot.freeze()
 
     def subset(self, select: Iterable[str] | Callable[[ToolDefinition], bool]) -> ToolRegistry:

@@ -20,7 +20,7 @@ from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.schema import record_schema
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stub_types import is_identifier, mapping
+from toolcell.tools.stub_types import declared, is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 MAX_SOURCE_BYTES: Final = 256 * 1024
@@ -185,7 +185,7 @@ def tools_mentioned(source: str, tools: Iterable[RegisteredTool]) -> dict[str, T
     """Return the tools whose names occur in a text. The text is not parsed: it may be a stranger's."""
     words = frozenset(_WORD.findall(source))
     return {
-        tool.name: ToolThen(tool.definition.parameters, tool.options.returns)
+        tool.name: ToolThen(tool.definition.parameters, declared(tool.options.returns))
         for tool in tools
         if words.issuperset(_WORD.findall(tool.name.replace("-", "_"))) or tool.name in source
     }

@@ -20,7 +20,9 @@ BUILTINS = ("bool", "bytes", "dict", "float", "int", "list", "staticmethod", "st
 ABSTRACT = ("Mapping", "Sequence")
 _SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _OF_VALUES = {"NoneType": "None", "list": "list[Any]", "dict": "dict[str, Any]"}
-_ABOUT = frozenset({"description", "default", "examples"})
+OBSERVED = "x-observed"
+"""Key of a schema that nobody declared: in how many results of the tool it was seen."""
+_ABOUT = frozenset({"description", "default", "examples", OBSERVED})
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
 _WORD = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+")
@@ -35,6 +37,11 @@ def is_identifier(name: str) -> bool:
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping as it is, and {} for anything else."""
     return value if isinstance(value, Mapping) else {}
+
+
+def declared(returns: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what a tool declares to return, and None for what was only observed."""
+    return None if returns is None or OBSERVED in returns else returns
 
 
 def names_in(schema: Any) -> Iterator[str]:

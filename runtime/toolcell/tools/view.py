@@ -21,6 +21,7 @@ from toolcell.tools.detail import Detail, tools_text
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import Hook
 from toolcell.tools.model_calls import ToolCall, unique_ids
+from toolcell.tools.observed import with_observed
 from toolcell.tools.options import Origin
 from toolcell.tools.pipeline import answer_call, refuse, run_call
 from toolcell.tools.plan import PlanRecord, Step, run_plan
@@ -29,6 +30,7 @@ from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.result import ToolResult
 from toolcell.tools.shown import listed_within
 from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.stub_types import declared
 from toolcell.tools.stubs import python_module
 
 
@@ -74,7 +76,7 @@ class RegistryView(ABC):
         `shown_chars`: when they have more characters and `search_tools` is offered, only it, tools that run others such
         as execute_code, and those of the names in `found`. The others can be called all the same.
         """
-        state = self._state
+        state = with_observed(self._state)
         tools = [*state.visible(origin, policies)]
         shown = tools if shown_chars is None else listed_within(tools, shown_chars, found)
         return [state.definition(tool, policies) for tool in shown]
@@ -101,9 +103,9 @@ class RegistryView(ABC):
         return self._state.tools.get(name)
 
     def returns(self, name: str) -> Mapping[str, Any] | None:
-        """Return the JSON Schema of what a tool returns; None where it says nothing."""
+        """Return the JSON Schema that a tool declares of what it returns; None where it says nothing."""
         tool = self._state.tools.get(name)
-        return tool.options.returns if tool is not None else None
+        return declared(tool.options.returns) if tool is not None else None
 
     def has(self, name: str) -> bool:
         """True when a tool of that name is registered, refused or not."""
@@ -143,7 +145,7 @@ class RegistryView(ABC):
 
         Shape: the text of a `.pyi` module that type-checks on its own. `asynchronous`: with `async def`.
         """
-        tools = ((tool.definition, tool.options.returns) for tool in self._state.visible(origin))
+        tools = ((tool.definition, tool.options.returns) for tool in with_observed(self._state).visible(origin))
         return python_module(tools, asynchronous)
 
     async def search_tools(
@@ -180,8 +182,9 @@ class RegistryView(ABC):
         """
         if isinstance(names, str):
             raise UsageError(f"describe_tools takes a list of names, not {names!r:.80}; write [{names!r:.80}]")
-        tools = {tool.name: tool for tool in self._state.visible(origin, policies)}
-        definitions = [self._state.definition(tool, policies) for tool in tools.values()]
+        state = with_observed(self._state)
+        tools = {tool.name: tool for tool in state.visible(origin, policies)}
+        definitions = [state.definition(tool, policies) for tool in tools.values()]
         wanted = definitions if names is None else named_of(definitions, names)
         return tools_text([(each, tools[each.name].options.returns) for each in wanted], detail)
 
