@@ -261,7 +261,7 @@ class ToolRegistry(EnablingRegistry):
 
     def snapshot(self) -> ToolRegistry:
         """This registry as it is now, frozen: what a run works with."""
-        state = with_observed(self._state)
+        state = with_observed(self._state) if self.settings.observe_outputs else self._state
         if self._frozen and state is self._state:
             return self
         snapshot = ToolRegistry.__new__(ToolRegistry)
