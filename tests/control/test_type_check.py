@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from toolcell import (
@@ -232,6 +233,30 @@ async def test_a_script_that_ends_its_checker_costs_other_checks_nothing(
     assert late["rule"] == "not-checked" and "more than 0 s" in late["message"]
     assert await checker.findings("3", tools, None) == ()
     assert checker._checkers._alive[-1] not in before or len(before) > 1
+
+
+DOUBLING = "x = 1\n" + 60 * "x = (x, x)\n" + "x + 1\n"
+"""Its type has 2**60 parts."""
+
+
+async def test_while_a_checker_is_busy_with_one_script_others_are_checked(runtime: Runtime) -> None:
+    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    await checker.findings("1", tools, None)
+    async with anyio.create_task_group() as tasks:
+        ended = anyio.Event()
+
+        async def check() -> None:
+            await checker.findings(DOUBLING, tools, None)
+            ended.set()
+
+        tasks.start_soon(check)
+        while not (ended.is_set() or any(each.is_busy for each in checker._checkers._alive)):
+            await anyio.lowlevel.checkpoint()
+        found = await checker.findings("nowhere", tools, None)
+        tasks.cancel_scope.cancel()
+
+    assert [each["rule"] for each in found] == ["unresolved-reference"]
+    assert not any(each.is_busy for each in checker._checkers._alive)
 
 
 async def test_a_checker_that_died_is_replaced_within_the_check(runtime: Runtime) -> None:
