@@ -179,3 +179,11 @@ def test_a_parameter_has_the_type_that_its_schema_means(
 
     assert f"def tree(*, node: {annotation}) -> Any:" in registry.to_python()
     assert problems(tmp_path, registry.to_python()) == ""
+
+
+def test_a_quote_in_a_description_hides_no_import() -> None:
+    registry = ToolRegistry()
+    schema = {"type": "object", "properties": {"list": {"type": "array", "items": {"type": "string"}}}}
+    registry.register("a", 'Find screens of 5" or more.', None, lambda args: args)
+    registry.register("b", "Find the others.", schema, lambda args: args)
+    assert registry.to_python().startswith("from builtins import list as list_type\n")

@@ -25,6 +25,7 @@ OBSERVED = "x-observed"
 _ABOUT = frozenset({"description", "default", "examples", OBSERVED})
 _MAX_LITERALS = 20
 _MAX_DEPTH = 5
+_NAME = re.compile(r"\w+")
 _WORD = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+")
 
 
@@ -95,7 +96,7 @@ class StubTypes:
 
     def imports(self, text: str) -> str:
         """Return the imports that a module of this `text` needs to stand alone."""
-        words = {found[0] for found in _WORD.finditer(text)}
+        words = set(_NAME.findall(text))  # those of docstrings too: a quote there begins no literal
         lines = []
         for module, names in (("builtins", BUILTINS), ("collections.abc", ABSTRACT), ("typing", TYPING)):
             plain = [] if module == "builtins" else [each for each in names if each in words - self._aliases.keys()]
