@@ -259,3 +259,21 @@ async def test_a_small_catalogue_is_shown_as_stubs_and_a_larger_one_as_names() -
     for registry, shown in ((make_registry(), "def add(*, a: int"), (many(40), "41 tools: move_0, move_1,")):
         assert shown in code_text(Runtime(registry), keeps_state=False)
     assert FRESH in described_sandbox(Runtime())  # what a server with sessions replaces
+
+
+async def test_a_saved_script_is_called_from_a_client_s_script_and_as_its_own_tool(mode: str) -> None:
+    registry = make_registry()
+    inputs = {"type": "object", "properties": {"numbers": {"type": "array"}}, "required": ["numbers"]}
+    registry.save_script(
+        "add_up", "total = 0\nfor n in numbers:\n    total = tools.add(a=total, b=n)\ntotal", inputs=inputs
+    )
+    async with connected(mode, registry, exposes_tools=True) as client:
+        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+        direct = await client.call_tool("add_up", {"numbers": [1, 2, 3]})
+        scripted = await client.call_tool("execute_code", {"code": "tools.add_up(numbers=[4, 5])"})
+        wrong = await client.call_tool("add_up", {})
+
+    assert listed["add_up"].input_schema == inputs
+    assert (text_of(direct), direct.is_error) == ("6", False)
+    assert "9" in text_of(scripted) and not scripted.is_error
+    assert wrong.is_error and "numbers" in text_of(wrong)
