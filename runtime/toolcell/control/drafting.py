@@ -15,7 +15,7 @@ from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
-from toolcell.effects import CommitResult, RevertResult
+from toolcell.effects import CommitResult, EffectResult, RevertResult
 from toolcell.errors import UsageError
 from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
@@ -116,8 +116,8 @@ class DraftingRuntime(ABC):
 
         Cancellation: the effects before it are made, and the draft is used up; one on disk can be committed on.
         """
-        from toolcell.control.commit import Commit, approved_ids, changed_read, settled
-        from toolcell.control.kept_drafts import COMMIT, OVER, settle_doubt
+        from toolcell.control.commit import approved_ids, settled
+        from toolcell.control.kept_drafts import settle_doubt
 
         self._lifetime.check()
         registry = self._tools(tools)
@@ -137,18 +137,7 @@ class DraftingRuntime(ABC):
             share_labels(given)
             found.state = COMMITTING
             try:
-                with self._observed(given, "commit") as run:
-                    if recheck and (changed := await changed_read(found, run)):
-                        found.state = ""
-                        raise UsageError(
-                            f"{changed} has another result now than in the dry run; nothing was made. Make another one"
-                        )
-                    if file is not None:
-                        file.write(COMMIT, sorted(chosen))
-                    commit = Commit(found, run, file)
-                    rows = await commit.make(chosen)
-                    if file is not None:
-                        file.write(OVER)
+                rows, results = await self._make_effects(found, file, chosen, recheck, given)
             finally:
                 found.state = COMMITTED if found.state else ""
                 found.reads = [] if found.state else found.reads
@@ -158,8 +147,29 @@ class DraftingRuntime(ABC):
         finally:
             if file is not None:
                 file.close()
-        value = settled(value, found, commit.results) if has_value else None
+        value = settled(value, found, results) if has_value else None
         return CommitResult(given.run_id, tuple(rows), value, has_value, f"commit-{found.id}")
+
+    async def _make_effects(
+        self, draft: Draft, file: DraftJournal | None, chosen: set[str], recheck: bool, context: RunContext
+    ) -> tuple[list[EffectResult], Mapping[str, Any]]:
+        """Make the chosen effects of a draft; return what became of each effect, and their results by their ids."""
+        from toolcell.control.commit import Commit, changed_read
+        from toolcell.control.kept_drafts import COMMIT, OVER
+
+        with self._observed(context, "commit") as run:
+            if recheck and (changed := await changed_read(draft, run)):
+                draft.state = ""
+                raise UsageError(
+                    f"{changed} has another result now than in the dry run; nothing was made. Make another one"
+                )
+            if file is not None:
+                file.write(COMMIT, sorted(chosen))
+            commit = Commit(draft, run, file)
+            rows = await commit.make(chosen)
+            if file is not None:
+                file.write(OVER)
+        return rows, commit.results
 
     def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> DraftJournal | None:
         """Return the file of a draft, open; None when it is in memory alone."""
