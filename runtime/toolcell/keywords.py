@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from toolcell.errors import UsageError
 
@@ -14,11 +14,17 @@ Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 Made = TypeVar("Made")
 
+ELSEWHERE: Final = {
+    "hold_s": "it belongs to Runtime.execute_code, whose run is held each time it is suspended; scripts of sessions, "
+    "plans and agents are not held"
+}
+"""Arguments of one function that are looked for in others, and where they belong."""
+
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return the function, which is not async, with a `UsageError` for a keyword that it does not have."""
+    """Return the function with a `UsageError` for a keyword that it does not have."""
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.kind in _NAMED and each.name != "self"]
@@ -33,7 +39,14 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
                 raise
             raise UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}") from exc
 
-    return called
+    if not inspect.iscoroutinefunction(function):
+        return called
+
+    @functools.wraps(function)
+    async def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Any:
+        return await called(*args, **kwargs)  # type: ignore[misc]  # it returns a coroutine
+
+    return awaited  # type: ignore[return-value]
 
 
 def fields_known(kind: type[Made]) -> type[Made]:
@@ -44,6 +57,8 @@ def fields_known(kind: type[Made]) -> type[Made]:
 
 
 def _hint(unknown: str, known: list[str]) -> str:
+    if unknown in ELSEWHERE:
+        return ELSEWHERE[unknown]
     extended = [each for each in known if each.startswith(f"{unknown}_")]
     near = extended or difflib.get_close_matches(unknown[:80], known, 1)
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"

@@ -19,13 +19,14 @@ import anyio
 
 from toolcell import daemon_threads
 from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, names_of, settings_of
+from toolcell.control.before_run import PreflightRuntime
 from toolcell.control.controlled import Begin, Refresh, RunHandlers
 from toolcell.control.draft import Draft
 from toolcell.control.plans import PlanningRuntime
 from toolcell.control.scripts import Script
 from toolcell.control.store import JournalConfig, JournalStore
 from toolcell.control.suspension import OnApproval
-from toolcell.control.type_check import NOTHING_EARLIER, Earlier, TypeChecker, TypeFindings
+from toolcell.control.type_check import TypeChecker
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.host_work import HostWork
@@ -35,6 +36,7 @@ from toolcell.results import AbandonedThread, ExecutionResult
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
+from toolcell.run.held import HeldRuns, check_hold
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
@@ -56,12 +58,11 @@ from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
-    from toolcell.effects import Preflight
     from toolcell.quotas import Quotas
     from toolcell.run.streaming import RunStream
 
 
-class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
+class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
     @keywords_known
@@ -116,6 +117,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         self._lifetime = Lifetime("Runtime", self._open)
         self._clock = StartClock(self.pool_config.start_s)
         self._monitor = RunMonitor()
+        self._held = HeldRuns(self.pool_config.held, self._let_go)
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
         self._type_checker = TypeChecker(Runtime, lambda: self._tasks)
@@ -172,11 +174,14 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             cap=possible_cap(config.cap, getattr(self._backend, "descriptors_per_sandbox", 0)),
             idle_s=config.idle_s,
             clock=self._clock,
+            make_room=self._held.make_room,
         )
         stack.push_async_callback(self.pool.close)
         stack.push_async_callback(self._type_checker.close)
         stack.push_async_callback(self._sessions.close)
         stack.push_async_callback(self._monitor.abort_all, "the Runtime was closed")
+        self._held.open(tasks)
+        stack.push_async_callback(self._held.close)
         stack.callback(self.pool.refuse)
         tasks.start_soon(self._monitor.tick)
         tasks.start_soon(self._sessions.tick)
@@ -230,6 +235,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         seed: int | None = None,
         clock: float | None = None,
         on_approval: OnApproval = "ask",
+        hold_s: float = 0.0,
         repairs: ExecutionResult | str | None = None,
         refresh: Refresh = "",
         dry_run: bool | Draft = False,
@@ -241,15 +247,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
     ) -> ExecutionResult:
         """Run a script in a fresh sandbox and return everything it left behind.
 
-        `inputs` become names in the script; `files` appear in its workspace; `tools` is what it may call; `seed` and
-        `clock` take precedence over the policy's; `on_approval="suspend"` ends the run at calls that need approval, for
-        `resume`; `repairs` answers calls that an earlier run made from its journal, with `refresh="reads"` only writes;
-        `dry_run=True` makes no call of a tool that writes: the result has them as `effects`, for `commit`;
-        `preflight=True` does not run a script with calls of unknown tools or with missing arguments: it is `denied`;
-        `check_types=True` neither one that calls tools with wrong types, or uses their results wrongly; with "warn" the
-        result says so;
-        setting `cancel` ends the run with outcome `cancelled` and keeps what it had done until then. `on_log` gets
-        (stream, text) and `on_progress` values while the script runs; both may be async, and are awaited in order.
+        `inputs` become names in the script, `files` its workspace; `tools` is what it may call. docs/scripts.md has the
+        other arguments. `on_approval="suspend"` ends the run at calls that need approval, for `resume`; `dry_run=True`
+        collects the calls that write as `effects`, for `commit`. `on_log` gets (stream, text), `on_progress` values.
 
         Raises:
             UsageError: an argument cannot be sent to a sandbox; names it.
@@ -261,45 +261,26 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         """
         registry = self._tools(tools)
         check_run_arguments(lint, seed, clock, cancel, context, on_log=on_log, on_progress=on_progress)
+        hold_s = check_hold(hold_s, on_approval)
         context = self._drafting(dry_run, context, on_approval)
         if limits is not None:
             check_supported(self._backend, settings_of(Limits, limits, "limits"))
         seed, clock = self._seed_and_clock(seed, clock, self._journals.is_durable or on_approval == "suspend")
-        script = Script(
-            source, inputs, guest_files(files), limits or self.limits, lint or self.policy.lint, seed, clock
-        )
-        begin = self._first_run(script, registry, on_approval, repairs, refresh)
-        wrong_types = await self._checked_types(check_types, source, registry, inputs, context)
-        if wrong_types.refuses:
-            return wrong_types.refusal(context)
-        planned = await self.preflight(source, tools=registry, limits=limits) if preflight else None
-        if planned is not None and planned.problems:
-            from toolcell.control.preflight import refused
-
-            return refused(context.run_id if context is not None else os.urandom(16).hex(), planned)
-        if planned is not None:
-            script = dataclasses.replace(script, preflight=planned)
-            begin = self._first_run(script, registry, on_approval, repairs, refresh)
-            if context is not None and isinstance(context.dry_run, Draft):
-                context.dry_run.preflight = planned
-        result = await self._execute(script, registry, context, (cancel, on_log, on_progress), begin)
+        own = (limits or self.limits, lint or self.policy.lint, seed, clock)
+        script = Script(source, inputs, guest_files(files), *own, hold_s=hold_s)
+        control = (registry, on_approval, repairs, refresh)
+        begin = self._first_run(script, *control)
+        types = await self._checked_types(check_types, source, registry, inputs, context)
+        if types.refuses:
+            return types.refusal(context)
+        planned = await self._planned(script, registry, context) if preflight else script
+        if isinstance(planned, ExecutionResult):
+            return planned
+        begin = begin if planned is script else self._first_run(planned, *control)
+        result = await self._execute(planned, registry, context, (cancel, on_log, on_progress), begin)
         if context is not None and context.dry_run is not None:
             self._keep_draft(context.dry_run, result)
-        return wrong_types.with_result(result)
-
-    async def _checked_types(
-        self,
-        wanted: bool | CheckTypes | None,
-        source: str,
-        tools: CallableTools,
-        inputs: Mapping[str, Any] | None,
-        context: RunContext | None,
-        earlier: Earlier = NOTHING_EARLIER,
-    ) -> TypeFindings:
-        isolates = self._backend is not None and self._backend.isolates
-        said = check_types_of(context.check_types) if context is not None and isolates else None
-        degree = check_types_of(wanted) or self.policy.check_types
-        return await self._type_checker.check(degree, said, source, tools, inputs, earlier)
+        return types.with_result(result)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events, for `async for`.
@@ -348,7 +329,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         context, journal = control.context, control.journal
         request = RunRequest(
             message, limits, script.files, context.run_id, *handlers, work, journal.id, journal.answer,
-            context.dry_run.key if context.dry_run is not None else "",
+            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held,
         )  # fmt: skip
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:
@@ -358,11 +339,12 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
             if script.preflight is not None:
                 result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:
+            self._held.drop(journal.id)
             self._count_run(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             control.abandon()
             observer.on_failure(exc)
             raise
-        self._count_run(context, result.usage.cpu_s)
+        self._count_run(context, result.usage.cpu_s - (control.held.cpu_s if control.held is not None else 0.0))
         self._reverts.keep(result.journal_id, made)
         observer.on_end(result)
         return result
@@ -374,23 +356,6 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime):
         return await self._recorder.run_observer(
             request.message, request.limits, request.files, registry, context, self.policy, self._about_environment
         )
-
-    async def preflight(
-        self, source: str, *, tools: CallableTools | Iterable[Any] | None = None, limits: Limits | None = None
-    ) -> Preflight:
-        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
-
-        Raises:
-            UsageError: `source` is no text, or too large.
-            SandboxUnavailable: no sandbox could be started.
-        """
-        from toolcell.control.preflight import preflight_request, read_preflight
-
-        registry = self._tools(tools)
-        request = preflight_request(next(self._numbers), source, limits or self.limits)
-        bridge = ToolBridge(registry, RunContext(), NULL_OBSERVER)  # this script makes no call
-        abandoned = AbandonedThreads(self._abandoned)
-        return read_preflight(await self._run(request, bridge, NULL_OBSERVER, abandoned, None), registry)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
         """Return threads of synchronous tools that still run although their calls timed out or were cancelled.

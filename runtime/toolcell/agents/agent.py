@@ -25,6 +25,7 @@ from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals
 from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
+from toolcell.keywords import ELSEWHERE
 from toolcell.results import Suspension
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
@@ -288,7 +289,7 @@ def _check_options(config: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, suggested, 1)
             of_model = f"options of the model go into llm_options={{{name!r}: {value!r:.40}}}"
-            hint = f"did you mean {near[0]}?" if near else of_model
+            hint = ELSEWHERE.get(name) or (f"did you mean {near[0]}?" if near else of_model)
             raise UsageError(f"Agent has no setting {name!r}; {hint}")
 
 

@@ -19,10 +19,12 @@ from toolcell.control.scripts import Script, header_of, script_of
 from toolcell.control.store import JournalStore, pending_entries
 from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender, check_on_approval
 from toolcell.errors import ResumeError, UsageError
+from toolcell.keywords import keywords_known
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
+from toolcell.run.held import HeldRun
 from toolcell.run.sandboxes import SandboxRuntime
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.context import share_labels
@@ -70,6 +72,8 @@ class RunControl:
         self._store = store
         self._repaired = repaired
         self.journal = journal
+        self.held: HeldRun | None = None
+        """The run with which this one goes on, if its sandbox was kept."""
         suspender = Suspender(journal)
         self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
         self.context = context
@@ -255,6 +259,7 @@ class ControlledRuntime(SandboxRuntime):
 
         return begin
 
+    @keywords_known
     async def resume(
         self,
         token: str | Suspension,
@@ -267,6 +272,7 @@ class ControlledRuntime(SandboxRuntime):
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Carry a suspended run on: its script runs again in a fresh sandbox, and its calls get their recorded answers.
+        One that is still held (`hold_s`) goes on in its own sandbox instead.
 
         A plan is carried on too: the steps without a result run, and the rows of all are the `value`.
 
@@ -286,12 +292,14 @@ class ControlledRuntime(SandboxRuntime):
         if PLAN in journal.header:
             return await self._resume_plan(journal, registry, context)
         header, controls = journal.header, list[RunControl]()
+        held = self._held.take(journal.id)
         journal.begin_again()
 
         def begin(message: RunScript, context: RunContext) -> RunControl:
             journal.share_labels(context.state.labels)
             settings = header["on_approval"], header["refresh"], header["repairs"]
             controls.append(RunControl(store, journal, registry, context, *settings))
+            controls[0].held = held
             return controls[0]
 
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
@@ -300,6 +308,8 @@ class ControlledRuntime(SandboxRuntime):
         finally:
             if not controls:
                 store.put_down(journal)
+            if held is not None:
+                await self._held.end(held)
 
     def _taken(
         self,

@@ -14,6 +14,7 @@ from toolcell.control.journal import Journal, pending_of
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.errors import UsageError
+from toolcell.keywords import keywords_known
 from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.arguments import check_run_arguments
@@ -29,6 +30,7 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
 
     _abandoned: AbandonedThreads
 
+    @keywords_known
     async def execute_plan(
         self,
         steps: Sequence[Mapping[str, Any]],

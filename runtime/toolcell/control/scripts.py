@@ -30,6 +30,8 @@ class Script:
     number: int = 0
     """Of a script in its session; 0 outside of sessions."""
     preflight: Preflight | None = None
+    hold_s: float = 0.0
+    """How long its sandbox is kept when it is suspended."""
 
 
 def header_of(
@@ -57,6 +59,7 @@ def header_of(
         "refresh": refresh,
         "repairs": repaired.id if repaired is not None else "",
         "preflight": script.preflight.to_plain() if script.preflight is not None else None,
+        "hold_s": script.hold_s,
     }
 
 
@@ -73,4 +76,5 @@ def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
         header["clock"],
         number,
         Preflight.of_plain(header.get("preflight")),
+        header.get("hold_s", 0.0),
     )

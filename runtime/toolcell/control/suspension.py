@@ -1,6 +1,6 @@
 """Suspend a run for a decision: wait until nothing else goes on in it, then end it with outcome `suspended`.
 
-What is suspended is the journal. The sandbox is destroyed, and no clock of the run goes on.
+What is suspended is the journal. The sandbox is destroyed, or kept for a while, and no clock of the run goes on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 
+from toolcell.errors import SandboxUnavailable
 from toolcell.run.connection import GuestConnection
 from toolcell.run.interruption import read_done
 from toolcell.run.outcome import Failed, ProtocolViolation, highest
@@ -25,10 +28,15 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
     if type(stopped) is Done or (connection.was_interrupted and connection.is_usable):
         is_ok = type(stopped) is Done and stopped.ok
         sample = sandbox.sample(brief=is_ok, last=not is_ok)
-        take_printed(sandbox, output)
+        take_printed(connection, output)
         return Exit(), sample
     if type(stopped) is Failed:
         return Exit(), sample
+    if connection.is_held:
+        connection.is_held = await _pause(sandbox)
+        if connection.is_held:
+            take_printed(connection, output)
+            return Exit(), highest(sample, sandbox.sample())
     sample = highest(sample, sandbox.sample())
     sandbox.kill()
     end = await sandbox.ended()
@@ -37,9 +45,20 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
     return end, sample
 
 
-def take_printed(sandbox: Sandbox, output: RunOutput) -> None:
+async def _pause(sandbox: Sandbox) -> bool:
+    """Stop everything in a sandbox that is to be kept; False when something may go on, or nothing is left."""
+    pause: Callable[[], Awaitable[bool]] | None = getattr(sandbox, "pause", None)
+    if pause is None or not sandbox.is_alive():
+        return False
+    try:
+        return await pause()
+    except (OSError, SandboxUnavailable):
+        return False
+
+
+def take_printed(connection: GuestConnection, output: RunOutput) -> None:
     """Read what the script's processes have written to their output and error streams, as far as it is there."""
-    out, err = sandbox.read_output()
+    out, err = connection.read_output()
     if out or err:
         output.take_raw(out, err)
 
@@ -56,4 +75,4 @@ async def _drain(connection: GuestConnection, output: RunOutput) -> None:
     before = -1
     while output.printed_bytes != before:
         before = output.printed_bytes
-        take_printed(connection.sandbox, output)
+        take_printed(connection, output)

@@ -17,6 +17,7 @@ from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.host_work import HostWork
 from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
 from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
@@ -66,6 +67,11 @@ class RunRequest:
 
     dry_run: str = ""
     """Key of a dry run's placeholders."""
+
+    hold_s: float = 0.0
+    """How long its sandbox is kept when it is suspended."""
+    held: HeldRun | None = None
+    """The suspended run that goes on, if its sandbox was kept."""
 
     def script(self) -> RunScript:
         """The message that carries the script, with what its guest needs for a dry run."""

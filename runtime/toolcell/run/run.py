@@ -60,7 +60,7 @@ class Run:
         self._start_s = start_s
         self._threads_left = threads_left
         self._named = named
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() - connection.spent_s
         self._work = request.work or HostWork(request.limits.host_work)
         self._calls = ToolCalls(request.limits, connection, self._started, self._work, request.on_answer)
         self._output = RunOutput(request, connection, self._calls.cancel, self._work)
@@ -102,7 +102,7 @@ class Run:
     async def _converse(self) -> None:
         """Send the script and answer its calls until the run is over, for whatever reason."""
         connection = self._connection
-        with connection.scope_type(deadline=connection.now() + self._limits.wall_s) as scope:
+        with connection.scope_type(deadline=connection.now() + self._limits.wall_s - connection.spent_s) as scope:
             connection.on_interrupt = scope.cancel
             await self._send_script()
             cancel = self._request.cancel
@@ -130,7 +130,7 @@ class Run:
             self._connection.stop(self.deadline.exceeded)
             return
         try:
-            take_printed(self._sandbox, self._output)
+            take_printed(self._connection, self._output)
             if self._work.used > self._work.limit:
                 self._stop_for_work()
             self._sample = self._sandbox.sample()

@@ -15,6 +15,7 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection
+from toolcell.run.held import HeldRun, HeldRuns
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.observer import RunObserver
 from toolcell.run.request import RunRequest, fits
@@ -38,6 +39,7 @@ class SandboxRuntime(ABC):
     _lifetime: Lifetime
     _clock: StartClock
     _monitor: RunMonitor
+    _held: HeldRuns
 
     async def _run(
         self,
@@ -47,29 +49,54 @@ class SandboxRuntime(ABC):
         abandoned: AbandonedThreads,
         held: GuestConnection | None,
     ) -> ExecutionResult:
-        """Run a script in `held`, or in a sandbox of its own."""
+        """Run a script in `held`, the sandbox of a session, or in one of its own."""
         waiting = time.perf_counter()
         assert self.pool is not None
-        limits = request.limits
         if held is not None:
             observer.on_sandbox(held.sandbox)
             return await self._monitored(Run(held, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named))
-        # A sandbox of the pool will do if its limits can be lowered to those of the run.
-        is_pooled = fits(limits, self.limits, self._fixed)
-        connection = await self._acquire(None if is_pooled else limits)
+        connection, is_pooled = await self._sandbox_for(request)
+        is_kept = False
         try:
             observer.on_sandbox(connection.sandbox)
-            try:
-                await connection.sandbox.prepare(limits)
-            except OSError as exc:
-                raise unavailable(exc) from exc
+            if not connection.is_rewound:
+                await self._prepare(connection, request)
             start_s = time.perf_counter() - waiting
             run = Run(connection, request, bridge.dispatch, observer, start_s, abandoned, bridge.named)
-            return await self._monitored(run)
+            result = await self._monitored(run)
+            is_kept = connection.is_held and self._keep(connection, is_pooled, request, result)
+            return result
         finally:
-            if not is_pooled or not self.pool.release(connection):
+            if not is_kept and (not is_pooled or not self.pool.release(connection)):
                 with anyio.CancelScope(shield=True):
                     await connection.sandbox.destroy()
+
+    async def _sandbox_for(self, request: RunRequest) -> tuple[GuestConnection, bool]:
+        """Return the sandbox of a held run, or one of its own; and whether the pool counts it."""
+        if (before := request.held) is not None:
+            connection = await self._held.go_on(before)
+            if connection is not None:
+                return connection, before.is_pooled
+        # A sandbox of the pool will do if its limits can be lowered to those of the run.
+        is_pooled = fits(request.limits, self.limits, self._fixed)
+        return await self._acquire(None if is_pooled else request.limits), is_pooled
+
+    async def _prepare(self, connection: GuestConnection, request: RunRequest) -> None:
+        """Give a new sandbox the limits of its run."""
+        try:
+            await connection.sandbox.prepare(request.limits)
+        except OSError as exc:
+            raise unavailable(exc) from exc
+        if request.hold_s and self._held.can_hold:
+            connection.record()
+
+    def _keep(self, connection: GuestConnection, is_pooled: bool, request: RunRequest, result: ExecutionResult) -> bool:
+        """Hold a suspended run, unless somebody waits for its place."""
+        assert self.pool is not None
+        if is_pooled and self.pool.is_short:
+            return False
+        connection.spent_s = result.usage.wall_s
+        return self._held.keep(request.journal_id, request.hold_s, HeldRun(connection, is_pooled, result.usage.cpu_s))
 
     async def _monitored(self, run: Run) -> ExecutionResult:
         self._monitor.add(run)
@@ -116,6 +143,6 @@ class SandboxRuntime(ABC):
         return connection, is_pooled
 
     async def _let_go(self, connection: GuestConnection, is_pooled: bool) -> None:
-        """Destroy the sandbox of a session."""
+        """Destroy a sandbox that served a session, or was held."""
         if not (is_pooled and self.pool is not None and self.pool.release(connection)):
             await connection.sandbox.destroy()

@@ -64,6 +64,10 @@ def plan(ages_s: list[float], busy: int, starting: int, warm: int, cap: int, idl
     return PoolPlan(expire, max(0, min(wanted, room)))
 
 
+def _nothing() -> None:
+    pass
+
+
 class Pool(Generic[T]):
     """Single-use items, some of them warm."""
 
@@ -78,9 +82,12 @@ class Pool(Generic[T]):
         cap: int,
         idle_s: float,
         clock: StartClock,
+        make_room: Callable[[], None] = _nothing,
     ) -> None:
+        """`make_room` is called when somebody has to wait for a place, and may see to it that an item is given back."""
         self._start, self._end, self._is_alive, self._freeze = start, end, is_alive, freeze
         self._warm, self._cap, self._idle_s, self._clock = warm, cap, idle_s, clock
+        self._make_room = make_room
         self._idle: deque[tuple[float, T]] = deque()
         self._refused: deque[T] = deque()
         """What was idle when the pool began to close."""
@@ -122,6 +129,11 @@ class Pool(Generic[T]):
         return self._busy
 
     @property
+    def is_short(self) -> bool:
+        """True while somebody waits for a place."""
+        return self._waiting > 0 and self._busy + self._starting >= self._cap
+
+    @property
     def starting(self) -> int:
         """Items that are being started."""
         return self._starting
@@ -149,6 +161,8 @@ class Pool(Generic[T]):
         self._waiting += 1
         self._problem = None
         if self._busy + self._starting >= self._cap:
+            if not self._frozen:
+                self._make_room()
             self._retire_frozen()
         try:
             return await self._wait_for_item(self._now())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol, Self
 
@@ -23,6 +23,7 @@ from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.control.type_check import TypeFindings
 from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
+from toolcell.keywords import keywords_known
 from toolcell.lifetime import OpenedInBlock
 from toolcell.results import ExecutionResult, SessionReport, Suspension
 from toolcell.run.arguments import check_run_arguments
@@ -187,6 +188,7 @@ class Session(OpenedInBlock, SessionWorkspace):
 
     # Scripts.
 
+    @keywords_known
     async def execute_code(
         self,
         source: str,
@@ -243,8 +245,12 @@ class Session(OpenedInBlock, SessionWorkspace):
         if context is None or context.dry_run is None:
             async with self._exclusively():
                 return await run(self)
+        return await self._run_in_copy(run, context.dry_run)
+
+    async def _run_in_copy(self, run: Callable[[Any], Awaitable[ExecutionResult]], draft: object) -> ExecutionResult:
+        """Make a dry run in a copy of the session: placeholders stay in the names of that."""
         self._state.record.check_free()
-        copy = await self._copied(os.urandom(16).hex(), is_scratch=True)  # placeholders stay in its names, not in these
+        copy = await self._copied(os.urandom(16).hex(), is_scratch=True)
         try:
             async with copy._exclusively():
                 result = await run(copy)
@@ -252,7 +258,8 @@ class Session(OpenedInBlock, SessionWorkspace):
             await copy.close()
             self._state.count(copy._state)
         if result.draft_id:
-            host._keep_draft(context.dry_run, result)
+            host: Any = self._host
+            host._keep_draft(draft, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 
@@ -270,6 +277,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         """What the last script waits for: its suspension, or the id of its run if its host ended. Empty: none waits."""
         return self._state.record.waiting
 
+    @keywords_known
     async def resume(
         self,
         token: str | Suspension,
