@@ -109,3 +109,13 @@ def test_sessions_are_timed_beside_a_bare_loop_and_idle_ones_are_measured() -> N
 
     for row in ("bare loop, in a row", "session, journal, after 20 ms", "2 idle sessions:", "brought back"):
         assert row in done.stdout, done.stderr
+
+
+def test_a_check_of_types_is_timed_beside_a_bare_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.type_check", "--rounds", "1"],
+        capture_output=True, text=True, check=False, cwd=ROOT, timeout=300,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr  # 1: slower than the target, which a busy machine may be
+    for row in ("check ", "check, new inputs", "run with check_types=True", "bare ty check"):
+        assert f"\n{row}" in done.stdout, done.stderr

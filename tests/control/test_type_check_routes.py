@@ -10,10 +10,11 @@ import pytest
 from mcp.client.client import Client
 from typer.testing import CliRunner
 
-from toolcell import Outcome, Policy, Runtime, SyncRuntime, ToolRegistry
+from toolcell import Outcome, Policy, RunContext, Runtime, SyncRuntime, ToolRegistry
 from toolcell.cli import build, exits
 from toolcell.config import CheckTypes
 from toolcell.mcp.server import McpServer
+from toolcell.testing import FakeBackend
 
 pytest.importorskip("ty", reason="needs ty: pip install 'toolcell[types]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
@@ -137,3 +138,14 @@ async def test_a_stream_ends_with_the_findings_and_prints_nothing_of_a_script_th
             result = events[-1].result  # type: ignore[union-attr]
             assert result.outcome is outcome and len(result.type_findings) == 2
             assert (len(events) > 1) == result.ok
+
+
+async def test_the_checker_has_its_own_sandbox_whatever_backend_runs_the_scripts() -> None:
+    """Docker's is a backend like any other; this one isolates nothing, so no check is made that nobody asked for."""
+    async with Runtime(dictionary(), backend=FakeBackend(), allow_unisolated=True) as runtime:
+        refused = await runtime.execute_code(HIDDEN, check_types="refuse")
+        unasked = await runtime.execute_code(HIDDEN, context=RunContext(check_types="warn"))
+        asked = await runtime.execute_code(HIDDEN, check_types="warn")
+
+    assert refused.outcome is Outcome.DENIED
+    assert [len(each.type_findings) for each in (refused, unasked, asked)] == [2, 0, 2]
