@@ -297,7 +297,7 @@ def test_a_tools_definition_is_recorded_as_it_is(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
         ledger.run(recorder, calls=[("login", {"token": "very-secret-thing"})])
 
-    definitions = {name: parameters for name, _, parameters in ledger.fields(records.TOOLS)[0]["definitions"]}
+    definitions = {name: parameters for name, _, parameters, *_ in ledger.fields(records.TOOLS)[0]["definitions"]}
     assert definitions["login"]["properties"]["token"] == {"type": "string"}
     assert ledger.fields(records.CALL_STARTED)[0]["args"] == {"token": REDACTED}
 

@@ -70,7 +70,7 @@ def test_everything_about_a_run_is_recorded(shared: tuple[Ledger, SyncRuntime]) 
     assert run.policy["hash_seed"] is not None and run.policy["seed"] is not None and run.policy["clock"] is not None
     assert run.isolation["backend"] == "process"
     assert run.isolation["layers"] == dict(result.isolation.layers)
-    assert [name for name, _, _ in run.definitions] == ledger.registry.names()
+    assert [name for name, *_ in run.definitions] == ledger.registry.names()
     (call,) = run.calls
     assert (call.tool, call.origin, call.line, call.args) == ("search", "code", 1, {"query": "needle"})
     assert call.value == result.value == run.end["value"]

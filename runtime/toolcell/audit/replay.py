@@ -185,7 +185,7 @@ class AnsweringTools:
         self._why_it_ends = "the run was suspended" if run.end else "its host was killed"
         self._note = f"answered from the record of run {run.id}; the tool did not run"
         self._definitions = [ToolDefinition(*each[:3]) for each in run.definitions]
-        self._returns = {each[0]: each[3] for each in run.definitions if len(each) > 3}
+        self._returns = {each[0]: each[3] for each in run.definitions if len(each) > 3 and isinstance(each[3], dict)}
         self._answers = answers
         self._until = until
         self._on_call = on_call
