@@ -305,14 +305,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         return given.snapshot()
 
     async def _execute(
-        self,
-        script: Script,
-        tools: CallableTools,
-        context: RunContext | None,
-        handlers: RunHandlers,
-        begin: Begin,
+        self, script: Script, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, begin: Begin,
         held: GuestConnection | None = None,
-    ) -> ExecutionResult:
+    ) -> ExecutionResult:  # fmt: skip
         limits, settings = script.limits, (script.lint, script.seed, script.clock)
         names = tools.names(Origin.CODE)
         message = run_message(

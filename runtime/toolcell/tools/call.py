@@ -278,18 +278,9 @@ class Call:
     _lendable: Workers | None = None
 
     def __init__(
-        self,
-        registry: CallingRegistry,
-        name: str,
-        raw_args: Any,
-        call_id: str,
-        origin: Origin,
-        run: RunContext,
-        parent: Call | None = None,
-        step: int | None = None,
-        message: Any = None,
-        timeout_s: float | None = None,
-    ) -> None:
+        self, registry: CallingRegistry, name: str, raw_args: Any, call_id: str, origin: Origin, run: RunContext,
+        parent: Call | None = None, step: int | None = None, message: Any = None, timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.registry = registry
         self.name = name
         self.raw_args = raw_args
