@@ -60,6 +60,8 @@ def programs() -> Programs:
 TOOLS = '''
 import base64
 from toolcell import ToolRegistry
+from toolcell.tools.parts import File
+from toolcell.tools.result import ToolResult
 
 registry = ToolRegistry()
 
@@ -87,6 +89,31 @@ registry.register(
     },
     lambda args: "taken",
 )
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+@registry.tool
+def test_image_content() -> File:
+    """Return a picture, as the conformance suite wants it."""
+    return File("p.png", PNG, "image/png")
+
+@registry.tool
+def test_audio_content() -> File:
+    """Return a sound, as the conformance suite wants it."""
+    return File("s.wav", b"RIFF", "audio/wav")
+
+@registry.tool
+def test_embedded_resource() -> File:
+    """Return a resource, as the conformance suite wants it."""
+    return File("t.txt", b"text", "text/plain")
+
+@registry.tool
+def test_multiple_content_types() -> ToolResult:
+    """Return a text, a picture and a resource, as the conformance suite wants it."""
+    files = File("p.png", PNG, "image/png"), File("t.txt", b"text", "text/plain")
+    return ToolResult(value="both", has_value=True, files=files)
 
 @registry.tool
 def add(a: int, b: int) -> int:

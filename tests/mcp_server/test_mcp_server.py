@@ -18,6 +18,8 @@ from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.mcp.listing import FRESH, code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
 from toolcell.tools.descriptions import described_sandbox
+from toolcell.tools.parts import File
+from toolcell.tools.result import ToolResult
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 
@@ -179,6 +181,30 @@ async def test_tools_are_the_client_s_own_if_the_server_shows_them(mode: str) ->
     assert (text_of(added), added.is_error) == ("3", False)
     assert wrong.is_error and "must be integer" in text_of(wrong)
     assert "paid 3" in text_of(paid) and len(asked) == 1
+
+
+async def test_files_of_a_client_s_own_tools_are_pictures_sounds_and_resources(mode: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def draw() -> ToolResult:
+        """Draw a picture, with a sound and a table."""
+        made = (("p.png", PNG, "image/png"), ("s.wav", b"RIFF", "audio/wav"), ("t.csv", b"a,b", "text/csv"))
+        return ToolResult(value="drawn", has_value=True, files=tuple(File(*each) for each in made))
+
+    @registry.tool(requires_approval=True)
+    async def paint() -> File:
+        """Paint a picture if somebody approves it."""
+        return File("p.png", PNG, "image/png")
+
+    async with connected(mode, registry, decide="approve", exposes_tools=True) as client:
+        drawn = await client.call_tool("draw", {})
+        painted = await client.call_tool("paint", {})
+
+    assert [part.type for part in drawn.content] == ["text", "image", "audio", "resource"]
+    assert base64.b64decode(drawn.content[1].data) == PNG
+    assert [part.type for part in painted.content] == ["text", "image"]
+    assert text_of(drawn) == "drawn"
 
 
 async def test_a_client_s_scripts_share_a_session_if_the_server_keeps_it(mode: str) -> None:

@@ -16,7 +16,7 @@ from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.errors import UsageError
 from toolcell.keywords import keywords_known
 from toolcell.packing import value_digest
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
@@ -87,8 +87,9 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             named = ", ".join(f"{each.tool} ({each.id})" for each in suspension.calls)
             error = ErrorInfo("Suspended", f"it waits for a decision about {named}")
         return ExecutionResult(
-            context.run_id, outcome, list(rows), True, error=error, suspension=suspension, journal_id=rows.journal_id
-        )
+            context.run_id, outcome, list(rows), True, files=rows.files, error=error, suspension=suspension,
+            journal_id=rows.journal_id,
+        )  # fmt: skip
 
     async def _journaled_plan(
         self, registry: Any, context: RunContext, journal: Journal
@@ -138,4 +139,6 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             self._reverts.keep(journal.id, made)
         if result.is_error:
             raise UsageError(result.text)
-        return PlanRows(result.value, context.run_id, journal.id), record
+        rows = PlanRows(result.value, context.run_id, journal.id)
+        rows.files = tuple(OutputFile(each.name, each.media_type, len(each.data), each.data) for each in result.files)
+        return rows, record

@@ -12,7 +12,7 @@ from toolcell.control.decisions import answer_of
 from toolcell.control.identity import call_digest, options_of
 from toolcell.control.journal import Journal, JournalEntry
 from toolcell.control.suspension import BELOW, IN_DOUBT
-from toolcell.results import PendingCall, Suspension
+from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.tools.call import Call, CallObserver
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell.tools.result import ErrorCode, Status, ToolResult
@@ -32,6 +32,8 @@ class PlanRows(list[dict[str, Any]]):
         self.run_id, self.journal_id = run_id, journal_id
         self.suspension: Suspension | None = None
         """What the plan waits for; None when it is over."""
+        self.files: tuple[OutputFile, ...] = ()
+        """Files and images that the tools returned."""
 
 
 class JournaledSteps:

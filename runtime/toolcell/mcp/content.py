@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
 from mcp_types import (
+    AudioContent,
     BlobResourceContents,
     CallToolResult,
     ContentBlock,
@@ -44,7 +46,7 @@ def said(text: str) -> CallToolResult:
 def answer(result: ExecutionResult, *, with_logs: bool = True) -> CallToolResult:
     """Return a run's result: text for the model, the same as data, and its files."""
     content: list[ContentBlock] = [TextContent(text=clean(code_result(result, with_logs=with_logs).text))]
-    content += [part for file in result.files if (part := _file(result.run_id, file)) is not None]
+    content += file_blocks(result.run_id, result.files)
     if result.suspension is not None:
         content.append(TextContent(text=_waiting(result.suspension)))
     return CallToolResult(content=content, structured_content=_plain(result, with_logs), is_error=not result.ok)
@@ -79,12 +81,19 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
     return made
 
 
+def file_blocks(run_id: str, files: Iterable[OutputFile]) -> list[ContentBlock]:
+    """Return files as content: pictures and sounds as such, the others as embedded resources."""
+    return [part for file in files if (part := _file(run_id, file)) is not None]
+
+
 def _file(run_id: str, file: OutputFile) -> ContentBlock | None:
     if file.data is None:
         return None
     encoded = base64.b64encode(file.data).decode()
     if is_image(File(file.name, file.data, file.media_type)):
         return ImageContent(data=encoded, mime_type=file.media_type)
+    if file.media_type.startswith("audio/"):
+        return AudioContent(data=encoded, mime_type=file.media_type)
     uri = f"toolcell://runs/{run_id}/{quote(file.name)}"
     if file.media_type.startswith("text/") or file.media_type == "application/json":
         try:

@@ -22,7 +22,7 @@ from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.json_text import json_text
 from toolcell.mcp import listing
-from toolcell.mcp.content import answer, decision, failed, question, said
+from toolcell.mcp.content import answer, decision, failed, file_blocks, question, said
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
@@ -274,22 +274,26 @@ class McpServer:
                 return await self._finish(ctx, _suspended(rows, waiting))
             result = await self.runtime.resume(waiting, await self._ask(ctx, waiting))
             rows = PlanRows(result.value, result.run_id, result.journal_id)
-            rows.suspension = result.suspension
+            rows.suspension, rows.files = result.suspension, result.files
         if waiting is not None:
             return answer(_suspended(rows, waiting))
-        return _of_row(rows[0])
+        return _of_row(rows)
 
 
 def _suspended(rows: PlanRows, waiting: Suspension) -> ExecutionResult:
     return ExecutionResult(rows.run_id, Outcome.SUSPENDED, suspension=waiting, journal_id=rows.journal_id)
 
 
-def _of_row(row: Mapping[str, Any]) -> types.CallToolResult:
-    """Return what came of a plan's only step."""
+def _of_row(rows: PlanRows) -> types.CallToolResult:
+    """Return what came of a plan's only step, with the files that it returned."""
+    row = rows[0]
     if row["status"] != "ok":
         return failed(str(row.get("error", row["status"])))
     value = row.get("result")
-    return said(value if isinstance(value, str) else json_text(value))
+    if isinstance(value, bytes):  # a file is its own value, and comes as such
+        value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
+    text = said(value if isinstance(value, str) else json_text(value))
+    return text.model_copy(update={"content": [*text.content, *file_blocks(rows.run_id, rows.files)]})
 
 
 def _connection(ctx: Context) -> Any:
