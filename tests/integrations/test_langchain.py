@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from toolcell import Limits, Runtime, SyncRuntime, ToolAbort, ToolRegistry
+from integrations.refusing_tools import refusing_registry
+from toolcell import Limits, Runtime, SyncRuntime, ToolRegistry
 from toolcell.errors import Misconfigured, RegistrationError, UsageError
 
 needs("langchain.agents")
@@ -194,20 +195,7 @@ FAILURES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("source", "said"), FAILURES, ids=[source[:24] for source, _ in FAILURES])
 async def test_a_failure_is_a_message_with_status_error_and_the_agent_goes_on(source: str, said: str) -> None:
-    registry = ToolRegistry()
-
-    @registry.tool
-    def denied() -> str:
-        """Do what nobody may."""
-        return "done"
-
-    @registry.tool
-    def aborts() -> str:
-        """End the whole run."""
-        raise ToolAbort("no further")
-
-    registry.blacklist("denied")
-    async with Runtime(registry, limits=Limits(wall_s=3)) as runtime:
+    async with Runtime(refusing_registry(), limits=Limits(wall_s=3)) as runtime:
         made = code_execution_tool(runtime, tools=[weather, broken, worded, asks, leaves])
         result = await create_agent(model(source), tools=[made]).ainvoke(ASK)
     (answer,) = answers(result)

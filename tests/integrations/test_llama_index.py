@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from toolcell import Limits, Runtime, ToolAbort, ToolRegistry
+from integrations.refusing_tools import refusing_registry
+from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.errors import RegistrationError, UsageError
 
 needs("llama_index.core")
@@ -175,25 +176,7 @@ FAILURES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("source", "said"), FAILURES, ids=[source[:24] for source, _ in FAILURES])
 async def test_a_failure_is_an_output_with_is_error_and_the_agent_goes_on(source: str, said: str) -> None:
-    registry = ToolRegistry()
-
-    @registry.tool
-    def denied() -> str:
-        """Do what nobody may."""
-        return "done"
-
-    @registry.tool(requires_approval=True)
-    def careful() -> str:
-        """Do what somebody has to approve."""
-        return "done"
-
-    @registry.tool
-    def aborts() -> str:
-        """End the whole run."""
-        raise ToolAbort("no further")
-
-    registry.blacklist("denied")
-    async with Runtime(registry, limits=Limits(wall_s=3)) as runtime:
+    async with Runtime(refusing_registry(), limits=Limits(wall_s=3)) as runtime:
         spec = CodeInterpreterToolSpec(runtime, tools=[tool(weather), tool(broken)])
         answer, (output,) = await run(agent_of(spec, source))
     assert output.is_error and said in output.content, output

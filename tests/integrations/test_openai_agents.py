@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from integrations.conftest import needs, run_example
-from toolcell import Limits, Runtime, ToolAbort, ToolRegistry
+from integrations.refusing_tools import refusing_registry
+from toolcell import Limits, Runtime, ToolRegistry
 from toolcell.errors import RegistrationError, UsageError
 
 needs("agents.tool_context")
@@ -253,20 +254,7 @@ FAILURES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("source", "said"), FAILURES, ids=[source[:24] for source, _ in FAILURES])
 async def test_a_failure_is_the_tools_output_and_the_agent_goes_on(source: str, said: str) -> None:
-    registry = ToolRegistry()
-
-    @registry.tool
-    def denied() -> str:
-        """Do what nobody may."""
-        return "done"
-
-    @registry.tool
-    def aborts() -> str:
-        """End the whole run."""
-        raise ToolAbort("no further")
-
-    registry.blacklist("denied")
-    async with Runtime(registry, limits=Limits(wall_s=3)) as runtime:
+    async with Runtime(refusing_registry(), limits=Limits(wall_s=3)) as runtime:
         tool = code_execution_tool(runtime, tools=[weather, broken, worded, of_bob])
         result = await run(agent_of(tool, source))
     assert said in outputs(result)[0], outputs(result)
