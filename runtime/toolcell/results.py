@@ -6,21 +6,14 @@ Knows no sandbox, no registry and no wire; everything else may import it.
 from __future__ import annotations
 
 import enum
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.json_text import json_text
 from toolcell.result_html import result_html
-from toolcell.text import clean
-
-SHORT = reprlib.Repr()
-"""Writes the beginning and the end of what is long, and looks at no more of it than that."""
-SHORT.maxstring = SHORT.maxother = 200
-SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 10
-SHORT.maxlevel = 4
+from toolcell.text import SHORT, clean, shown_findings
 
 
 class Outcome(enum.StrEnum):
@@ -342,10 +335,9 @@ class ExecutionResult:
     def __repr__(self) -> str:
         given = {"value": self.value} if self.has_value else {}
         told = {"logs": self.logs.text, "files": self.files, "error": self.error, "calls": self.calls}
-        shown = "".join(
-            f", {name}={SHORT.repr(each)}" for name, each in (given | told).items() if each or name in given
-        )
-        return f"ExecutionResult({self.run_id!r}, {str(self.outcome)!r}{shown}, isolation={self.isolation.backend!r})"
+        parts = [f", {name}={SHORT.repr(each)}" for name, each in (given | told).items() if each or name in given]
+        head = f"ExecutionResult({self.run_id!r}, {str(self.outcome)!r}{''.join(parts)}"
+        return f"{head}, isolation={self.isolation.backend!r})"
 
     def __str__(self) -> str:
         usage = self.usage
@@ -391,12 +383,6 @@ class ExecutionResult:
     def to_json(self, indent: int | None = None) -> str:
         """`to_dict` as strict JSON text; a value that JSON does not have, NaN included, is written as its `str`."""
         return json_text(self.to_dict(), indent=indent)
-
-
-def shown_findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first findings with their lines, and how many more there are."""
-    said = "; ".join(f"line {each['line']}: {each['message']}" for each in findings[:5])
-    return said + (f" (and {len(findings) - 5} more)" if len(findings) > 5 else "")
 
 
 _PARTS = {

@@ -7,6 +7,9 @@ and invisible characters make text look like other text. Lone surrogates cannot 
 from __future__ import annotations
 
 import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _UNSAFE = re.compile(
     "["
@@ -17,6 +20,12 @@ _UNSAFE = re.compile(
     "]"
 )
 """Zero-width joiners are not in it, because emoji and several writing systems need them."""
+
+SHORT = reprlib.Repr()
+"""Writes the beginning and the end of what is long, and looks at no more of it than that."""
+SHORT.maxstring = SHORT.maxother = 200
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 10
+SHORT.maxlevel = 4
 
 CUT_MARK = "\n[... {cut} characters cut ...]\n"
 
@@ -66,6 +75,12 @@ def cut_bytes(text: str, max_bytes: int) -> tuple[str, bool]:
     head = data[: room - room // 3].decode("utf-8", "ignore")
     tail = data[len(data) - room // 3 :].decode("utf-8", "ignore")
     return head + CUT_MARK.format(cut=len(text) - len(head) - len(tail)) + tail, True
+
+
+def shown_findings(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first findings with their lines, and how many more there are."""
+    said = "; ".join(f"line {each['line']}: {each['message']}" for each in findings[:5])
+    return said + (f" (and {len(findings) - 5} more)" if len(findings) > 5 else "")
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.cli.terminal import safe, size, value_text, write_text
-from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord, shown_findings
-from toolcell.text import for_terminal, one_line
+from toolcell.results import ErrorInfo, ExecutionResult, OutputFile, ToolCallRecord
+from toolcell.text import for_terminal, one_line, shown_findings
 
 CONTEXT_LINES = 2
 """Source lines shown before and after the one that failed."""

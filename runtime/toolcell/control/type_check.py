@@ -21,8 +21,9 @@ from toolcell.control.identity import options_of
 from toolcell.control.scripts import Script
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.packing import bytes_digest, pack
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome, shown_findings
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable
+from toolcell.text import shown_findings
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS

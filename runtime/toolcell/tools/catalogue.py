@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from toolcell import daemon_threads
 from toolcell.errors import UsageError
-from toolcell.tools.builtin.embeddings.provider import EmbeddingProvider, embed_texts
-from toolcell.tools.builtin.stores.similarity import cosine
-from toolcell.tools.builtin.words import query_words, words
 from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts
 from toolcell.tools.names import provider_name
 from toolcell.tools.recent import Recent
+from toolcell.tools.similarity import cosine
+from toolcell.tools.words import query_words, words
 
 MAX_QUERY_CHARS: Final = 1_000
 MAX_FOUND: Final = 100

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from toolcell.effects import shown_effects
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
-from toolcell.results import ErrorInfo, ExecutionResult, Outcome, shown_findings
-from toolcell.text import clean, cut_text
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.text import clean, cut_text, shown_findings
 from toolcell.tools.adapters import with_options
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import CallableTools, RunContext

@@ -24,8 +24,8 @@ from toolcell.tools.builtin import (
     Remember,
 )
 from toolcell.tools.builtin.embeddings import http as http_module
-from toolcell.tools.builtin.embeddings.provider import embed_texts
-from toolcell.tools.builtin.stores.similarity import cosine
+from toolcell.tools.embedding_provider import embed_texts
+from toolcell.tools.similarity import cosine
 
 pytestmark = pytest.mark.anyio
 

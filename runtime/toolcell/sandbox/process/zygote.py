@@ -200,11 +200,8 @@ class ZygoteProcess(AskedZygote):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * 1024)
             ours.send(marshal.dumps(plan, MARSHAL_FORMAT))
             config: dict[str, Any] = {"preload": [*preload[0]], "ahead": [*preload[1]], "sys_path": [*root.sys_path]}
-            config |= {
-                "executes": programs is not None,
-                "programs": [*(programs or ())],
-                "own_ids": zygote.id_count > 1,
-            }
+            config |= {"executes": programs is not None, "programs": [*(programs or ())]}
+            config |= {"own_ids": zygote.id_count > 1}
             ours.send(msgpack.packb(config))
         except OSError as exc:
             zygote.kill()

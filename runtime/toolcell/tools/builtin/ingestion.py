@@ -18,11 +18,11 @@ from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.text import for_terminal
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section
-from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider
 from toolcell.tools.builtin.indexing import index_document
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.tools.builtin.stores.records import Document
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, shown
+from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider
 
 PARSERS: Final = ("pypdf", "python-docx")
 """Packages of the sandboxes that read PDF and docx: `Runtime(packages=PARSERS)`. The other kinds need none."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from toolcell.errors import ToolError
-from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.retrieval import Retriever
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore, MessageStore
 from toolcell.tools.builtin.stores.records import Chunk, Document, Message, Scored
 from toolcell.tools.checks import check_does, check_kind
+from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.result import ErrorCode, ToolResult
 
 TOP: Final = 5

@@ -7,12 +7,12 @@ from typing import ClassVar, Final
 from toolcell.errors import ToolError
 from toolcell.text import for_terminal
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes
-from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider
 from toolcell.tools.builtin.indexing import index_document
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.tools.builtin.stores.records import Document
 from toolcell.tools.checks import check_does, check_kind
+from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider
 from toolcell.tools.result import ErrorCode, ToolResult
 
 SOURCE: Final = "message"

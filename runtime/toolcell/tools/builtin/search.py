@@ -11,15 +11,15 @@ import anyio
 from pydantic import Field
 
 from toolcell.errors import EmbeddingError, ToolError, UsageError
-from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.http import fetcher
 from toolcell.tools.builtin.package import ToolPackage, offered
-from toolcell.tools.builtin.stores.similarity import cosine
 from toolcell.tools.builtin.web.policy import WebPolicy
 from toolcell.tools.checks import check_does, check_kind, shown
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
+from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.result import ToolResult
+from toolcell.tools.similarity import cosine
 
 if TYPE_CHECKING:
     import httpx

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.text import for_terminal, one_line
-from toolcell.tools.builtin.embeddings.provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.builtin.file import in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.skill_folder import (
@@ -32,6 +31,7 @@ from toolcell.tools.builtin.workspace import Workspace
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_does
 from toolcell.tools.context import ToolContext
+from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.spec import ToolSpec
 

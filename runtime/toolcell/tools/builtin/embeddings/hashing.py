@@ -10,8 +10,8 @@ from typing import Final
 from toolcell import daemon_threads
 from toolcell.errors import UsageError
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
-from toolcell.tools.builtin.words import STOP_WORDS, words
 from toolcell.tools.checks import check_count
+from toolcell.tools.words import STOP_WORDS, words
 
 GRAM: Final = 3
 GRAM_WEIGHT: Final = 0.3

@@ -34,8 +34,8 @@ from toolcell.tools.builtin.stores.rules import (
     check_run_end,
     filtered_value,
 )
-from toolcell.tools.builtin.stores.similarity import cosine
-from toolcell.tools.builtin.words import query_words, words
+from toolcell.tools.similarity import cosine
+from toolcell.tools.words import query_words, words
 
 BM25_K1: Final = 1.2
 BM25_B: Final = 0.75

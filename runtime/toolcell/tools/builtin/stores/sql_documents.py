@@ -20,7 +20,7 @@ from toolcell.tools.builtin.stores.records import (
 from toolcell.tools.builtin.stores.rows import columns, from_row, quoted, to_row, vector_bytes
 from toolcell.tools.builtin.stores.rules import check_chunks, check_provider
 from toolcell.tools.builtin.stores.vectors import Hit, VectorIndex
-from toolcell.tools.builtin.words import query_words
+from toolcell.tools.words import query_words
 
 T = TypeVar("T")
 

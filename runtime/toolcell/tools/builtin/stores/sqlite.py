@@ -19,8 +19,8 @@ from toolcell.tools.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.tools.builtin.stores.sql_documents import SqlDocuments
 from toolcell.tools.builtin.stores.sqlite_file import SqliteFile
 from toolcell.tools.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
-from toolcell.tools.builtin.words import words
 from toolcell.tools.checks import check_one_of, check_path, check_seconds
+from toolcell.tools.words import words
 
 logger = logging.getLogger("toolcell.tools.store")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import mul
 
-from toolcell.tools.builtin.stores.records import Vector
 
-
-def cosine(one: Vector, other: Vector) -> float | None:
+def cosine(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Return the score of two vectors of one length; None when one of them is all zeros and has no direction."""
     lengths = math.sqrt(sum(map(mul, one, one)) * sum(map(mul, other, other)))
     return score_of(sum(map(mul, one, other)) / lengths) if lengths else None
