@@ -60,7 +60,7 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.stores.records",
     f"{_ROOT}.stores.protocols",
     f"{_ROOT}.stores.memory",
-    f"{_ROOT}.embeddings.provider",
+    "toolcell.tools.embedding_provider",
     f"{_ROOT}.embeddings.hashing",
     f"{_ROOT}.embeddings.http",
     f"{_ROOT}.embeddings.local",
