@@ -42,6 +42,8 @@ PROGRAM = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 """A program of the README, followed by what it prints."""
 SHELL_LINE = re.compile(r"^(?:\$ |    )toolcell ([a-z]+)((?: ?[^\s#&]+)*)", re.MULTILINE)
 """A `toolcell` command as it is typed, up to a comment."""
+INCLUDED = re.compile(r'^--8<-- "(examples/[\w/]+\.py)"$')
+"""A line of a page in whose place the site has an example."""
 CITED = re.compile(r"\bconforms\(([^)]*)\)")
 DEFINED = re.compile(r"^\| ([A-Z][A-Z]?(?:-b|-)?\d+) \| \S", re.MULTILINE)
 
@@ -61,6 +63,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert target.exists(), link
         if fragment:
             assert fragment in map(anchor, HEADING.findall(target.read_text(encoding="utf-8"))), link
+
+
+def test_every_line_that_includes_an_example_is_one_and_names_it() -> None:
+    lines = [(page.name, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    including = [(page, line, INCLUDED.match(line)) for page, line in lines if line.lstrip().startswith("--8")]
+
+    assert len(including) > 10
+    for page, line, match in including:
+        assert match is not None and (ROOT / match[1]).exists(), (page, line)
 
 
 def test_the_readme_begins_with_the_demo_and_the_tests() -> None:
