@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolcell import Limits, Outcome
+from toolcell import Limits, Outcome, SyncRuntime, ToolRegistry
 from toolcell.tools.code import code_result
 
 from .conftest import Run
@@ -16,6 +16,16 @@ pytestmark = pytest.mark.isolation
 CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a package": ("import pandas", {}, ("No module named 'pandas'", "packages=['pandas']", "--packages pandas")),
     "a package of another name": ("import sklearn.svm", {}, ("packages=['scikit-learn']",)),
+    "a tool as a function": ("add(1)", {}, ("name 'add' is not defined; tools are called as tools.add(...)",)),
+    "a tool as a module": ("from tools import add", {}, ("No module named 'tools'", "tools.NAME(...), and no import")),
+    "a tool to import": ("import web_search", {}, ("write tools.web_search(...), and no import",)),
+    "an await too many": (
+        "x = 1\nawait tools.add(x)",
+        {},
+        ("'await' expression", "leave out await", "call_tool_async"),
+    ),
+    "an await too few": ("call_tool_async('add', 1) + 1", {}, ("'coroutine'", "await it first")),
+    "a key as an attribute": ("tools.web_search('x')[0].title", {}, ("attribute 'title'; it is a dict", "['title']")),
     "a part of the standard library": ("import os.nothing", {}, ("'os' is not a package",)),
     "a full disk": ("open('x', 'w').write('x' * 10**7)", {"disk_bytes": 1 << 20}, ("Errno 28", "limit disk_bytes")),
     "no inode left": ("for n in range(999): open(str(n), 'w')", {"inodes": 100}, ("Errno 28", "limit inodes")),
@@ -53,6 +63,47 @@ def test_an_error_of_the_sandbox_names_the_cure(run: Run, name: str) -> None:
     for cure in cures:
         assert cure in result.error.message
         assert cure in code_result(result).text
+
+
+@pytest.mark.parametrize("name", ["github", "github__find_docs"])
+def test_a_namespace_that_a_script_calls_without_tools_is_named(name: str) -> None:
+    def find_docs(query: str) -> str:
+        """Find pages of the documentation."""
+        return query
+
+    registry = ToolRegistry()
+    registry.add(find_docs)
+    with SyncRuntime(registry.namespaced("github", ".")) as runtime:
+        result = runtime.execute_code(f"{name}('x')")
+
+    assert result.error is not None
+    assert "; tools are called as tools.github." in result.error.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["nothing", "{}.title", "(1).title", "import asyncio\nasync def f(): await 1\nawait f()", "raise NameError('add')"],
+)
+def test_errors_that_are_the_scripts_own_have_no_cure(run: Run, source: str) -> None:
+    result = run(source)
+
+    assert result.error is not None
+    assert ";" not in result.error.message
+
+
+def test_an_exception_with_hostile_attributes_is_an_ordinary_error(run: Run) -> None:
+    source = (
+        "class S(str):\n    def __eq__(self, other): 1 / 0\n    __hash__ = str.__hash__\n"
+        "    def partition(self, sep): 1 / 0\n    def isidentifier(self): 1 / 0\n"
+    )
+
+    for kind in ("NameError", "ModuleNotFoundError", "AttributeError"):
+        given = "name=S('add'), obj={S('add'): 1}" if kind == "AttributeError" else "name=S('add')"
+        result = run(f"{source}raise {kind}('x', {given})")
+
+        assert result.outcome is Outcome.ERROR
+        assert result.error is not None
+        assert (result.error.type, result.error.message.partition(";")[0]) == (kind, "x")
 
 
 def test_a_full_disk_is_named_with_its_limit(run: Run) -> None:

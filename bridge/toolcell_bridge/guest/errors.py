@@ -60,7 +60,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         parts = [f"{type(each).__name__}: {_message(each)}" for each in error.exceptions[:10]]
         text = f"{text}: {'; '.join(parts)}"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8") + _cure(error)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8") + _cure(error, text)
     return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}... ({len(text)} characters)"
 
 
@@ -72,20 +72,71 @@ OTHER_NAMES = {
 """Modules whose package has another name."""
 
 
-def _cure(error: BaseException) -> str:
+OWN_NAMES = frozenset({"tools", "toolcell", "call_tool", "call_tools_parallel", "call_tool_async", "set_result"})
+"""What scripts try to import, although they have it."""
+
+
+def _cure(error: BaseException, text: str) -> str:
     """Return what a model or its programmer can do about an error of the sandbox's own, as the end of its message."""
-    if type(error) is ModuleNotFoundError:
-        name = error.name.partition(".")[0] if isinstance(error.name, str) else ""
-        if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
-            return ""
-        package = OTHER_NAMES.get(name, name)
-        return (
-            f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
-            f"--packages {package}`"
-        )
-    if type(error) is OSError and error.errno == errno.ENOSPC:
-        return f"; the run's limit {_full()} is used up"
+    try:
+        if type(error) is ModuleNotFoundError:
+            return _missing_module(error.name)
+        if type(error) is NameError:
+            return _tool_as_function(error.name)
+        if type(error) is OSError and error.errno == errno.ENOSPC:
+            return f"; the run's limit {_full()} is used up"
+        if type(error) is AttributeError and type(error.obj) is dict and error.name in error.obj:
+            return f"; it is a dict: write [{error.name!r}]"
+        if type(error) in (TypeError, AttributeError):
+            return _coroutine(error, text)
+    except BaseException:  # a script can give an exception any attributes: the error itself counts
+        pass
     return ""
+
+
+def _missing_module(given: object) -> str:
+    name = given.partition(".")[0] if isinstance(given, str) else ""
+    if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
+        return ""
+    if name in OWN_NAMES or _written(name):
+        called = _written(name) or "tools.NAME"
+        return f"; tools and call_tool are names of every script: write {called}(...), and no import"
+    package = OTHER_NAMES.get(name, name)
+    return (
+        f"; a sandbox has the packages that its host chose: Runtime(packages=[{package!r}]), or `toolcell run "
+        f"--packages {package}`"
+    )
+
+
+def _tool_as_function(name: object) -> str:
+    written = _written(name)
+    return f"; tools are called as {written}(...)" if written else ""
+
+
+def _written(name: object) -> str:
+    """Return how the script calls the tool or the namespace of this name; nothing when there is none."""
+    from toolcell_bridge.guest.tool_names import name_meant, python_path
+
+    if not isinstance(name, str):
+        return ""
+    paths = [f"{python_path(each)}." for each in SCRIPTS.tools]
+    meant = f"{python_path(name_meant(name, SCRIPTS.tools))}."
+    if meant in paths:
+        return f"tools.{meant[:-1]}"
+    return f"tools.{name}.NAME" if any(each.startswith(f"{name}.") for each in paths) else ""
+
+
+def _coroutine(error: BaseException, text: str) -> str:
+    """Cure an `await` that is missing, or one that is too many."""
+    if "'coroutine'" in text:
+        return "; a coroutine has no value yet: await it first"
+    if "'await' expression" not in text and "can't be awaited" not in text:
+        return ""
+    *_, (name, number, _) = _script_lines(error.__traceback__)
+    line = SCRIPTS.texts[name].splitlines()[number - 1]
+    if "tools." not in line and "call_tool(" not in line:
+        return ""
+    return "; a call of a tool returns its value: leave out await, or write await call_tool_async(NAME, ...)"
 
 
 def _full() -> str:

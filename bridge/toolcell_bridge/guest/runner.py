@@ -144,7 +144,7 @@ class Runner:
         self._give_names(namespace, self._names(run))
         if run.seed is not None or run.clock is not None:
             make_repeatable(run)
-        name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1)
+        name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1, run.tools)
         surroundings.show_source(run.source, self._workspace, name)
         code, guards = parse(run, name)
         namespace.update(guards)

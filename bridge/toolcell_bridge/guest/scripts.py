@@ -6,6 +6,7 @@ by any script after them, and a traceback has to tell them apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 SCRIPT: Final = "<code>"
@@ -19,9 +20,12 @@ class Scripts:
         self.current = SCRIPT
         """Name of the code of the script that runs."""
         self.texts: dict[str, str] = {}
+        self.tools: Sequence[str] = ()
+        """Names of the tools that it may call."""
 
-    def begin(self, source: str, number: int = 1) -> str:
+    def begin(self, source: str, number: int = 1, tools: Sequence[str] = ()) -> str:
         """Name the next script, by its number in its session. Outside of sessions every script has the same name."""
+        self.tools = tools
         self.current = SCRIPT if number == 1 else f"{SCRIPT[:-1]} {number}>"
         self.texts[self.current] = source
         return self.current
