@@ -383,6 +383,33 @@ def test_tools_are_listed_for_people_and_as_python(folder: Path) -> None:
     assert [each["name"] for each in json.loads(plain)] == ["search", "echo"]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("chek", "scripts/"), "Did you mean 'check'?"),
+        (("serach", "x", "my_cli_tools.py"), "Did you mean 'search'?"),
+        (("search", "my_cli_tools.py", "x"), 'tools search "x" my_cli_tools.py'),
+    ],
+)
+def test_a_misspelt_command_of_tools_and_a_query_that_comes_last_are_told(
+    folder: Path, given: tuple[str, ...], said: str
+) -> None:
+    code, out, err = invoke("tools", *given)
+
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", "").split())
+
+
+def test_a_module_whose_name_is_nearly_a_command_is_listed(folder: Path) -> None:
+    (folder / "checks.py").write_text((folder / "my_cli_tools.py").read_text())
+    try:
+        _, out, _ = invoke("tools", "checks", "--json")
+    finally:
+        sys.modules.pop("checks", None)
+
+    assert [each["name"] for each in json.loads(out)] == ["search", "echo"]
+
+
 def test_tools_are_searched_and_told_in_as_much_detail_as_is_asked_for(folder: Path) -> None:
     _, found, _ = invoke("tools", "search", "look for something", "my_cli_tools.py", "--json")
     _, one, _ = invoke("tools", "search", "search echo", "my_cli_tools.py", "--detail", "names", "--limit", "1")

@@ -238,6 +238,12 @@ def can_connect(port: int) -> bool:
         ({"url": "ftp://x"}, "begins with http:// or https://"),
         ({"url": "http://x", "env": {}}, "headers=..."),
         ({"command": ["x"], "headers": {}}, "env=..."),
+        ({"command": ["x"], "env": {"TOKEN": None}}, "MCP server x: env has no text for 'TOKEN'"),
+        ({"command": ["x"], "env": {"PORT": 80}}, "'PORT' to int"),
+        ({"command": ["x"], "env": ["A=1"]}, "env must be a dict of texts, not of type list"),
+        ({"url": "http://x", "headers": {"Authorization": None}}, "headers has no text for 'Authorization'"),
+        ({"url": "http://x", "headers": {"Authorization": b"secret"}}, "'Authorization' to bytes"),
+        ({"url": "http://x", "headers": "Bearer secret"}, "headers must be a dict of texts, not of type str"),
         ({"command": ["x"], "allow": "abc"}, "write ['abc']"),
         ({"command": ["x"], "labels": {"read": "a"}}, "'reads': ..., 'sends': ..."),
         ({"command": ["x"], "approve": "some"}, "approve"),
@@ -249,6 +255,17 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_started(option
     with pytest.raises(UsageError) as caught:
         await ToolRegistry().add_mcp_server("x", **options)
     assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_server_that_cannot_be_reached_is_named_without_what_its_url_holds() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(McpServerError) as caught:
+            await ToolRegistry().add_mcp_server("x", url=f"http://127.0.0.1:{port}/mcp?key=secret")
+    assert f"ConnectError at 127.0.0.1:{port}: " in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "x" * 33, "\u202ex"])
@@ -262,6 +279,7 @@ async def test_a_servers_name_is_one_part_of_a_name(name: str) -> None:
     [
         (["no-such-program-anywhere"], "there is no program 'no-such-program-anywhere' on the PATH"),
         ([sys.executable, "-I", "-S", "-c", "raise SystemExit('wrong key')"], "exit status 1: wrong key"),
+        ([sys.executable, "-I", "-S", "-c", "print('hello')"], "exit status 0: it sent no message of MCP"),
     ],
 )
 async def test_a_server_that_cannot_be_started_says_why(command: list[str], says: str) -> None:

@@ -206,7 +206,7 @@ async def test_clients_find_who_issues_tokens() -> None:
         (partial(parse_address, "http://host:80"), "want HOST:PORT"),
         (partial(StaticToken, "short"), "16 are the least"),
         (partial(listening, "192.0.2.1", 1), "cannot listen on 192.0.2.1:1"),
-        (lambda: http_app(McpServer(Runtime()), "0.0.0.0"), "a bearer token is needed"),
+        (lambda: http_app(McpServer(Runtime()), "0.0.0.0"), "a bearer token is needed there: --token-file"),
     ],
     ids=["port alone", "port too large", "url", "token", "address", "no token"],
 )

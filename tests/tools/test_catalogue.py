@@ -190,8 +190,16 @@ def test_tools_are_described_in_three_degrees_of_detail() -> None:
     ast.parse(full)
     with pytest.raises(UsageError, match="must be one of 'names', 'signatures', 'full', not 'stubs'"):
         registry.describe_tools(detail="stubs")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="there is no tool 'nix'"):
+    with pytest.raises(UsageError, match="there is no tool 'nix'; search_tools"):
         registry.describe_tools(["nix"])
+    with pytest.raises(
+        UsageError, match=r"there is no tool 'mail.create_invoise' \(did you mean `mail.create_invoice`"
+    ):
+        registry.describe_tools(["mail.create_invoise"])
+    with pytest.raises(UsageError, match=r"the name of a tool must be str.*\[each\.name for each in definitions\]"):
+        registry.describe_tools(registry.definitions())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the name of a tool must be str"):
+        registry.describe_tools([["mail"]])  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"write \['x'\]"):
         registry.describe_tools("x")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import anyio
@@ -55,8 +58,18 @@ class ToolCommands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the command in that was left out."""
         if args and args[0] not in (*self.commands, "-h", "--help"):
+            if near := self._command_meant(args[0]):
+                ctx.fail(f"There is no command, file or module {args[0]!r}. Did you mean {near!r}?")
             args = [LIST, *args]
         return list(super().parse_args(ctx, args))
+
+    def _command_meant(self, given: str) -> str:
+        """Return the command that is nearly of this name, unless there is a file or module of it."""
+        if given in (SEARCH, BUILTIN):
+            return ""
+        near = difflib.get_close_matches(given, [*self.commands, SEARCH, BUILTIN], 1, 0.75)
+        is_there = Path(given).exists() or Path(f"{given}.py").exists()
+        return near[0] if near and given.isidentifier() and not is_there and find_spec(given) is None else ""
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -110,6 +123,8 @@ def searched(given: list[str], limit: int) -> tuple[ToolRegistry, list[ToolDefin
     if len(given) < 2:
         wanted = f'write toolcell tools {SEARCH} "open an issue" FILE; a file of this name is ./{SEARCH}.py'
         raise UsageError(f"{SEARCH} takes a query and a file or module; {wanted}")
+    if given[0].endswith(".py") and Path(given[0]).is_file() and not Path(given[1].partition(":")[0]).exists():
+        raise UsageError(f'the query comes first: toolcell tools {SEARCH} "{given[1]}" {given[0]}')
     registry = load_registry(given[1:])
     return registry, anyio.run(partial(registry.search_tools, given[0], limit=limit, origin=Origin.MODEL))
 

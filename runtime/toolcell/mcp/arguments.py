@@ -35,17 +35,29 @@ def transport_of(
             raise UsageError(f"MCP server {name}: command is a list such as ['npx', 'server'], not {command!r}")
         if headers is not None:
             raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
-        check_kind("env", env, Mapping, type(None))
-        return lambda: ProcessTransport(words, env or {}, cwd)
+        variables = _texts(f"MCP server {name}: env", env)
+        return lambda: ProcessTransport(words, variables, cwd)
     check_kind("url", url, str)
-    check_kind("headers", headers, Mapping, type(None))
+    fields = _texts(f"MCP server {name}: headers", headers)
     if env is not None or cwd is not None:
         raise UsageError(f"MCP server {name}: env and cwd are for command=[...]; a URL has headers=...")
     place = str(url)
     parsed = httpx2.URL(place)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"MCP server {name}: a URL begins with http:// or https://, and this is {place[:80]!r}")
-    return lambda: HttpTransport(place, headers or {})
+    return lambda: HttpTransport(place, fields)
+
+
+def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
+    """Return texts by name, without a value of them in any error: they hold tokens."""
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"{what} must be a dict of texts, not of type {type(given).__name__}")
+    for key, value in (given or {}).items():
+        if value is None:
+            raise UsageError(f"{what} has no text for {key!r}: it is None; is the variable that it comes from set?")
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise UsageError(f"{what} maps text to text, and {key!r} to {type(value).__name__}; write str(...)")
+    return given or {}
 
 
 def _words(command: object) -> list[str]:

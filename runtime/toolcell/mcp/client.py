@@ -379,7 +379,8 @@ def _said(exc: BaseException, transport: Transport | None = None) -> str:
     if isinstance(exc, ValidationError):
         first = exc.errors(include_url=False, include_input=False)[0]
         return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
-    return safe_text(f"{type(exc).__name__}: {exc}", MAX_ERROR_CHARS)
+    at = f" at {transport.host}" if transport is not None and transport.host else ""
+    return safe_text(f"{type(exc).__name__}{at}: {exc}", MAX_ERROR_CHARS)
 
 
 async def add_mcp_server(registry: ToolRegistry, name: str, **options: Any) -> McpClient:

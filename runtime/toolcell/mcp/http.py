@@ -59,7 +59,8 @@ def http_app(
         UsageError: there is no verifier, and `host` is not loopback.
     """
     if verifier is None and not is_loopback(host):
-        raise UsageError(f"whoever reaches {host} could run code: a bearer token is needed there")
+        given = "--token-file FILE, $TOOLCELL_MCP_TOKEN, or verifier=..."
+        raise UsageError(f"whoever reaches {host} could run code: a bearer token is needed there: {given}")
     if verifier is not None and auth is None:
         auth = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
     own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else () if _is_any(host) else (_bracketed(host),)

@@ -44,12 +44,16 @@ Streams = tuple[MemoryObjectReceiveStream["SessionMessage | Exception"], MemoryO
 class ProcessTransport:
     """Starts a server as a process, and speaks with it over its stdin and stdout."""
 
+    host = ""
+
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
         self._command, self._env, self._cwd = list(command), dict(env), cwd
         self.ended = anyio.Event()
         """It cannot be spoken with any more."""
         self._stderr = b""
         self._problem = ""
+        self._has_spoken = False
+        """It sent a message of the protocol."""
         self._process: Process | None = None
 
     @property
@@ -59,6 +63,8 @@ class ProcessTransport:
         lines = clean(self._stderr[-MAX_SAID_BYTES:].decode("utf-8", "replace")).strip().splitlines()
         said = lines[-1].strip() if lines else ""
         ended = self._problem or ("its output ended" if status is None else f"it ended with exit status {status}")
+        if not said and not self._problem and not self._has_spoken:
+            said = "it sent no message of MCP; is it a server that speaks over stdin and stdout?"
         return f"{ended}: {said}" if said else ended
 
     @asynccontextmanager
@@ -104,6 +110,7 @@ class ProcessTransport:
                         message = _message(bytes(buffer + line))
                         buffer.clear()
                         bad += isinstance(message, Exception)
+                        self._has_spoken = self._has_spoken or isinstance(message, SessionMessage)
                         if bad > MAX_BAD_LINES:
                             self._problem = f"it sent more than {MAX_BAD_LINES} lines that are no JSON-RPC"
                             return
@@ -164,6 +171,9 @@ class HttpTransport:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url, self._headers = url, dict(headers)
+        place = httpx2.URL(url)
+        self.host = f"{place.host}:{place.port}" if place.port else place.host
+        """Without the rest of the URL, which may hold a token."""
         self.ended = anyio.Event()
         self.problem = "the connection was lost"
 

@@ -19,6 +19,7 @@ from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts
 from toolcell.tools.names import provider_name
+from toolcell.tools.problems import did_you_mean
 from toolcell.tools.recent import Recent
 from toolcell.tools.similarity import cosine
 from toolcell.tools.words import query_words, words
@@ -217,8 +218,11 @@ def named_of(definitions: Iterable[ToolDefinition], names: Iterable[str]) -> lis
         UsageError: there is no tool of one of the names.
     """
     known = {key: each for each in definitions for key in reversed(_names_of(each))}
-    wanted = list(dict.fromkeys(names))
+    given = list(names)
+    for each in given:
+        check_kind("the name of a tool", each, str, cure="of definitions: [each.name for each in definitions]")
+    wanted = list(dict.fromkeys(given))
     if unknown := [name for name in wanted if name not in known]:
-        shown = ", ".join(repr(name)[:80] for name in unknown[:3])
+        shown = ", ".join(f"{name[:78]!r}{did_you_mean(name, known)}" for name in unknown[:3])
         raise UsageError(f"there is no tool {shown}; search_tools finds tools by what they do")
     return list({known[name].name: known[name] for name in wanted}.values())
