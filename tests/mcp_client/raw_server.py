@@ -3,7 +3,8 @@
 `pages`: lists of tools; the last page points to itself with `endless`. `many`: so many tools. `lists`: what `pages` is at each further
 listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
 lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
-`dies`: a call ends it; `huge`: bytes of one line in place of an answer; `announces`: after a call, the list changed.
+`dies`: a call ends it; `huge`: bytes of one line in place of an answer; `announces`: after a call, the list changed; `result`: a call's result as
+JSON text; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
 import json
@@ -47,7 +48,7 @@ def answered(method: str, params: dict) -> object:
         return page
     if method == "tools/call":
         if script.get("dies"):
-            sys.stderr.write("it is over\n")
+            sys.stderr.write(os.path.expandvars(script.get("last", "it is over")) + "\n")
             os._exit(4)
         if "huge" in script:
             sys.stdout.write("x" * script["huge"])
@@ -71,6 +72,10 @@ for line in sys.stdin:
         continue
     if request["method"] in ("server/discover", "ping"):
         send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": "no such method"}})
+        continue
+    if request["method"] == "tools/call" and "result" in script:
+        result = os.path.expandvars(script["result"])
+        print(f'{{"jsonrpc": "2.0", "id": {request["id"]}, "result": {result}}}', flush=True)
         continue
     result = answered(request["method"], request.get("params") or {})
     if result is not None:

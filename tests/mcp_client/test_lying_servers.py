@@ -9,13 +9,14 @@ import pytest
 
 from toolcell.errors import McpServerError
 from toolcell.mcp import catalogue, transports
+from toolcell.mcp.arguments import hiding
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, local_name
 from toolcell.mcp.requests import defaults_of
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import ToolResult
 
-from .conftest import a_tool, raw, until
+from .conftest import HERE, a_tool, raw, until
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +210,53 @@ async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
         await connected(ToolRegistry(), garbage=transports.MAX_BAD_LINES + 1)
     result = await failed(says=["{", '{"jsonrpc": "2.0"}', json.dumps([1]), "\u202e"] * transports.MAX_BAD_LINES)
     assert "no JSON-RPC" in result.message
+
+
+@pytest.mark.parametrize("result", ["null", '"done"', '{"a": "\\ud800"}', '{"a": %s}' % ("9" * 5_000)])
+async def test_a_call_whose_answer_is_no_message_does_not_wait_for_another(result: str) -> None:
+    answered = await failed(result=result)
+
+    assert "its answer is no message of JSON-RPC" in answered.message
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"dies": True, "last": "no such token: $TOKEN"},
+        {"dies": True, "last": "no such token: $TOKEN" + "." * 490},
+        {"result": '{"content": [{"type": "text", "text": "no such token: $TOKEN"}], "isError": true}'},
+    ],
+)
+async def test_a_failure_does_not_say_what_the_server_was_given(script: dict[str, Any]) -> None:
+    registry = ToolRegistry()
+    env = {"TOKEN": "given-to-the-server", "PLACE": str(HERE)}
+    client = await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], **script), env=env, max_restarts=0)
+    lost, then = [await registry.dispatch("l.t", {}) for _ in range(2)]
+    await registry.close()
+
+    assert "no such token: [redacted]" in lost.message or "......" in lost.message
+    for text in (lost.message, then.message, client.last_problem, *map(str, client.problems)):
+        assert "the-server" not in text
+
+
+def test_paths_and_short_values_are_no_secrets() -> None:
+    hide = hiding({"PLACE": str(HERE), "PORT": "8080", "AUTHORIZATION": "Bearer given-to-the-server"})
+
+    assert hide(f"{HERE} 8080 given-to-the-server") == f"{HERE} 8080 [redacted]"
+
+
+@pytest.mark.parametrize("name", ["number", "nested"])
+async def test_a_tool_that_scripts_cannot_be_told_is_left_out(name: str) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(31):
+        deep = {"type": "object", "properties": {"a": deep}}
+    schemas = {"number": {"type": "object", "properties": {"a": {"const": 10**30}}}, "nested": deep}
+    registry = ToolRegistry()
+    client = await connected(registry, pages=[[a_tool("good"), a_tool(name, inputSchema=schemas[name])]])
+    await registry.close()
+
+    assert kinds(client) == [("left_out", name)]
+    assert "scripts cannot be told about it" in str(client.problems[0])
 
 
 @pytest.mark.parametrize("tool", [{"name": 1}, a_tool(inputSchema={"type": "array"})])

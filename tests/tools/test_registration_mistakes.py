@@ -255,6 +255,21 @@ def test_a_short_description_is_warned_about_at_the_line_that_registers() -> Non
         assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("const", [10**30, "\ud800"])
+def test_a_schema_that_no_script_can_be_told_is_refused(const: object) -> None:
+    parameters = {"type": "object", "properties": {"a": {"const": const}}}
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "object", "properties": {"a": deep}}
+    registry = ToolRegistry()
+
+    with pytest.raises(RegistrationError, match="tool 'act': scripts cannot be told about it"):
+        registry.register("act", "Do something for the test.", parameters, lambda args: 1)
+    with pytest.raises(RegistrationError, match="tool 'act': scripts cannot be told about it"):
+        registry.register("act", "Do something for the test.", deep, lambda args: 1)
+    assert registry.list() == []
+
+
 def test_refused_registrations_register_nothing() -> None:
     registry = ToolRegistry()
     with pytest.raises(RegistrationError):

@@ -266,6 +266,26 @@ def test_names_of_tools_and_of_scripts_do_not_replace_each_other() -> None:
     assert registry.registered("twice").spec.source.version == 1  # type: ignore[union-attr]
 
 
+def test_a_script_takes_no_name_of_an_old_version() -> None:
+    registry = ToolRegistry()
+    registry.save_script("f", "1")
+    registry.save_script("f", "2")
+    with pytest.raises(RegistrationError, match="old version"):
+        registry.save_script("f_v1", "3")
+    assert registry.registered("f_v1").spec.source.source == "1"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("taken", ["f_v1", "F", "f.g"])
+def test_a_script_that_cannot_stand_beside_a_tool_is_not_written_either(taken: str, tmp_path: Path) -> None:
+    ToolRegistry().save_script("f", "1", folder=tmp_path)
+    registry = ToolRegistry()
+    registry.register(taken, "Something else entirely.", None, lambda args: 1)
+
+    with pytest.raises(RegistrationError, match="f"):
+        registry.save_script("f", "2", folder=tmp_path)
+    assert [path.name for path in sorted((tmp_path / "f").iterdir())] == ["v1.json", "v1.py"]
+
+
 # Bad input
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mcp_types import (
@@ -35,15 +35,17 @@ MAX_BLOCKS = 1_000
 """Of one answer; what comes after them is dropped."""
 
 
-def as_tool_result(server: str, answer: CallToolResult, validator: Validator | None) -> ToolResult:
-    """Return a server's answer as a result."""
+def as_tool_result(
+    server: str, answer: CallToolResult, validator: Validator | None, hide: Callable[[str], str] = str
+) -> ToolResult:
+    """Return a server's answer as a result. `hide` takes secrets out of what it says about a failure."""
     try:
         blocks = [_part(block, number) for number, block in enumerate(answer.content[:MAX_BLOCKS], 1)]
     except (ValueError, binascii.Error):
         return _invalid(server, "it holds an image or a resource that is no base64")
     if answer.is_error:
         text = "\n".join(each.text for each in blocks if isinstance(each, Text))
-        said = safe_text(text, MAX_SAID_CHARS) or "the server reports an error and does not describe it"
+        said = safe_text(hide(text), MAX_SAID_CHARS) or "the server reports an error and does not describe it"
         return ToolResult.fail(f"MCP server {server}: {said}")
     files = tuple(each for each in blocks if isinstance(each, File))
     value = answer.structured_content

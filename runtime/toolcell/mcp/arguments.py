@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx2
 
+from toolcell.audit.credentials import REDACTED
 from toolcell.errors import UsageError
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
 from toolcell.tools.checks import check_kind
 
 Transport = ProcessTransport | HttpTransport
+
+MIN_SECRET_CHARS = 8
+"""Of a value that is hidden; a shorter one, such as a port, would be found in many texts."""
 
 
 def transport_of(
@@ -36,7 +41,7 @@ def transport_of(
         if headers is not None:
             raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
         variables = _texts(f"MCP server {name}: env", env)
-        return lambda: ProcessTransport(words, variables, cwd)
+        return lambda: ProcessTransport(words, variables, cwd, hiding(variables))
     check_kind("url", url, str)
     fields = _texts(f"MCP server {name}: headers", headers)
     if env is not None or cwd is not None:
@@ -58,6 +63,23 @@ def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"{what} maps text to text, and {key!r} to {type(value).__name__}; write str(...)")
     return given or {}
+
+
+def hiding(given: Mapping[str, str] | None) -> Callable[[str], str]:
+    """Return what hides the values of variables or headers in a text that a model may read, unless they are paths.
+
+    A server that fails may say which token it was given.
+    """
+    values = {part for value in (given or {}).values() for part in (str(value), *str(value).split())}
+    secrets = [each for each in values if len(each) >= MIN_SECRET_CHARS and not os.path.exists(each)]
+    secrets.sort(key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for each in secrets:
+            text = text.replace(each, REDACTED)
+        return text
+
+    return hide
 
 
 def _words(command: object) -> list[str]:

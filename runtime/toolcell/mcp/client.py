@@ -28,7 +28,7 @@ import toolcell
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
-from toolcell.mcp.arguments import Transport, globs, labels_of, transport_of
+from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, transport_of
 from toolcell.mcp.catalogue import Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, safe_text
 from toolcell.mcp.requests import Elicit, Sample, request_callbacks
@@ -83,6 +83,7 @@ class McpClient(OpenedInBlock):
             raise RegistrationError(f"MCP server {str(name)[:80]!r}: a name must match ^{_NAMESPACE.pattern}$")
         self.name = name
         self._new_transport = transport_of(name, command, url, headers, env, cwd)
+        self._hide = hiding(env or headers)
         check_one_of("approve", approve, ("destructive", "all", "none"))
         check_one_of("changed", changed, ("refuse", "accept"))
         check_seconds("timeout_s", timeout_s, optional=True)
@@ -204,7 +205,7 @@ class McpClient(OpenedInBlock):
                 await self._hold(transport, ready)
                 problem = transport.problem
             except Exception as exc:
-                problem = _said(exc, transport)
+                problem = self._said(exc, transport)
                 if not is_started:
                     raise McpServerError(f"MCP server {self.name}: {problem}") from exc
             finally:
@@ -259,7 +260,7 @@ class McpClient(OpenedInBlock):
             try:
                 await self._catalogue.refresh(client)
             except (MCPError, ValidationError) as exc:
-                self._catalogue.report("server", f"its list cannot be read again: {_said(exc)}")
+                self._catalogue.report("server", f"its list cannot be read again: {self._said(exc)}")
             await anyio.sleep(RELIST_PAUSE_S)
 
     async def _watch(self, changes: Subscription) -> None:
@@ -300,7 +301,7 @@ class McpClient(OpenedInBlock):
         client, transport = connection
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            said = safe_text(message or "", MAX_ERROR_CHARS)
+            said = safe_text(self._hide(message or ""), MAX_ERROR_CHARS)
             context.update(said or f"{progress:g}" + (f" of {total:g}" if total is not None else ""))
 
         timeout_s = tool.options.timeout_s if tool.options.timeout_s is not None else math.inf
@@ -312,18 +313,18 @@ class McpClient(OpenedInBlock):
                 return self._lost(tool, transport, transport.problem)
             return self._refused(exc)
         except _LOST as exc:
-            return self._lost(tool, transport, _said(exc))
+            return self._lost(tool, transport, self._said(exc))
         except (ValidationError, InputRequiredRoundsExceededError, RuntimeError) as exc:
-            message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {_said(exc)}"
+            message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._said(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
-        return as_tool_result(self.name, answer, tool.validator)
+        return as_tool_result(self.name, answer, tool.validator, self._hide)
 
     def _refused(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:
             message = f"MCP server {self.name}: no answer in time"
             return ToolResult.fail(message, code=ErrorCode.TIMEOUT, status=Status.TIMEOUT)
-        return ToolResult.fail(f"MCP server {self.name}: {_said(exc)}")
+        return ToolResult.fail(f"MCP server {self.name}: {self._said(exc)}")
 
     def _lost(self, tool: McpTool, transport: Transport, problem: str) -> ToolResult:
         """Note that the connection is lost, and return the failure of a call that was on its way."""
@@ -346,6 +347,23 @@ class McpClient(OpenedInBlock):
         message = f"MCP server {self.name} is not there: {problem}; the call was not made"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=retryable)
 
+    def _said(self, exc: BaseException, transport: Transport | None = None) -> str:
+        """Return what an exception says, bounded and without hidden characters."""
+        while isinstance(exc, BaseExceptionGroup):
+            exc = exc.exceptions[0]
+        if isinstance(exc, McpServerError):
+            return safe_text(str(exc), MAX_ERROR_CHARS * 4)
+        is_lost = isinstance(exc, _LOST) or (isinstance(exc, MCPError) and exc.error.code == CONNECTION_CLOSED)
+        if is_lost and transport is not None and transport.ended.is_set():
+            return safe_text(transport.problem, MAX_ERROR_CHARS * 4)
+        if isinstance(exc, MCPError):
+            return safe_text(self._hide(exc.error.message), MAX_ERROR_CHARS) or f"error {exc.error.code}"
+        if isinstance(exc, ValidationError):
+            first = exc.errors(include_url=False, include_input=False)[0]
+            return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
+        at = f" at {transport.host}" if transport is not None and transport.host else ""
+        return safe_text(self._hide(f"{type(exc).__name__}{at}: {exc}"), MAX_ERROR_CHARS)
+
 
 _FOREVER_S = 1e7
 """The SDK takes no infinity. The call's own timeout ends it before."""
@@ -363,24 +381,6 @@ async def _changes(client: Client, stack: AsyncExitStack) -> Subscription | None
 
 async def _accept(name: str, result: object) -> None:
     """Accept every result."""
-
-
-def _said(exc: BaseException, transport: Transport | None = None) -> str:
-    """Return what an exception says, bounded and without hidden characters."""
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    if isinstance(exc, McpServerError):
-        return safe_text(str(exc), MAX_ERROR_CHARS * 4)
-    is_lost = isinstance(exc, _LOST) or (isinstance(exc, MCPError) and exc.error.code == CONNECTION_CLOSED)
-    if is_lost and transport is not None and transport.ended.is_set():
-        return safe_text(transport.problem, MAX_ERROR_CHARS * 4)
-    if isinstance(exc, MCPError):
-        return safe_text(exc.error.message, MAX_ERROR_CHARS) or f"error {exc.error.code}"
-    if isinstance(exc, ValidationError):
-        first = exc.errors(include_url=False, include_input=False)[0]
-        return safe_text(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", MAX_ERROR_CHARS)
-    at = f" at {transport.host}" if transport is not None and transport.host else ""
-    return safe_text(f"{type(exc).__name__}{at}: {exc}", MAX_ERROR_CHARS)
 
 
 async def add_mcp_server(registry: ToolRegistry, name: str, **options: Any) -> McpClient:

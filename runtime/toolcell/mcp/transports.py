@@ -7,11 +7,12 @@ no messages.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from toolcell.errors import McpServerError
 from toolcell.text import clean
@@ -36,6 +37,9 @@ STOP_S = 2.0
 """What a server may take to end after its input was closed, and its supervisor after it was told to."""
 MAX_SAID_BYTES = 500
 """Of what a server writes to stderr, in a message about its end."""
+MAX_KEPT_BYTES = 8 * 1024
+"""Of what a server writes to stderr: a secret that is hidden in it is there whole."""
+MAX_ID_DIGITS = 18
 CONNECT_S = 30.0
 
 Streams = tuple[MemoryObjectReceiveStream["SessionMessage | Exception"], MemoryObjectSendStream[SessionMessage]]
@@ -46,8 +50,11 @@ class ProcessTransport:
 
     host = ""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-        self._command, self._env, self._cwd = list(command), dict(env), cwd
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str | None, hide: Callable[[str], str] = str
+    ) -> None:
+        """`hide` takes secrets out of what the server writes to stderr."""
+        self._command, self._env, self._cwd, self._hide = list(command), dict(env), cwd, hide
         self.ended = anyio.Event()
         """It cannot be spoken with any more."""
         self._stderr = b""
@@ -60,8 +67,8 @@ class ProcessTransport:
     def problem(self) -> str:
         """Why the server cannot be spoken with any more, with the last line that it wrote to stderr."""
         status = self._process.returncode if self._process is not None else None
-        lines = clean(self._stderr[-MAX_SAID_BYTES:].decode("utf-8", "replace")).strip().splitlines()
-        said = lines[-1].strip() if lines else ""
+        lines = self._hide(clean(self._stderr.decode("utf-8", "replace"))).strip().splitlines()
+        said = lines[-1][-MAX_SAID_BYTES:].strip() if lines else ""
         ended = self._problem or ("its output ended" if status is None else f"it ended with exit status {status}")
         if not said and not self._problem and not self._has_spoken:
             said = "it sent no message of MCP; is it a server that speaks over stdin and stdout?"
@@ -138,7 +145,7 @@ class ProcessTransport:
         assert process.stderr is not None
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for chunk in process.stderr:
-                self._stderr = (self._stderr + chunk)[-MAX_SAID_BYTES:]
+                self._stderr = (self._stderr + chunk)[-MAX_KEPT_BYTES:]
 
 
 def _message(line: bytes) -> SessionMessage | Exception | None:
@@ -147,7 +154,20 @@ def _message(line: bytes) -> SessionMessage | Exception | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as exc:
-        return exc
+        return _failed_answer(line) or exc
+
+
+def _failed_answer(line: bytes) -> SessionMessage | None:
+    """Return an error in place of an answer that is none, if it says which request it is about: nobody waits for it."""
+    try:
+        found = json.loads(line.decode("utf-8", "replace"), parse_int=lambda text: int(text[: MAX_ID_DIGITS + 1]))
+    except (ValueError, RecursionError):
+        return None
+    ident = found.get("id") if isinstance(found, dict) and "method" not in found else None
+    if not isinstance(ident, int | str) or isinstance(ident, bool):
+        return None
+    error = ErrorData(code=INTERNAL_ERROR, message="its answer is no message of JSON-RPC 2.0")
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=error))
 
 
 async def _stop(process: Process) -> None:

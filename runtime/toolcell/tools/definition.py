@@ -12,6 +12,8 @@ from typing import Any, Literal, NoReturn, TypedDict
 from toolcell.errors import RegistrationError, warn_user
 from toolcell.tools.names import check_name, provider_name
 from toolcell.tools.schema import record_schema
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+from toolcell_bridge.wire.plain import pack_value
 
 MIN_DESCRIPTION_CHARS = 15
 """Shorter descriptions make models misuse a tool; registering one warns."""
@@ -144,6 +146,10 @@ def check_definition(definition: ToolDefinition) -> None:
     if isinstance(required, list) and isinstance(properties, dict):
         for missing in (each for each in required if each not in properties):
             raise RegistrationError(f"tool {name!r}: {missing!r} is required but not among its properties")
+    try:  # one that cannot be sent would fail `list_tools` of scripts, and with it all other tools
+        pack_value([{"description": description, "parameters": schema}], "it")
+    except (UnsendableValue, ValueTooLarge) as exc:
+        raise RegistrationError(f"tool {name!r}: scripts cannot be told about it: {exc}") from exc
 
 
 def warn_about_description(definition: ToolDefinition) -> None:

@@ -32,6 +32,8 @@ MAX_SCRIPT_NAME_CHARS: Final = MAX_NAME_CHARS - len(f"_v{MAX_VERSION}")
 NO_INPUTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 _WORD: Final = re.compile(r"\w+")
+OLD_VERSION: Final = re.compile(r"_v[1-9][0-9]*\Z")
+"""How the name of an old version of a script ends: `NAME_v1`."""
 _UNSAVED: Final = frozenset({"preview", "revert", "orchestrates", "is_agent", "blocking", "exclusive_group"})
 """Options that are functions, or that do not fit a tool which runs others."""
 
@@ -114,7 +116,7 @@ def saved_script(
 
 
 def check_script_name(name: object) -> None:
-    """Refuse what is no tool's name, or too long for the names of old versions.
+    """Refuse what is no tool's name, is the name of an old version, or is too long for the names of those.
 
     Raises:
         RegistrationError: says which names there may be.
@@ -124,6 +126,8 @@ def check_script_name(name: object) -> None:
         raise RegistrationError(
             f"script {name!r}: its name must have at most {MAX_SCRIPT_NAME_CHARS} characters, a dot counting twice"
         )
+    if OLD_VERSION.search(str(name)):
+        raise RegistrationError(f"script {name!r}: a name with _v and a number is that of an old version; rename it")
 
 
 def check_source(name: str, source: object) -> None:

@@ -19,6 +19,8 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
 from toolcell.tools.context import ToolContext
 from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.names import check_collisions
+from toolcell.tools.registry_state import identities
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.saved_script import MAX_VERSION, SavedScript, saved_script, tools_mentioned
 from toolcell.tools.sources import ConnectedRegistry
@@ -70,6 +72,7 @@ class ScriptRegistry(ConnectedRegistry):
             script = replace(script, tools=tools_mentioned(source, self.state.tools.values()))
             versions = self._versions(name)
             if folder is not None:
+                self._check_next(script, script_folder.load(folder, name) if os.path.isdir(folder) else (), target)
                 latest = script_folder.save(folder, script)
                 versions = {each.version: each for each in script_folder.load(folder, name)} | {latest.version: latest}
             elif versions and versions[max(versions)].digest == script.digest:
@@ -109,6 +112,14 @@ class ScriptRegistry(ConnectedRegistry):
         known = self.state.tools.get(name)
         if known is not None and not isinstance(known.spec.source, SavedScript):
             raise RegistrationError(f"{name!r} is already the name of a tool; save the script under another name")
+
+    def _check_next(self, script: SavedScript, saved: Sequence[SavedScript], target: _Target) -> None:
+        """Refuse a script that could not be registered beside the other tools: nothing of it is to be written then."""
+        versions = {each.version: each for each in saved}
+        if not saved or saved[-1].digest != script.digest:
+            versions[max(versions, default=0) + 1] = script
+        made = {tool.name: tool for tool in self._tools_of(versions, target)}
+        check_collisions([*made], identities({**self.state.tools, **made}))
 
     def _versions(self, name: str) -> dict[int, SavedScript]:
         """Return the versions of a script that are registered."""
