@@ -17,7 +17,15 @@ from toolcell.integrations.base import RuntimeOwner, SyncRuntimeOwner, framework
 from toolcell.testing import FakeBackend
 
 ROOT = Path(__file__).parent.parent.parent
-ADAPTERS = sorted(path for path in Path(base.__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
+EXTRAS = {
+    path: found[1]
+    for path in sorted(Path(base.__file__).parent.glob("*.py"))
+    if path.stem != "base"
+    and (found := re.search(r'missing_package\(exc, "([\w-]+)"\)', path.read_text(encoding="utf-8")))
+}
+"""The extra that each module for a framework needs."""
+WITHOUT = {"__init__", "base", "inspect_program"}
+"""Modules that import no framework."""
 NUMBER = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
 IN_DEV = {"ipython"}
 """Adapters whose package is a development dependency, so that their tests run with all others."""
@@ -42,15 +50,18 @@ def test_every_adapter_has_an_extra_of_its_name_tests_an_example_a_page_and_a_gr
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     groups = [path.read_text().partition("\n")[0] for path in Path(__file__).parent.glob("constraints-*.txt")]
     grouped = [extra for line in groups for extra in line.removeprefix("# extras: ").split()]
-    for path in ADAPTERS:
-        assert path.stem.replace("_", "-") in extras, path.stem
-        assert grouped.count(path.stem.replace("_", "-")) == (path.stem not in IN_DEV), path.stem
-        assert [*Path(__file__).parent.glob(f"test_{path.stem}*.py")], path.stem
-        assert [*(ROOT / "examples" / "integrations").glob(f"with_{path.stem}*.py")], path.stem
-        assert (ROOT / "docs" / "integrations" / f"{path.stem.replace('_', '-')}.md").exists(), path.stem
+    stems = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
+    assert stems == {path.stem for path in EXTRAS} | WITHOUT
+    for extra in sorted(set(EXTRAS.values())):
+        stem = extra.replace("-", "_")
+        assert stem in stems and extra in extras, extra
+        assert grouped.count(extra) == (extra not in IN_DEV), extra
+        assert [*Path(__file__).parent.glob(f"test_{stem}*.py")], extra
+        assert [*(ROOT / "examples" / "integrations").glob(f"with_{stem}*.py")], extra
+        assert (ROOT / "docs" / "integrations" / f"{extra}.md").exists(), extra
 
 
-@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXTRAS, ids=lambda path: path.stem)
 def test_an_adapter_whose_framework_is_missing_names_the_command_that_installs_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,9 +73,7 @@ def test_an_adapter_whose_framework_is_missing_names_the_command_that_installs_i
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, name, raising=False)
 
-    with pytest.raises(
-        ImportError, match=re.escape(f"pip install 'toolcell[{path.stem.replace('_', '-')}]'")
-    ) as caught:
+    with pytest.raises(ImportError, match=re.escape(f"pip install 'toolcell[{EXTRAS[path]}]'")) as caught:
         __import__(name)
     assert isinstance(caught.value, MissingPackage)
 
