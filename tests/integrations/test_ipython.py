@@ -123,10 +123,13 @@ class TestCells:
         cells = [
             "%load_ext toolcell.integrations.ipython",
             "%%toolcell\nprint('printed inside')\n[{'city': '<b>Rome</b>', 'n': 3}]",
+            "%%toolcell\n1/0",
         ]
         notebook = new_notebook(cells=[new_code_cell(each) for each in cells])
-        NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=300, kernel_name="python3", allow_errors=True).execute()
         stream, shown = notebook.cells[1].outputs
+        traceback = notebook.cells[2].outputs[-1].traceback
+        assert traceback == ["CellFailed: the cell ended with error: ZeroDivisionError: division by zero"]
         assert stream.text == "printed inside\n"
         assert "<td>&lt;b&gt;Rome&lt;/b&gt;</td>" in shown.data["text/html"]
         assert "printed inside" not in shown.data["text/html"]

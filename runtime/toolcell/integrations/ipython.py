@@ -41,6 +41,10 @@ class CellFailed(ToolcellError):
         super().__init__(message)
         self.result = result
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: not the host's own frames. The script's are in the result above."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class _Options(argparse.ArgumentParser):
     """The options of a cell; a mistake is an error of the cell, not the end of the kernel."""
