@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.json_text import json_text
-from toolcell.result_html import result_html
 from toolcell.text import SHORT, clean, shown_findings
 
 
@@ -360,6 +359,8 @@ class ExecutionResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows. All of it is escaped; nothing that a script printed is HTML."""
+        from toolcell.result_html import result_html  # what only notebooks need
+
         return result_html(self)
 
     def to_dict(self) -> dict[str, Any]:

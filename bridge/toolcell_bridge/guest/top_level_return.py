@@ -10,6 +10,8 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from toolcell_bridge.guest.bound_names import bound_name
+
 OUTSIDE = "'return' outside function"
 """What compile() says of it."""
 
@@ -57,20 +59,10 @@ def _wrapped(tree: Any, last: str, make: type[Any], call: str) -> ast.Module:
 
 def _bound(body: list[ast.stmt]) -> set[str]:
     """Return the names that statements bind where they stand."""
-    names = set[str]()
-    for node in _own_nodes(body):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.alias(name=name, asname=asname):
-                names.add(asname or name.partition(".")[0])
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                names.add(name)
-            case ast.MatchMapping(rest=str(name)):
-                names.add(name)
-    return names - {"*"}
+    nodes = list(_own_nodes(body))
+    names = {name for each in nodes if (name := bound_name(each)) is not None}
+    deleted = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Del)}
+    return (names | deleted) - {"*"}
 
 
 def _annotated(body: list[ast.stmt]) -> set[str]:

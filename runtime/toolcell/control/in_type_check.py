@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+from toolcell_bridge.guest.bound_names import bound_name
 from toolcell_bridge.guest.source import plain_source
 
 TY = "/packages/bin/ty"
@@ -179,17 +180,9 @@ def bound_names(source: str) -> frozenset[str] | None:
         match node:
             case ast.Name(id="exec" | "globals" | "locals" | "vars"):
                 return None
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
             case ast.alias(name="*"):
                 return None
-            case ast.alias(name=name, asname=other):
-                names.add(other or name.partition(".")[0])
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                names.add(name)
-            case ast.MatchMapping(rest=str(name)):
+            case _ if (name := bound_name(node)) is not None:
                 names.add(name)
     return frozenset(names)
 

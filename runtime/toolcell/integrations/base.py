@@ -17,7 +17,7 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
-from toolcell.sync import SyncRuntime
+from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.text import cut_text
 from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
@@ -177,12 +177,16 @@ class SyncRuntimeOwner:
                 self._is_open = True
         return self.runtime
 
-    def close(self) -> None:
-        """End the runtime, if it is the adapter's own. Safe to call twice."""
-        with self._lock:
-            if self._is_own and self._is_open:
-                self._is_open = False
-                self.runtime.close()
+    def close(self, session: SyncSession | None = None) -> None:
+        """End the session, if any, and the runtime if it is the adapter's own. Safe to call twice."""
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            with self._lock:
+                if self._is_own and self._is_open:
+                    self._is_open = False
+                    self.runtime.close()
 
 
 def _check_runtime(runtime: object, kind: type[Any], options: Mapping[str, Any]) -> None:

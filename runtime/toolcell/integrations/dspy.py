@@ -176,11 +176,7 @@ class ToolcellInterpreter:
         """Destroy the session. May be called twice; the interpreter cannot be used again."""
         self._is_over = True
         session, self._session = self._session, None
-        try:
-            if session is not None:
-                session.close()
-        finally:
-            self._owner.close()
+        self._owner.close(session)
 
     def __enter__(self) -> Self:
         self.start()

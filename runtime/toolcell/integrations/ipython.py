@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from toolcell.copies import changed
 from toolcell.errors import ToolcellError
-from toolcell.integrations.base import missing_package
+from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import ExecutionResult, Logs
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.text import for_terminal
@@ -82,8 +82,7 @@ class ToolcellMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self._own: SyncRuntime | None = None
-        self._runtime: SyncRuntime | None = None
+        self._owner = SyncRuntimeOwner(None, {})
         self._session: SyncSession | None = None
 
     @line_magic("toolcell")
@@ -95,7 +94,7 @@ class ToolcellMagics(Magics):
             given = f"{name} is {_kind(runtime)}" if name else "no variable was named"
             raise MagicUsageError(f"%toolcell needs the name of a variable that holds an open SyncRuntime; {given}")
         self.close()
-        self._runtime = runtime
+        self._owner = SyncRuntimeOwner(runtime, {})
 
     @cell_magic("toolcell")
     def run(self, line: str, cell: str) -> None:
@@ -116,20 +115,13 @@ class ToolcellMagics(Magics):
 
     def close(self) -> None:
         """End the session, and the runtime if it was made here."""
-        session, own = self._session, self._own
-        self._session = self._own = self._runtime = None
-        if session is not None:
-            session.close()
-        if own is not None:
-            own.close()
+        session, self._session = self._session, None
+        owner, self._owner = self._owner, SyncRuntimeOwner(None, {})
+        owner.close(session)
 
     def _opened(self) -> SyncSession:
         if self._session is None:
-            if self._runtime is None:
-                self._own = self._runtime = SyncRuntime()
-                self._own.open()
-            session = self._runtime.session()
-            self._session = session.__enter__()
+            self._session = self._owner.open().session().__enter__()
         return self._session
 
     def _variable(self, name: str) -> Any:

@@ -125,11 +125,7 @@ class ToolcellPythonExecutor(PythonExecutor):
     def cleanup(self) -> None:
         """End the session, and the runtime if it is the executor's own. Safe to call twice."""
         session, self._session = self._session, None
-        try:
-            if session is not None:
-                session.close()
-        finally:
-            self._owner.close()
+        self._owner.close(session)
 
     def __enter__(self) -> Self:
         return self
