@@ -22,8 +22,10 @@ LAYERS = (
     ("toolcell_bridge.guest", "toolcell_bridge.isolation"),
     ("toolcell_bridge.entry",),
     (
+        "toolcell.asgi",
         "toolcell.atomic",
         "toolcell.copies",
+        "toolcell.eager",
         "toolcell.lazy",
         "toolcell.effects",
         "toolcell.errors",
@@ -50,6 +52,7 @@ LAYERS = (
     ("toolcell.agents",),
     ("toolcell.mcp",),
     ("toolcell.integrations",),
+    ("toolcell.service",),
     ("toolcell.cli", "toolcell.testing"),
     ("toolcell.__main__",),
 )

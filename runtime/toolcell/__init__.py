@@ -10,12 +10,13 @@ from toolcell.lazy import lazy_names
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "AnthropicProvider", "AuditConfig", "AuditError", "AuditLog", "DockerBackend", "ErrorInfo",
-    "ExecutionResult", "Flow", "Limits", "Logs", "Misconfigured", "OpenAIProvider", "Outcome", "OutputFile",
-    "PackageError", "PendingCall", "Policy", "PoolConfig", "Quota", "QuotaExceeded", "Quotas", "RegistrationError",
-    "ResumeError", "RunContext", "Runtime", "SandboxUnavailable", "SessionError", "Suspension", "SyncRuntime",
-    "ToolAbort", "ToolCallRecord", "ToolContext", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult",
-    "ToolcellError", "Usage", "UsageError", "__version__", "tool",
+    "Agent", "AnthropicProvider", "ArgumentText", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
+    "ErrorInfo", "ExecutionResult", "Flow", "Limits", "Logs", "MapItem", "MapStopped", "Misconfigured",
+    "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall", "Policy", "PoolConfig", "Quota",
+    "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError", "RunContext", "Runtime",
+    "SandboxUnavailable", "SessionError", "Suspension", "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolContext",
+    "ToolDefinition", "ToolError", "ToolRegistry", "ToolResult", "ToolcellError", "Usage", "UsageError", "__version__",
+    "tool",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig
     from toolcell.audit.log import AuditLog
     from toolcell.config import Limits, Policy, PoolConfig
+    from toolcell.control.map_item import MapItem
     from toolcell.errors import (
         AuditError,
+        MapStopped,
         Misconfigured,
         PackageError,
         QuotaExceeded,
@@ -52,8 +55,10 @@ if TYPE_CHECKING:
         ToolCallRecord,
         Usage,
     )
+    from toolcell.run.argument_text import ArgumentText
     from toolcell.runtime import Runtime
     from toolcell.sandbox.docker.backend import DockerBackend
+    from toolcell.sandbox.ray.backend import RayBackend
     from toolcell.sync import SyncRuntime
     from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
 else:
@@ -65,11 +70,14 @@ else:
         "toolcell.results",
         "toolcell.config",
         "toolcell.tools",
+        "toolcell.run.argument_text",
         "toolcell.runtime",
         "toolcell.sync",
+        "toolcell.control.map_item",
         "toolcell.audit.config",
         "toolcell.audit.log",
         "toolcell.sandbox.docker.backend",
+        "toolcell.sandbox.ray.backend",
         "toolcell.agents.agent",
         "toolcell.agents.providers.openai",
         "toolcell.agents.providers.anthropic",

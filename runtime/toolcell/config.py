@@ -306,7 +306,8 @@ class PoolConfig(SettingsModel):
     """Sandboxes that are started in advance and wait for a script."""
 
     cap: PositiveInt = Field(default=64, le=65_536)
-    """Sandboxes alive at once, including busy ones. At the cap, `execute_code` waits until one ends."""
+    """Sandboxes alive at once, including busy ones. At the cap, `execute_code` waits until one ends. When all are held
+    by scripts that wait for a script inside them, up to eight more are started for these."""
 
     idle_s: PositiveFloat = 300.0
     """Age in seconds at which a warm sandbox is replaced."""

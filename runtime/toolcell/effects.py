@@ -157,6 +157,8 @@ class Preflight:
     """Lines of calls whose tool is not written out."""
     note: str = ""
     """Why this is not all."""
+    error_line: int | None = None
+    """Line of a syntax error, because of which the script cannot run."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -168,7 +170,7 @@ class Preflight:
         if plain is None:
             return None
         calls = tuple(PlannedCall(**each) for each in plain["calls"])
-        return cls(calls, tuple(plain["dynamic"]), plain["note"])
+        return cls(calls, tuple(plain["dynamic"]), plain["note"], plain.get("error_line"))
 
     @property
     def problems(self) -> tuple[PlannedCall, ...]:
@@ -177,7 +179,8 @@ class Preflight:
 
     def __str__(self) -> str:
         rows = [*map(str, self.calls), *(f"line {line}: a tool that is not written out" for line in self.dynamic)]
-        return clean("\n".join([*rows, *([self.note] if self.note else [])]))
+        where = f"line {self.error_line}: " if self.error_line is not None else ""
+        return clean("\n".join([*rows, *([where + self.note] if self.note else [])]))
 
 
 def shown_effects(effects: Iterable[Effect]) -> str:

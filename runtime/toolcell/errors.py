@@ -8,6 +8,7 @@
     │   ├── ResumeError         the calling program: this run cannot be carried on with this token, here or now
     │   └── SessionError        the calling program: this session is closed, used up, or cannot be rebuilt
     ├── SandboxUnavailable      the machine: no guest code ran, and a retry may help
+    │   ├── ServiceUnavailable  the service behind a `Client`: it cannot be reached, and nothing began there
     │   └── QuotaExceeded       the user, tenant or agent: its quota is used up; says when it is free again
     ├── PackageError            the machine: the requested packages could not be installed
     ├── ToolError               a tool: it fails its call, with a message for the model
@@ -17,6 +18,8 @@
     ├── DocumentError           a document that was to be ingested: damaged, encrypted, of no known kind, too long
     ├── EmbeddingError          the embedding provider: no vectors, or vectors that cannot be used
     ├── McpServerError          an MCP server: it could not be started or reached, or it does not speak MCP
+    ├── MapStopped              the calling program: it asked `Runtime.map` to raise at the first failure
+    ├── ServiceError            the service behind a `Client`: a run was lost; says whether it may have begun
     ├── AuditError              the audit log: it could not be written, or it does not verify
     └── ProviderError           the model's provider (in `toolcell.agents`): a request to the model failed
 
@@ -82,6 +85,29 @@ class QuotaExceeded(SandboxUnavailable):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Seconds until something of it is free again; infinite when the quota is 0."""
+
+
+class ServiceUnavailable(SandboxUnavailable):
+    """The service cannot be reached, or is about to end. It did not begin what was asked for: a retry is safe."""
+
+    code = "service_unavailable"
+
+
+class ServiceError(ToolcellError, RuntimeError):
+    """A request to a service has no answer. `may_have_begun`: its script may have run, and its calls were made."""
+
+    code = "service_error"
+
+    def __init__(self, message: str, *, may_have_begun: bool, calls: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.may_have_begun = may_have_begun
+        self.calls = calls
+        """Calls of the run that this program's tools got, as `ToolCallRecord`s, in the order in which they came."""
+
+    @property
+    def is_safe_to_retry(self) -> bool:
+        """True when no call was made and nothing ran, as far as can be known."""
+        return not self.may_have_begun
 
 
 class PackageError(ToolcellError, RuntimeError):
@@ -169,6 +195,17 @@ class McpServerError(ToolcellError, RuntimeError):
     """An MCP server could not be started or reached, or what it says is not MCP. None of its tools was registered."""
 
     code = "mcp_server_error"
+
+
+class MapStopped(ToolcellError, RuntimeError):
+    """An item of `Runtime.map(..., on_error="raise")` failed. The items under way were cancelled."""
+
+    code = "map_stopped"
+
+    def __init__(self, message: str, item: Any = None) -> None:
+        super().__init__(message)
+        self.item = item
+        """The `MapItem` that failed."""
 
 
 class AuditError(ToolcellError, RuntimeError):

@@ -20,6 +20,9 @@ ELSEWHERE: Final = {
 }
 """Arguments of one function that are looked for in others, and where they belong."""
 
+SYNONYMS: Final = {"tools": "registry"}
+"""Arguments that have another name where they are given to everything that runs."""
+
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -59,6 +62,8 @@ def fields_known(kind: type[Made]) -> type[Made]:
 def _hint(unknown: str, known: list[str]) -> str:
     if unknown in ELSEWHERE:
         return ELSEWHERE[unknown]
+    if SYNONYMS.get(unknown) in known:
+        return f"did you mean {SYNONYMS[unknown]}?"
     extended = [each for each in known if each.startswith(f"{unknown}_")]
     near = extended or difflib.get_close_matches(unknown[:80], known, 1)
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"

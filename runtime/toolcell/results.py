@@ -1,7 +1,4 @@
-"""`ExecutionResult`: what a run leaves behind, as frozen data.
-
-Knows no sandbox, no registry and no wire; everything else may import it.
-"""
+"""`ExecutionResult`: what a run leaves behind, as frozen data. Everything else may import it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from toolcell.eager import EagerReport
 from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.json_text import json_text
 from toolcell.text import SHORT, clean, shown_findings
@@ -38,6 +36,8 @@ class Outcome(enum.StrEnum):
     """What the script sent made more work for the host than `host_work`; the sandbox was killed."""
     KILLED = "killed"
     """The sandbox died by itself: a signal, a crash, a forbidden system call ABI."""
+    LOST = "lost"
+    """What the sandbox depended on went away: its zygote, container or node. `calls` says which calls had begun."""
     PROTOCOL_ERROR = "protocol_error"
     """The guest broke the bridge protocol; the sandbox was killed and nothing it said later was believed."""
     DENIED = "denied"
@@ -323,6 +323,8 @@ class ExecutionResult:
     """Name of the draft, for `Runtime.commit`; empty when this was no dry run."""
     session: SessionReport | None = None
     """Of a script of a session."""
+    eager: EagerReport | None = None
+    """Of a script that was fed."""
     journal_id: str = field(default="", repr=False)
     """Name of the run's journal."""
 
@@ -368,7 +370,7 @@ class ExecutionResult:
         plain = _fields_of(self)
         plain["outcome"] = str(self.outcome)
         plain["logs"] = {"stdout": self.logs.stdout, "stderr": self.logs.stderr, "truncated": self.logs.truncated}
-        for name in ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight"):
+        for name in _RECORDS:
             plain[name] = None if plain[name] is None else _fields_of(plain[name])
         if self.suspension is not None:
             plain["suspension"].pop("preflight")  # the same as that of the result
@@ -386,8 +388,10 @@ class ExecutionResult:
         return json_text(self.to_dict(), indent=indent)
 
 
+_RECORDS = ("error", "usage", "isolation", "suspension", "divergence", "repair", "session", "preflight", "eager")
 _PARTS = {
     "error": ("frames",), "suspension": ("calls",), "repair": ("reused", "new", "orphaned"), "preflight": ("calls",),
+    "eager": ("retracted",),
 }  # fmt: skip
 
 

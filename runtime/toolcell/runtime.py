@@ -22,9 +22,11 @@ from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig,
 from toolcell.control.before_run import PreflightRuntime
 from toolcell.control.controlled import Begin, Refresh, RunHandlers
 from toolcell.control.draft import Draft
+from toolcell.control.journal_config import JournalConfig
+from toolcell.control.mapping import MappingRuntime
 from toolcell.control.plans import PlanningRuntime
-from toolcell.control.scripts import Script
-from toolcell.control.store import JournalConfig, JournalStore
+from toolcell.control.scripts import Script, script_from
+from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.control.type_check import TypeChecker
 from toolcell.errors import UsageError, warn_user
@@ -36,9 +38,11 @@ from toolcell.results import AbandonedThread, ExecutionResult
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
+from toolcell.run.feed import OnRetract, ScriptFeed
 from toolcell.run.held import HeldRuns, check_hold
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.monitor import RunMonitor
+from toolcell.run.nested import NestedRuns
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.request import RunRequest, run_message
 from toolcell.run.tool_bridge import ToolBridge
@@ -60,9 +64,10 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.quotas import Quotas
     from toolcell.run.streaming import RunStream
+    from toolcell.sessions.eager_run import EagerRun
 
 
-class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
+class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, MappingRuntime):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
     @keywords_known
@@ -117,6 +122,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         self._lifetime = Lifetime("Runtime", self._open)
         self._clock = StartClock(self.pool_config.start_s)
         self._monitor = RunMonitor()
+        self._nested = NestedRuns()
         self._held = HeldRuns(self.pool_config.held, self._let_go)
         self._numbers = itertools.count(1)
         self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
@@ -267,7 +273,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
             check_supported(self._backend, settings_of(Limits, limits, "limits"))
         seed, clock = self._seed_and_clock(seed, clock, self._journals.is_durable or on_approval == "suspend")
         own = (limits or self.limits, lint or self.policy.lint, seed, clock)
-        script = Script(source, inputs, guest_files(files), *own, hold_s=hold_s)
+        script = script_from(source, inputs, guest_files(files), *own, hold_s=hold_s)
         control = (registry, on_approval, repairs, refresh)
         begin = self._first_run(script, *control)
         types = await self._checked_types(check_types, source, registry, inputs, context)
@@ -299,6 +305,20 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         self._lifetime.check()
         return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
 
+    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
+        """Return a run whose script is written to it as a model streams it: each statement runs once it is complete.
+
+        `speculate`: start calls of tools that only read early, where their arguments are literals. `on_retract`: what
+        happens when text is replaced that has run. `options`: as of `execute_code`; docs/eager.md has the exceptions.
+
+        Raises:
+            UsageError: an argument is wrong, or this runtime is not open here.
+        """
+        from toolcell.sessions.eager_run import eager_run
+
+        self._lifetime.check()
+        return eager_run(self, self.execute_code, options, self.limits, speculate=speculate, on_retract=on_retract)
+
     def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
         self._lifetime.check()
         given: CallableTools = self.registry if tools is None else registry_of(tools, "tools=")
@@ -310,9 +330,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
     ) -> ExecutionResult:  # fmt: skip
         limits, settings = script.limits, (script.lint, script.seed, script.clock)
         names = tools.names(Origin.CODE)
-        message = run_message(
-            script.number or next(self._numbers), script.source, script.inputs, names, limits, *settings
-        )
+        feed = script.feed or (ScriptFeed.whole(script.source) if script.is_fed else None)
+        source = script.source if feed is None else ""
+        message = run_message(script.number or next(self._numbers), source, script.inputs, names, limits, *settings)
         above = context.work if context is not None and context.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self._abandoned)
         made = MadeCalls(context.made if context is not None else None)
@@ -324,11 +344,13 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         context, journal = control.context, control.journal
         request = RunRequest(
             message, limits, script.files, context.run_id, *handlers, work, journal.id, journal.answer,
-            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held,
+            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held, feed,
         )  # fmt: skip
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:
             observer = await self._observer(request, tools, context)
+            if feed is not None and feed.speculates and context.dry_run is None:
+                feed.early = control.start_early(observer.context_of, limits, work)
             bridge = ToolBridge(control.tools, context, observer)
             result = control.finish(await self._run(request, bridge, observer, abandoned, held))
             if script.preflight is not None:
@@ -342,6 +364,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         self._count_run(context, result.usage.cpu_s - (control.held.cpu_s if control.held is not None else 0.0))
         self._reverts.keep(result.journal_id, made)
         observer.on_end(result)
+        if self.on_end is not None:
+            self._tell_end(result)
         return result
 
     async def _observer(self, request: RunRequest, registry: CallableTools, context: RunContext) -> RunObserver:
@@ -349,8 +373,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime):
         if self._recorder is None:
             return NULL_OBSERVER
         return await self._recorder.run_observer(
-            request.message, request.limits, request.files, registry, context, self.policy, self._about_environment
-        )
+            request.message, request.limits, request.files, registry, context, self.policy, self._about_environment,
+            request.feed,
+        )  # fmt: skip
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
         """Return threads of synchronous tools that still run although their calls timed out or were cancelled.

@@ -22,11 +22,13 @@ from toolcell.errors import UsageError
 from toolcell.results import AbandonedThread, ExecutionResult, Suspension
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
+from toolcell.sessions.sync_eager_run import SyncEagerRun
 from toolcell.sessions.workspace import SessionFile
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:
-    from toolcell.run.streaming import RunEvent, RunStream
+    from toolcell.control.map_item import MapItem
+    from toolcell.run.streaming import RunEvent
 
 T = TypeVar("T")
 
@@ -40,8 +42,13 @@ class SyncRuntime:
     One that nobody closes ends with the program.
     """
 
+    runtime: Runtime
+
     def __init__(self, registry: ToolRegistry | Iterable[Any] | None = None, **options: Any) -> None:
-        self.runtime = Runtime(registry, **options)
+        self._begin(Runtime(registry, **options))
+
+    def _begin(self, runtime: Any) -> None:
+        self.runtime = runtime
         self._thread: _LoopThread | None = None
         self._end: weakref.finalize[..., Any] | None = None
         self._servers: list[Any] = []
@@ -50,7 +57,7 @@ class SyncRuntime:
     def open(self) -> None:
         """Start everything that runs need; see `Runtime.open`. `with` does this and closes at the end of its block."""
         if self._thread is not None:
-            raise UsageError("this SyncRuntime is already open; close it first, or make another one")
+            raise UsageError(f"this {type(self).__name__} is already open; close it first, or make another one")
         thread = _LoopThread()
         try:
             thread.call(self.runtime.open)
@@ -84,7 +91,8 @@ class SyncRuntime:
         self.close()
 
     async def __aenter__(self) -> NoReturn:
-        raise UsageError("a SyncRuntime is opened with `with SyncRuntime(...)`; for `async with` there is Runtime")
+        name, other = type(self).__name__, type(self.runtime).__name__
+        raise UsageError(f"a {name} is opened with `with {name}(...)`; for `async with` there is {other}")
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Never reached: `__aenter__` raises."""
@@ -96,7 +104,16 @@ class SyncRuntime:
     def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
         """Run a script and return what happens as events, for `for`; see `Runtime.stream`."""
         thread = self._opened()
-        return _events(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
+        return _each(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
+
+    def map(self, source: str, inputs: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[MapItem]:
+        """Run a script once for each of many inputs and return what became of them, for `for`; see `Runtime.map`."""
+        thread = self._opened()
+        return _each(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
+
+    def feed(self, **options: Any) -> SyncEagerRun:
+        """Return a run whose script is written to it, to be used with `with`; see `Runtime.feed`."""
+        return SyncEagerRun(self._opened().run_sync(partial(self.runtime.feed, **options)), self._opened().call)
 
     def session(self, name: str | None = None, **options: Any) -> SyncSession:
         """Return a session, to be used with `with`; see `Runtime.session`."""
@@ -127,6 +144,10 @@ class SyncRuntime:
         """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
         return self.runtime.interrupted_runs()
 
+    def kept_sessions(self) -> list[str]:
+        """Return the names of sessions that can be restored, or are open; see `Runtime.kept_sessions`."""
+        return self.runtime.kept_sessions()
+
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
         return self._opened().call(partial(self.runtime.execute_plan, steps, **options))
@@ -147,11 +168,15 @@ class SyncRuntime:
         """Return threads of tools that run on after their calls; see `Runtime.abandoned_threads`."""
         return self.runtime.abandoned_threads()
 
+    @property
+    def is_open(self) -> bool:
+        """True between `open` and `close`."""
+        return self._thread is not None
+
     def _opened(self) -> _LoopThread:
         if self._thread is None:
-            raise UsageError(
-                "this SyncRuntime is not open; use it as `with SyncRuntime(...) as runtime:`, or call its open() first"
-            )
+            name = type(self).__name__
+            raise UsageError(f"this {name} is not open; use it as `with {name}(...) as runtime:`, or open() it first")
         self._thread.check()
         return self._thread
 
@@ -184,7 +209,11 @@ class SyncSession:
     def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
         """Run a script and return what happens as events; see `Session.stream`."""
         self._thread.check()
-        return _events(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
+        return _each(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
+
+    def feed(self, **options: Any) -> SyncEagerRun:
+        """Return a run whose script is written to it, to be used with `with`; see `Session.feed`."""
+        return SyncEagerRun(self._thread.run_sync(partial(self.session.feed, **options)), self._call)
 
     @property
     def waiting(self) -> Suspension | str:
@@ -339,11 +368,11 @@ class _LoopThread:
         self._thread.join(END_S)
 
 
-def _events(thread: _LoopThread, stream: RunStream) -> Iterator[RunEvent]:
-    """Yield the events of a stream of the loop. Leaving early ends the run, and waits for its end."""
+def _each(thread: _LoopThread, stream: Any) -> Iterator[Any]:
+    """Yield what a stream of the loop has. Leaving early ends its runs, and waits for their end."""
     try:
-        while (event := thread.call(partial(anext, stream, None))) is not None:
-            yield event
+        while (each := thread.call(partial(anext, stream, None))) is not None:
+            yield each
             thread.check()
     finally:
         if not thread.has_ended:

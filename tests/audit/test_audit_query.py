@@ -11,7 +11,8 @@ import pytest
 
 from audit.ledger import Ledger
 from toolcell.audit import indexing, receipt
-from toolcell.audit.query import Filter, Index, RunSummary
+from toolcell.audit.filters import Filter
+from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import UNFINISHED
 from toolcell.errors import AuditError, UsageError
 from toolcell.tools import RunContext

@@ -20,8 +20,9 @@ from audit.ledger import Ledger
 from toolcell import Limits, PoolConfig, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.audit import records
 from toolcell.audit.config import ToolContent
+from toolcell.audit.filters import Filter
 from toolcell.audit.log import AuditLog
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import Replay, replay, runtime_options
 from toolcell.tools import RunContext, ToolResult

@@ -12,7 +12,8 @@ from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from toolcell.audit import indexing
 from toolcell.audit.events import Shape, lines_of, time_of
-from toolcell.audit.query import UNSIGNED, VERIFIED, Filter, Index
+from toolcell.audit.filters import Filter
+from toolcell.audit.query import UNSIGNED, VERIFIED, Index
 from toolcell.audit.search import LINE_CHARS, Searched, search
 from toolcell.audit.titles import title_of
 from toolcell.cli import audit_search, exits

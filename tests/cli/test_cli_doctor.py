@@ -144,16 +144,16 @@ def test_the_real_machine_is_described_layer_by_layer() -> None:
 
 def test_a_socket_in_a_folder_that_is_closed_is_for_the_client_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     from toolcell.cli import engine
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
 
     def closed(path: Path, **options: object) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
-    def refuse(docker_host: str | None = None) -> Client:
+    def refuse(docker_host: str | None = None) -> EngineClient:
         raise SandboxUnavailable("this user may not")
 
     monkeypatch.setenv("DOCKER_HOST", "unix:///closed/docker.sock")
     monkeypatch.setattr(Path, "exists", closed)
-    monkeypatch.setattr(Client, "connect_now", refuse)
+    monkeypatch.setattr(EngineClient, "connect_now", refuse)
     with pytest.raises(SandboxUnavailable, match="this user may not"), engine.engine():
         pass

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell.cli import build, doctor_docker, exits
-from toolcell.sandbox.docker.client import Client, DaemonInfo
+from toolcell.sandbox.docker.client import DaemonInfo, EngineClient
 from toolcell.sandbox.docker.images import check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
@@ -56,7 +56,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
         "toolcell/python:0.0.1", **{**CURRENT, reference.GUEST: "0.0.1", reference.PACKAGES: '{"numpy": "2.4"}'}
     )
     played = Engine(current, older)
-    monkeypatch.setattr(Client, "connect_now", lambda: SimpleNamespace(api=played))
+    monkeypatch.setattr(EngineClient, "connect_now", lambda: SimpleNamespace(api=played))
     monkeypatch.setenv("DOCKER_HOST", "tcp://engine.invalid:2376")
     return played
 

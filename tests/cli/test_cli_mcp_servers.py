@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolcell.cli import build, exits
-from toolcell.cli.mcp_servers import McpFlags, read_config, read_server
+from toolcell.cli.mcp_servers import McpFlags, login_of, read_config, read_server
 from toolcell.errors import UsageError
 
 RAW = Path(__file__).parent.parent / "mcp_client" / "raw_server.py"
@@ -89,3 +90,30 @@ def test_two_servers_of_one_name_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="one name"):
         McpFlags(mcp=["a=npx"], mcp_config=[path]).servers()
+
+
+@pytest.mark.parametrize(
+    ("options", "is_offered"),
+    [
+        ({"url": "https://x.example/mcp"}, True),
+        ({"url": "http://127.0.0.1:80/mcp"}, True),
+        ({"url": "http://x.example/mcp"}, False),
+        ({"url": "https://x.example/mcp", "headers": {"authorization": "Bearer x"}}, False),
+        ({"command": ["x"]}, False),
+    ],
+)
+def test_a_server_at_a_url_may_ask_for_a_login_unless_there_is_a_token_or_it_would_go_in_clear(
+    options: dict[str, Any], is_offered: bool
+) -> None:
+    found = login_of(options, may_ask=False)
+
+    assert ("auth" in found) is is_offered
+    assert not is_offered or found["auth"].ask is False
+
+
+def test_a_login_needs_a_server() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "toolcell", "mcp", "login"], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2 and "--mcp NAME=URL" in ended.stderr

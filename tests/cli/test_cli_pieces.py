@@ -49,7 +49,9 @@ def test_every_command_explains_itself() -> None:
         status, text, _ = invoke(name, "--help")
         assert status == 0
         assert "Usage:" in text
-        assert "--json" in text or "Commands" in text or name in ("repl", "mcp")  # for a person, and for a program
+        assert (
+            "--json" in text or "Commands" in text or name in ("repl", "mcp", "serve", "ui")
+        )  # for a person, and for a program
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

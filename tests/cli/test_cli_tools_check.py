@@ -57,6 +57,8 @@ SCRIPTS = {
     "wrong_before": "tools.web.search(query=3)",
     "no_calls": "'mail ' + q",
     "unreadable": "def (:",
+    "not_compiled": "x = 1\nbreak",
+    "returns": "if q:\n    return 'mail'",
 }
 INPUTS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 
@@ -105,7 +107,9 @@ def reports(folder: Path) -> dict[str, Any]:
         ("dynamic", "may break", None, "parameter 'text' is gone"),
         ("wrong_before", "breaks", 1, "(as when it was saved)"),
         ("no_calls", "changed", None, "parameter 'body' is new and required"),
-        ("unreadable", "may break", None, "could not be read"),
+        ("unreadable", "breaks", 1, "could not be read: SyntaxError: invalid syntax"),
+        ("not_compiled", "breaks", 2, "could not be read: SyntaxError: 'break' outside loop"),
+        ("returns", "changed", None, "parameter 'body' is new and required"),
     ],
 )
 def test_what_a_change_of_the_tools_does_to_a_script_is_reported_with_its_line(

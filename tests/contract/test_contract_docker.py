@@ -10,7 +10,7 @@ import pytest
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.testing import BackendHarness, Case, Transcript, contract_cases, contract_lacks, record, replay_transcript
 
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.docker
 
 
-def has_gvisor(client: Client) -> bool:
+def has_gvisor(client: EngineClient) -> bool:
     return "runsc" in client.api.info().get("Runtimes", {})
 
 
@@ -32,7 +32,7 @@ def make_backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
     """Makes backends of one kind of container; skips, with the reason, when there is none."""
     options = KINDS[request.param]
     try:
-        client = Client.connect_now()
+        client = EngineClient.connect_now()
     except SandboxUnavailable as exc:
         pytest.skip(str(exc))
     try:

@@ -10,7 +10,8 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import Outcome, Policy, PoolConfig, Runtime, SyncRuntime
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.filters import Filter
+from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import Replay, replay, runtime_options
 from toolcell.control import Approve

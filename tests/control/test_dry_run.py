@@ -350,7 +350,8 @@ def test_a_journal_directory_an_audit_log_and_repairs_know_no_writes_of_a_dry_ru
             return await runtime.commit(draft)
 
     done = anyio.run(main)
-    from toolcell.audit.query import Filter, Index
+    from toolcell.audit.filters import Filter
+    from toolcell.audit.query import Index
 
     with Index(tmp_path / "log") as index:
         index.refresh()
@@ -470,7 +471,8 @@ def test_a_preview_and_a_revert_that_are_no_functions_are_refused() -> None:
 
 
 def test_a_dry_run_on_the_record_replays_with_its_placeholders(tmp_path: Path, folders: Folders) -> None:
-    from toolcell.audit.query import Filter, Index
+    from toolcell.audit.filters import Filter
+    from toolcell.audit.query import Index
     from toolcell.audit.replay import Replay, replay, runtime_options
 
     sources = ["a = call_tool('create', name='a')\n[a]", "a = call_tool('create', name='a')\nprint(a)"]

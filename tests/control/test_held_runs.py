@@ -31,9 +31,10 @@ from toolcell import (
 )
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
+from toolcell.audit.filters import Filter
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.log import AuditLog
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.query import Index
 from toolcell.audit.replay import replay, runtime_options
 from toolcell.audit.verify import verify
 from toolcell.control import Approve, Deny, Edit

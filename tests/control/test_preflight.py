@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from control.conftest import Effects
 from toolcell import Outcome, SyncRuntime, UsageError
 from toolcell.control import Approve, Draft
+from toolcell.effects import Preflight
 from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
 
 ROWS: list[tuple[str, list[list[object]]]] = [
@@ -98,6 +99,15 @@ def test_text_that_cannot_be_read_is_read_in_the_sandbox_and_nowhere_else(opened
 
     assert found.calls == () and ("could not be read" in found.note or hostile == "\ud800")
     assert opened.execute_code("1 + 1").value == 2
+
+
+@pytest.mark.isolation
+def test_a_syntax_error_is_known_with_its_line_before_the_script_is_run_or_saved(opened: SyncRuntime) -> None:
+    wrong, fine = opened.preflight("x = 1\ny = = 2"), opened.preflight("if 1:\n    return await call_tool_async('f')")
+
+    assert (wrong.error_line, wrong.note) == (2, "the script could not be read: SyntaxError: invalid syntax")
+    assert str(wrong).startswith("line 2: the script could not be read")
+    assert (fine.error_line, fine.note) == (None, "") and Preflight.of_plain(wrong.to_plain()) == wrong
 
 
 @pytest.mark.isolation

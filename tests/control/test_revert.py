@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from toolcell import Outcome, PoolConfig, Runtime, SyncRuntime, ToolError, ToolRegistry, UsageError
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.filters import Filter
+from toolcell.audit.query import Index
 from toolcell.control import Approve
 
 pytestmark = pytest.mark.isolation

@@ -10,7 +10,7 @@ import pytest
 from toolcell import PoolConfig, SyncRuntime
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import build, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
@@ -20,10 +20,10 @@ from .shared_sandboxes import tools
 
 
 @pytest.fixture(scope="session")
-def docker_client() -> Iterator[Client]:
+def docker_client() -> Iterator[EngineClient]:
     """The engine at DOCKER_HOST, else the local one."""
     try:
-        client = Client.connect_now()
+        client = EngineClient.connect_now()
     except SandboxUnavailable as exc:
         pytest.skip(str(exc))
     yield client
@@ -31,7 +31,7 @@ def docker_client() -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def docker_image(docker_client: Client) -> ImageRef:
+def docker_image(docker_client: EngineClient) -> ImageRef:
     """The default image. An image with an older guest is rebuilt on its own base, which takes seconds."""
     found = reference.find_image(docker_client, reference.DEFAULT_IMAGE)
     if found is None:

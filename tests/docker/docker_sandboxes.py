@@ -15,7 +15,7 @@ import anyio
 from toolcell import Limits
 from toolcell.run.connection import GuestConnection
 from toolcell.sandbox.docker.backend import DockerBackend, DockerSandbox
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import Blueprint, container_config
 
@@ -49,7 +49,7 @@ async def greeted(
         await sandbox.destroy()
 
 
-async def containers_of(client: Client, label: str, value: str | None = None) -> list[str]:
+async def containers_of(client: EngineClient, label: str, value: str | None = None) -> list[str]:
     """Return the ids of the containers with a label."""
     return [each["Id"] for each in await client.list({label: value})]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -38,7 +38,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def plain_image(docker_client: Client) -> str:
+def plain_image(docker_client: EngineClient) -> str:
     """An image with nothing of ours in it."""
     if not docker_client.info.is_local:
         pytest.skip("the engine is on another machine, and this tree cannot be mounted there")
@@ -50,7 +50,12 @@ def plain_image(docker_client: Client) -> str:
         row.size = len(DOCKERFILE)
         tar.addfile(row, io.BytesIO(DOCKERFILE.encode()))
     lines = docker_client.api.build(
-        fileobj=io.BytesIO(context.getvalue()), custom_context=True, rm=True, decode=True, tag="toolcell/test-container"
+        fileobj=io.BytesIO(context.getvalue()),
+        custom_context=True,
+        rm=True,
+        decode=True,
+        tag="toolcell/test-container",
+        network_mode="none",
     )
     said = "".join(str(line.get("stream", line.get("error", ""))) for line in lines)
     assert "Successfully built" in said, said

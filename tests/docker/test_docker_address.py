@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import START_DAEMON, Client
+from toolcell.sandbox.docker.client import START_DAEMON, EngineClient
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def web_server() -> Iterator[str]:
 def refusal(address: str | None = None) -> str:
     """Return the message of a failed connection."""
     with pytest.raises(SandboxUnavailable) as caught:
-        Client.connect_now(address)
+        EngineClient.connect_now(address)
     return str(caught.value)
 
 

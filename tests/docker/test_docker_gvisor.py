@@ -11,7 +11,7 @@ import pytest
 
 from toolcell import ExecutionResult, Outcome, PoolConfig, SyncRuntime
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 from .docker_sandboxes import LIMITS, MIB
@@ -21,7 +21,7 @@ SMALL = LIMITS.model_copy(update={"memory_bytes": 256 * MIB, "processes": 8, "wa
 
 
 @pytest.fixture(scope="module")
-def gvisor(docker_client: Client, docker_image: ImageRef) -> Iterator[SyncRuntime]:
+def gvisor(docker_client: EngineClient, docker_image: ImageRef) -> Iterator[SyncRuntime]:
     if "runsc" not in docker_client.info.runtimes:
         pytest.skip("the daemon offers no runsc")
     backend = DockerBackend(docker_image.id, runtime="runsc")

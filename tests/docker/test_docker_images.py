@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from toolcell.errors import PackageError, SandboxUnavailable
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import build, check, packages, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 
@@ -37,7 +37,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scraps(docker_client: Client) -> Iterator[list[str]]:
+def scraps(docker_client: EngineClient) -> Iterator[list[str]]:
     """Tags that a test makes; removed after the test."""
     tags: list[str] = []
     yield tags
@@ -45,12 +45,14 @@ def scraps(docker_client: Client) -> Iterator[list[str]]:
         docker_client.api.remove_image(tag, force=True)
 
 
-def test_the_image_contains_this_guest_and_nothing_to_misuse(docker_client: Client, docker_image: ImageRef) -> None:
+def test_the_image_contains_this_guest_and_nothing_to_misuse(
+    docker_client: EngineClient, docker_image: ImageRef
+) -> None:
     assert docker_image.is_current
     assert check.problems(docker_client, docker_image) == []
 
 
-def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker_image: ImageRef) -> None:
+def test_the_guest_finds_what_it_needs_on_its_path(docker_client: EngineClient, docker_image: ImageRef) -> None:
     code = "import json, sys, toolcell_bridge as b, os; print(json.dumps([b.__file__, os.getuid(), os.getgid(), sys.path]))"
     file, uid, gid, path = json.loads(check.run_python(docker_client, docker_image.id, code))
     assert file == "/usr/lib/toolcell/guest/toolcell_bridge/__init__.py"
@@ -58,13 +60,13 @@ def test_the_guest_finds_what_it_needs_on_its_path(docker_client: Client, docker
     assert "" not in path
 
 
-def test_modules_are_compiled_in_the_image(docker_client: Client, docker_image: ImageRef) -> None:
+def test_modules_are_compiled_in_the_image(docker_client: EngineClient, docker_image: ImageRef) -> None:
     """The root is read-only, so a module without bytecode would be compiled again in every sandbox."""
     code = "import asyncio, json, toolcell_bridge.wire.messages as m; from os.path import exists; print(exists(m.__cached__), exists(asyncio.__cached__))"
     assert check.run_python(docker_client, docker_image.id, code).split() == ["True", "True"]
 
 
-def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker_image: ImageRef) -> None:
+def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: EngineClient, docker_image: ImageRef) -> None:
     found = packages.ensure_image(docker_client)
     assert found.id.startswith("sha256:")
     assert reference.require_image(docker_client, docker_image.id).id == docker_image.id
@@ -73,7 +75,7 @@ def test_an_image_is_found_by_tag_and_pinned_by_id(docker_client: Client, docker
     assert docker_image.tag in {each.tag for each in reference.list_images(docker_client)}
 
 
-def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) -> None:
+def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: EngineClient) -> None:
     """Our command builds our own images only. The message for another name says to pull it, build it or leave it out."""
     with pytest.raises(SandboxUnavailable, match=r"no image nope:1; docker pull or docker build it") as caught:
         packages.ensure_image(docker_client, "nope:1")
@@ -85,25 +87,29 @@ def test_a_missing_image_is_named_with_the_way_to_get_it(docker_client: Client) 
     assert reference.how_to_get(reference.DATA_IMAGE) == "build it: toolcell images build --data"
 
 
-def test_another_versions_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_another_versions_guest_is_refused(
+    docker_client: EngineClient, docker_image: ImageRef, scraps: list[str]
+) -> None:
     other = relabelled(docker_client, docker_image, scraps, "old", {reference.GUEST: "0.0.1"})
     with pytest.raises(SandboxUnavailable, match=r"guest in \S+ is toolcell 0\.0\.1, this is toolcell .* images build"):
         packages.ensure_image(docker_client, other)
 
 
-def test_an_image_without_a_guest_is_refused(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_an_image_without_a_guest_is_refused(
+    docker_client: EngineClient, docker_image: ImageRef, scraps: list[str]
+) -> None:
     other = relabelled(docker_client, docker_image, scraps, "foreign", {reference.GUEST: ""})
     with pytest.raises(SandboxUnavailable, match=r"not a sandbox image .* images build --base"):
         packages.ensure_image(docker_client, other)
 
 
-def test_wrong_labels_are_found(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_wrong_labels_are_found(docker_client: EngineClient, docker_image: ImageRef, scraps: list[str]) -> None:
     other = relabelled(docker_client, docker_image, scraps, "liar", {reference.PYTHON: "3.99.0"})
     found = reference.require_image(docker_client, other)
     assert any("labels say otherwise" in problem for problem in check.problems(docker_client, found))
 
 
-def relabelled(client: Client, image: ImageRef, scraps: list[str], name: str, labels: dict[str, str]) -> str:
+def relabelled(client: EngineClient, image: ImageRef, scraps: list[str], name: str, labels: dict[str, str]) -> str:
     """Tag the same image with other labels."""
     made = client.api.create_container_from_config({"Image": image.id, "Labels": {reference.ROLE: "test"}})["Id"]
     try:
@@ -116,7 +122,7 @@ def relabelled(client: Client, image: ImageRef, scraps: list[str], name: str, la
 
 
 def test_packages_are_built_into_an_image_once(
-    docker_client: Client, docker_image: ImageRef, wheel: Path, scraps: list[str]
+    docker_client: EngineClient, docker_image: ImageRef, wheel: Path, scraps: list[str]
 ) -> None:
     derived = packages.ensure_image(docker_client, docker_image.id, [str(wheel)])
     scraps.append(derived.tag)
@@ -131,7 +137,7 @@ def test_packages_are_built_into_an_image_once(
 
 
 def test_no_package_replaces_a_module_of_the_guest(
-    docker_client: Client, docker_image: ImageRef, tmp_path: Path, scraps: list[str]
+    docker_client: EngineClient, docker_image: ImageRef, tmp_path: Path, scraps: list[str]
 ) -> None:
     wheel = tmp_path / "usurper-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -149,7 +155,7 @@ def test_no_package_replaces_a_module_of_the_guest(
 
 
 def test_a_package_that_cannot_be_installed_leaves_no_image(
-    docker_client: Client, docker_image: ImageRef, tmp_path: Path
+    docker_client: EngineClient, docker_image: ImageRef, tmp_path: Path
 ) -> None:
     before = {each.tag for each in reference.list_images(docker_client)}
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
@@ -159,19 +165,19 @@ def test_a_package_that_cannot_be_installed_leaves_no_image(
     assert {each.tag for each in reference.list_images(docker_client)} == before
 
 
-def test_building_again_changes_nothing(docker_client: Client, docker_image: ImageRef, scraps: list[str]) -> None:
+def test_building_again_changes_nothing(docker_client: EngineClient, docker_image: ImageRef, scraps: list[str]) -> None:
     """With the same guest and base, every step comes from the engine's cache."""
     scraps.append("toolcell/test:again")
     one = build.build_python(docker_client, docker_image.base, tag="toolcell/test:again")
     assert build.build_python(docker_client, docker_image.base, tag="toolcell/test:again").id == one.id
 
 
-def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_registry(docker_client: Client) -> None:
+def test_a_base_that_cannot_be_had_is_answered_with_the_way_that_needs_no_registry(docker_client: EngineClient) -> None:
     with pytest.raises(SandboxUnavailable, match=r"cannot pull it .* images build --debian"):
         build.find_base(docker_client, "localhost:1/nothing:0", lambda text: None)
 
 
-def test_a_probe_of_an_image_leaves_no_container(docker_client: Client, docker_image: ImageRef) -> None:
+def test_a_probe_of_an_image_leaves_no_container(docker_client: EngineClient, docker_image: ImageRef) -> None:
     with pytest.raises(SandboxUnavailable, match=r"(?s)exit status 1.*ZeroDivisionError"):
         check.run_python(docker_client, docker_image.id, "1/0")
     assert (

@@ -16,7 +16,7 @@ from toolcell.run.request import RunRequest
 from toolcell.run.run import Run
 from toolcell.sandbox.docker import DockerBackend
 from toolcell.sandbox.docker.backend import DockerSandbox
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
@@ -33,18 +33,18 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    client = await Client.connect()
+async def client() -> AsyncIterator[EngineClient]:
+    client = await EngineClient.connect()
     yield client
     await client.aclose()
 
 
-async def nothing_left(client: Client, key: str) -> bool:
+async def nothing_left(client: EngineClient, key: str) -> bool:
     return await containers_of(client, LABEL_BACKEND, key) == []
 
 
 @pytest.mark.anyio
-async def test_closing_a_runtime_leaves_nothing(client: Client, docker_image: ImageRef) -> None:
+async def test_closing_a_runtime_leaves_nothing(client: EngineClient, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=2)) as runtime:
         key = backend.engine.key
@@ -58,7 +58,9 @@ async def test_closing_a_runtime_leaves_nothing(client: Client, docker_image: Im
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.3])
-async def test_a_start_that_is_cancelled_leaves_nothing(client: Client, docker_image: ImageRef, pause_s: float) -> None:
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    client: EngineClient, docker_image: ImageRef, pause_s: float
+) -> None:
     async with opened(docker_image.id) as backend:
         key = backend.engine.key
         with anyio.move_on_after(pause_s):
@@ -69,7 +71,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(client: Client, docker_i
 
 
 @pytest.mark.anyio
-async def test_a_run_that_is_cancelled_ends_its_container(client: Client, docker_image: ImageRef) -> None:
+async def test_a_run_that_is_cancelled_ends_its_container(client: EngineClient, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=0)) as runtime:
         started = anyio.Event()
@@ -103,7 +105,7 @@ async def test_a_cancelled_run_keeps_its_output(docker_image: ImageRef) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_container_killed_from_outside_is_reported_killed(client: Client, docker_image: ImageRef) -> None:
+async def test_a_container_killed_from_outside_is_reported_killed(client: EngineClient, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=0)) as runtime:
         started = anyio.Event()
@@ -124,7 +126,9 @@ async def test_a_container_killed_from_outside_is_reported_killed(client: Client
 
 
 @pytest.mark.anyio
-async def test_a_container_that_dies_in_the_pool_is_never_handed_out(client: Client, docker_image: ImageRef) -> None:
+async def test_a_container_that_dies_in_the_pool_is_never_handed_out(
+    client: EngineClient, docker_image: ImageRef
+) -> None:
     backend = DockerBackend(docker_image.id)
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=1)) as runtime:
         assert (await runtime.execute_code("set_result(1)")).value == 1
@@ -146,7 +150,7 @@ async def test_a_container_that_dies_in_the_pool_is_never_handed_out(client: Cli
 
 
 @pytest.mark.anyio
-async def test_destroying_twice_and_killing_the_dead_do_nothing(client: Client, docker_image: ImageRef) -> None:
+async def test_destroying_twice_and_killing_the_dead_do_nothing(client: EngineClient, docker_image: ImageRef) -> None:
     async with opened(docker_image.id) as backend, greeted(backend) as (_, sandbox):
         assert sandbox.is_alive()
         sandbox.kill()
@@ -177,7 +181,7 @@ async def test_two_runs_of_one_sandbox_each_keep_their_raw_output(docker_image: 
 
 @pytest.mark.anyio
 async def test_a_daemon_that_refuses_in_the_middle_of_a_start_leaves_nothing(
-    client: Client, docker_image: ImageRef, monkeypatch: pytest.MonkeyPatch
+    client: EngineClient, docker_image: ImageRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(docker_image.id) as backend:
 
@@ -196,7 +200,7 @@ async def test_a_daemon_that_refuses_in_the_middle_of_a_start_leaves_nothing(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_many_runs_at_once_leave_nothing(client: Client, docker_image: ImageRef) -> None:
+async def test_many_runs_at_once_leave_nothing(client: EngineClient, docker_image: ImageRef) -> None:
     backend = DockerBackend(docker_image.id)
     values = []
     async with Runtime(backend=backend, limits=LIMITS, pool=PoolConfig(warm=2, cap=6)) as runtime:
@@ -249,11 +253,11 @@ class Daemon:
             self._process.wait(30)
 
 
-async def reached(address: str) -> Client:
+async def reached(address: str) -> EngineClient:
     with anyio.fail_after(60):
         while True:
             try:
-                return await Client.connect(address)
+                return await EngineClient.connect(address)
             except SandboxUnavailable:
                 await anyio.sleep(0.1)
 
@@ -279,7 +283,7 @@ def own_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_daemon_that_dies_ends_its_runs_and_one_that_comes_back_serves_again(
-    client: Client, docker_image: ImageRef, own_daemon: Daemon
+    client: EngineClient, docker_image: ImageRef, own_daemon: Daemon
 ) -> None:
     theirs = await reached(own_daemon.address)
     image = await client.call(client.api.get_image, docker_image.id)

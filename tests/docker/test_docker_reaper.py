@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import (
     LABEL_BACKEND,
@@ -102,8 +102,8 @@ asyncio.run(main())
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    client = await Client.connect()
+async def client() -> AsyncIterator[EngineClient]:
+    client = await EngineClient.connect()
     yield client
     await client.aclose()
 
@@ -139,7 +139,7 @@ def a_process() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-async def gone(client: Client, key: str, within_s: float = 60) -> bool:
+async def gone(client: EngineClient, key: str, within_s: float = 60) -> bool:
     with anyio.move_on_after(within_s):
         while await containers_of(client, LABEL_BACKEND, key):
             await anyio.sleep(0.1)
@@ -158,7 +158,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_nothing_is_left_of_a_host_that_was_killed_while_scripts_ran(
-    client: Client, docker_image: ImageRef
+    client: EngineClient, docker_image: ImageRef
 ) -> None:
     host = Host(docker_image.id, "running")
     assert [host.line(), host.line()] == ["running", "running"]
@@ -177,7 +177,7 @@ async def test_nothing_is_left_of_a_host_that_was_killed_while_scripts_ran(
 @pytest.mark.anyio
 @pytest.mark.parametrize("pause_s", [0.0, 0.05, 0.3])
 async def test_nothing_is_left_of_a_host_that_was_killed_while_it_made_containers(
-    client: Client, docker_image: ImageRef, pause_s: float
+    client: EngineClient, docker_image: ImageRef, pause_s: float
 ) -> None:
     host = Host(docker_image.id, "creating")
     await anyio.sleep(pause_s)
@@ -192,7 +192,7 @@ async def test_nothing_is_left_of_a_host_that_was_killed_while_it_made_container
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_guests_end_with_their_host_even_without_a_watcher(client: Client, docker_image: ImageRef) -> None:
+async def test_guests_end_with_their_host_even_without_a_watcher(client: EngineClient, docker_image: ImageRef) -> None:
     host = Host(docker_image.id, "running")
     assert [host.line(), host.line()] == ["running", "running"]
     os.kill(host.watcher, signal.SIGKILL)
@@ -209,7 +209,9 @@ async def test_guests_end_with_their_host_even_without_a_watcher(client: Client,
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_the_next_host_removes_what_a_dead_host_never_started(client: Client, docker_image: ImageRef) -> None:
+async def test_the_next_host_removes_what_a_dead_host_never_started(
+    client: EngineClient, docker_image: ImageRef
+) -> None:
     dead = own_identity()
     dead = HostIdentity(dead.machine, dead.boot, dead.pid_namespace, dead.pid, dead.started + 1)
     living = await anyio.to_thread.run_sync(a_process)
@@ -235,7 +237,7 @@ async def test_the_next_host_removes_what_a_dead_host_never_started(client: Clie
 
 @pytest.mark.docker
 @pytest.mark.anyio
-async def test_a_watcher_that_is_dismissed_removes_nothing(client: Client, docker_image: ImageRef) -> None:
+async def test_a_watcher_that_is_dismissed_removes_nothing(client: EngineClient, docker_image: ImageRef) -> None:
     key = f"test-of-dismissal-{os.getpid()}"
     container = await client.create({"Image": docker_image.id, "Labels": {LABEL_BACKEND: key}}, f"toolcell-{key}")
     try:

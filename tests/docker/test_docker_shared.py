@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from toolcell import Outcome, Policy, SandboxUnavailable, SyncRuntime
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.hardening import Blueprint
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.reaper import LABEL_BACKEND
@@ -157,7 +157,7 @@ def begun(image: str) -> subprocess.Popen[str]:
 @pytest.mark.docker
 @pytest.mark.anyio
 async def test_nothing_is_left_of_a_host_that_was_killed(docker_image: ImageRef) -> None:
-    client = await Client.connect()
+    client = await EngineClient.connect()
     host = begun(docker_image.id)
     assert host.stdout is not None
     key = host.stdout.readline().strip()

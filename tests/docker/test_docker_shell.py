@@ -10,7 +10,7 @@ import pytest
 
 from toolcell import Policy, PoolConfig, Runtime
 from toolcell.sandbox.docker import DockerBackend
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import build, check, reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.tools import ToolRegistry
@@ -26,7 +26,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def shell_image(docker_client: Client) -> ImageRef:
+def shell_image(docker_client: EngineClient) -> ImageRef:
     """The shell's image. One with an older guest is rebuilt on its own base."""
     found = reference.find_image(docker_client, reference.SHELL_IMAGE)
     if found is None:
@@ -56,7 +56,9 @@ async def run(registry: ToolRegistry, command: str, timeout: int = 0) -> ToolRes
     return await registry.dispatch("shell_exec", {"command": command, "timeout": timeout})
 
 
-def test_the_image_has_the_programs_of_a_shell_and_no_problem(docker_client: Client, shell_image: ImageRef) -> None:
+def test_the_image_has_the_programs_of_a_shell_and_no_problem(
+    docker_client: EngineClient, shell_image: ImageRef
+) -> None:
     assert shell_image.has_programs
     assert check.problems(docker_client, shell_image) == []
     assert "there are programs in it" in str(

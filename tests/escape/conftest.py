@@ -41,10 +41,10 @@ def current_image() -> None:
     """Make sure that containers run this tree's guest. An image with an older one is rebuilt on its base, in seconds."""
     if BACKEND == "process":
         return
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
     from toolcell.sandbox.docker.images import build, reference
 
-    client = Client.connect_now()
+    client = EngineClient.connect_now()
     try:
         found = reference.find_image(client, reference.DEFAULT_IMAGE)
         assert found is not None, reference.HOW_TO_BUILD

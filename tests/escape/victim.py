@@ -136,11 +136,11 @@ class Containers:
 
     def inits(self) -> dict[str, int]:
         """Ids of all there are, dying ones too, and the host's number for each one's first process; 0 is unknown."""
-        from toolcell.sandbox.docker.client import Client, NotFound, call_api, list_labelled
+        from toolcell.sandbox.docker.client import EngineClient, NotFound, call_api, list_labelled
         from toolcell.sandbox.docker.reaper import LABEL_HOST, own_identity
 
         if self._client is None:
-            self._client = Client.connect_now()
+            self._client = EngineClient.connect_now()
         found = {}
         for container in list_labelled(self._client.api, {LABEL_HOST: str(own_identity())}):
             ident = container["Id"]

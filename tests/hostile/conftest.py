@@ -11,11 +11,11 @@ from hostile.harness import COLUMNS, PROPERTY
 def engine() -> None:
     """A Docker engine with an image of this tree's guest. An older one is built anew on its own base, in seconds."""
     from toolcell.errors import SandboxUnavailable
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
     from toolcell.sandbox.docker.images import build, reference
 
     try:
-        client = Client.connect_now()
+        client = EngineClient.connect_now()
     except SandboxUnavailable as exc:
         pytest.skip(str(exc))
     try:

@@ -194,4 +194,4 @@ def test_a_destroyed_sandbox_is_never_signalled_again() -> None:
 def test_a_killed_zygote_ends_its_runs_clearly_and_is_replaced() -> None:
     seen = host("killed")
 
-    assert seen == {"during": ["killed: the sandbox was lost: the zygote is gone"], "after": "ok"}
+    assert seen == {"during": ["lost: the sandbox was lost: the zygote is gone"], "after": "ok"}

@@ -88,6 +88,11 @@ class TestCells:
     def test_a_mistake_is_named(self, shell: InteractiveShell, cell: str, says: str) -> None:
         assert says in failed(shell, cell)
 
+    def test_a_runtime_that_is_not_open_is_not_taken(self, shell: InteractiveShell) -> None:
+        with SyncRuntime() as runtime:
+            shell.user_ns["mine"] = runtime
+        assert "mine is not open" in failed(shell, "%toolcell mine")
+
     def test_an_interrupt_ends_the_cell_and_keeps_the_state(
         self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
     ) -> None:

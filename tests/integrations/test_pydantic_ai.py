@@ -30,6 +30,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel  # noqa: E402
 
 from toolcell import Limits, Runtime, ToolRegistry  # noqa: E402
+from toolcell.errors import UsageError  # noqa: E402
 from toolcell.integrations.pydantic_ai import CodeMode, CodeModeToolset  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation, pytest.mark.anyio]
@@ -279,3 +280,11 @@ async def test_a_runtime_of_its_own_is_open_while_agents_run_and_closed_after() 
 
 def test_the_example_runs() -> None:
     assert "Done: ['2 x apple', '2 x pear']" in run_example("with_pydantic_ai.py")
+
+
+def test_what_is_no_toolset_is_refused_with_the_way_to_make_one() -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(UsageError, match=r"FunctionToolset\(\[function\]\)"):
+        CodeModeToolset(double)  # type: ignore[arg-type]

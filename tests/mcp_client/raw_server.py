@@ -3,7 +3,8 @@
 `pages`: lists of tools; the last page points to itself with `endless`. `many`: so many tools. `lists`: what `pages` is at each further
 listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
 lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
-`dies`: a call ends it; `huge`: bytes of one line in place of an answer; `announces`: after a call, the list changed; `result`: a call's result as
+`dies`: a call ends it; `huge`: bytes of one line in place of an answer; `floods`: so many log messages before an answer;
+`announces`: after a call, the list changed; `result`: a call's result as
 JSON text; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
@@ -54,6 +55,8 @@ def answered(method: str, params: dict) -> object:
             sys.stdout.write("x" * script["huge"])
             sys.stdout.flush()
             return None
+        for number in range(script.get("floods", 0)):
+            send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": number}})
         for line in script.get("says", []):
             print(line, flush=True)
         return script.get("answer", {"content": [{"type": "text", "text": "done"}]}) if "says" not in script else None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
+import anyio
 import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification
 
 from toolcell.errors import McpServerError
-from toolcell.mcp import catalogue, transports
+from toolcell.mcp import catalogue, pace, transports
 from toolcell.mcp.arguments import hiding
 from toolcell.mcp.client import McpClient
-from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, local_name
+from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
 from toolcell.mcp.requests import defaults_of
 from toolcell.tools import ToolRegistry
 from toolcell.tools.result import ToolResult
+from toolcell.tools.strangers import MAX_SCHEMA_BYTES
 
 from .conftest import HERE, a_tool, raw, until
 
@@ -54,6 +59,48 @@ async def test_tools_that_cannot_be_made_safe_are_left_out_and_reported() -> Non
     left_out = ["good", "null", "rightleft", "__class__", "", "bad", "big", "deep", "hidden", "Good"]
     assert client.tool_names == ()
     assert sorted(kinds(client)) == sorted(("left_out", name) for name in left_out)
+
+
+def test_notifications_come_at_a_pace_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "BURST", 3)
+    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 10.0)
+    of_server = pace.Pace("l")
+    assert [round(of_server.pause_after(100.0), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
+    assert of_server.pause_after(200.0) == 0
+    assert [round(of_server.pause_after(200.0), 6) for _ in range(3)] == [0, 0, 0.1]
+
+
+async def test_a_flood_of_notifications_is_read_slowly_and_the_call_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pace, "BURST", 5)
+    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 50.0)
+    registry = ToolRegistry()
+    await connected(registry, pages=[[a_tool()]], floods=30)
+    began = time.monotonic()
+    result = await registry.dispatch("l.t", {})
+    took_s = time.monotonic() - began
+    await registry.close()
+
+    assert result.text == "done" and took_s >= 24 / 50
+    assert [each.message for each in caplog.records if "notifications a second" in each.message] == [
+        f"MCP server {raw()[0]!r}: it sends more than 50 notifications a second; it is read no faster"
+    ]
+
+
+async def test_a_flood_over_http_is_read_slowly_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "BURST", 5)
+    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 100.0)
+    notice = SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="notifications/message"))
+    sending, read = anyio.create_memory_object_stream[Any](30)
+    for _ in range(30):
+        sending.send_nowait(notice)
+    sending.close()
+    began, of_server = time.monotonic(), pace.Pace("x")
+    async with transports._paced(read, of_server) as slow:
+        assert [each async for each in slow] == [notice] * 30
+    read.close()
+    assert of_server.is_slowed and time.monotonic() - began >= 24 / 100
 
 
 async def test_a_server_takes_no_name_from_a_tool_that_is_there() -> None:
@@ -259,12 +306,12 @@ async def test_a_tool_that_scripts_cannot_be_told_is_left_out(name: str) -> None
     assert "scripts cannot be told about it" in str(client.problems[0])
 
 
-@pytest.mark.parametrize("tool", [{"name": 1}, a_tool(inputSchema={"type": "array"})])
-async def test_a_list_that_is_no_list_of_tools_is_no_server(tool: dict[str, Any]) -> None:
+@pytest.mark.parametrize("page", [{"t": a_tool()}, "t", None])
+async def test_a_list_that_is_no_list_of_tools_is_no_server(page: Any) -> None:
     registry = ToolRegistry()
 
-    with pytest.raises(McpServerError, match=r"MCP server l: tools\.0\."):
-        await connected(registry, pages=[[tool]])
+    with pytest.raises(McpServerError, match=r"MCP server l: tools: "):
+        await connected(registry, pages=[page])
     assert registry.list() == []
 
 

@@ -20,7 +20,8 @@ from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry, UsageError
-from toolcell.mcp.http import StaticToken, http_app, listening, parse_address, serve_http
+from toolcell.asgi import listening
+from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 from toolcell.mcp.server import McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -17,6 +18,8 @@ import psutil
 import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
+
+from toolcell.mcp import stdio
 
 pytestmark = [pytest.mark.isolation]
 
@@ -112,6 +115,10 @@ def test_what_is_no_message_is_answered_and_the_next_one_too(tools: str) -> None
             ('{"id": 7}', -32600, 7),
             ("[1]", -32600, None),
             ('{"jsonrpc": "2.0", "id": [1], "method": 3}', -32600, None),
+            *(
+                (f'{{"jsonrpc": "2.0", "id": {ident}, "method": "ping"}}', -32600, None)
+                for ident in ("1.5", "null", "true")
+            ),
         ):
             send(process, line)
             answer = receive(process)
@@ -157,3 +164,18 @@ def test_without_the_sdk_the_command_says_what_to_install(tmp_path: Path) -> Non
 
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "pip install 'toolcell[mcp]'" in ended.stderr
+
+
+@pytest.mark.anyio
+async def test_a_line_that_is_too_long_gets_one_error_and_the_next_line_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stdio, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(stdio, "SKIPPED_BYTES", 7)
+    ping = json.dumps(request(1, "ping"))
+    written = io.BytesIO()
+    lines = stdio._Lines(io.BytesIO(b"x" * 1000 + b"\n" + ping.encode() + b"\n" + b"y" * 500), written)
+
+    assert [line.strip() async for line in lines] == [ping]
+    answers = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [(None, -32600)] * 2

@@ -197,7 +197,7 @@ def test_another_process_goes_on_with_a_session(on_disk: SyncRuntime, ledger: Le
         assert result.value == state and result.session is not None
         assert (result.session.began, result.session.script) == ("journal", 5)
         assert session.session.used_calls == 3 and session.session._state.labels.held == {"private"}
-        with other.session("s2", restore=True) as new:
+        with other.session("s2", restore="if_kept") as new:
             assert new.execute_code("'box' in globals()").value is False
 
     assert ledger.made == ["0", "1", "2"]
@@ -259,6 +259,24 @@ def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime
         on_disk.session(name, restore=True).__enter__()
     with on_disk.session(name) as session:
         assert session.execute_code("'x' in globals()").value is False
+
+
+def test_restoring_what_nobody_kept_is_refused_and_leaves_no_file(on_disk: SyncRuntime) -> None:
+    with on_disk.session("known") as session:
+        session.execute_code("x = 1")
+    config = on_disk.runtime._journals.config
+    assert config is not None
+    damaged = config.directory / "session.cut-short.session"
+    damaged.touch()  # a host was killed when it had just made the file
+    for name in ("unknown", "cut-short"):
+        with pytest.raises(UsageError, match=rf"named '{name}'; there are those of .*'known'.*if_kept"):
+            on_disk.session(name, restore=True).__enter__()
+        assert name not in on_disk.kept_sessions()
+    with on_disk.session("unknown", restore="if_kept") as session:
+        session.execute_code("x = 2")
+    for how in (True, "if_kept"):
+        with on_disk.session("unknown", restore=how) as session:  # type: ignore[arg-type]
+            assert session.execute_code("x").value == 2
 
 
 def test_a_state_that_cannot_be_rebuilt_says_so_in_another_process_too(on_disk: SyncRuntime) -> None:
@@ -341,7 +359,7 @@ def decide(call):
     return AlreadyMade(text) if text in ledger.read_text().split() else Approve()
 
 with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as runtime:
-    with runtime.session('s', restore=True) as session:
+    with runtime.session('s', restore='if_kept') as session:
         while True:
             waiting = session.waiting
             if waiting:

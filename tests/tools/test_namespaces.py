@@ -13,7 +13,7 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.errors import RegistrationError
 from toolcell.tools import Origin, ToolRegistry
-from toolcell.tools.names import MAX_NAME_CHARS
+from toolcell.tools.names import MAX_NAME_CHARS, TakenNames
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 from .toolkit import QUERY_SCHEMA, FakeRuntime
@@ -196,3 +196,33 @@ set_result([found, [each["name"] for each in list_tools()], callable(print), sea
     said = ["class", "None", "1st", "print", "call_tool", "a.lambda", "b.list_tools", "c._y"]
     assert (found, listed, is_callable, searched) == ([*names, *plain, *said], names, True, "class")
     ast.parse(registry.to_python())
+
+
+def test_registering_one_tool_looks_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = list[str]()
+    plain = TakenNames._note
+
+    def note(self: TakenNames, name: str) -> None:
+        looked_at.append(name)
+        plain(self, name)
+
+    monkeypatch.setattr(TakenNames, "_note", note)
+    registry = ToolRegistry()
+    for number in range(100):
+        registry.register(f"n.tool_{number}", "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)
+    registry.unregister("n.tool_7")
+    registry.register("n.tool_7", "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)
+
+    assert len(looked_at) <= 100 + 100 + 1
+
+
+def test_a_refused_name_leaves_no_trace_for_later_ones() -> None:
+    registry = ToolRegistry()
+    registry.register("one.two", "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)
+    for wrong in ("one", "One.Two", "ONE"):
+        with pytest.raises(RegistrationError):
+            registry.register(wrong, "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)
+    assert registry.unregister("one.two")
+    registry.register("one", "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)
+    with pytest.raises(RegistrationError):
+        registry.register("one.two", "Return what it is given, always.", QUERY_SCHEMA, lambda args: args)

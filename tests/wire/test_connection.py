@@ -14,6 +14,8 @@ from toolcell_bridge.wire.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES,
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import (
     TAGS,
+    AnnounceParts,
+    CallAhead,
     CallTool,
     CancelCall,
     Done,
@@ -23,9 +25,12 @@ from toolcell_bridge.wire.messages import (
     Leftover,
     Log,
     Message,
+    PartRetracted,
     Progress,
     PutFile,
+    Ran,
     Result,
+    ScriptPart,
     Stay,
     ToolFail,
     ToolReturn,
@@ -38,6 +43,7 @@ SAMPLES: dict[type[Message], Message] = {
         *(HELLO, RUN, PutFile("a", b"", True), Stay(100), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
         *(CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
         *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Leftover([], []), Done(True, None)),
+        *(AnnounceParts({}), ScriptPart(0, "", False, ""), CallAhead("f", {}, 1), PartRetracted(0, 0), Ran(0, 0)),
     )
 }
 

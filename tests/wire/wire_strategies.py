@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import (
     PROTOCOL_VERSION,
+    AnnounceParts,
+    CallAhead,
     CallTool,
     CancelCall,
     Done,
@@ -19,10 +21,13 @@ from toolcell_bridge.wire.messages import (
     Leftover,
     Log,
     Message,
+    PartRetracted,
     Progress,
     PutFile,
+    Ran,
     Result,
     RunScript,
+    ScriptPart,
     Stay,
     ToolFail,
     ToolReturn,
@@ -67,6 +72,11 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
     st.builds(FileProblem, texts, ints, texts),
     st.builds(Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
+    st.builds(AnnounceParts, plain_dicts),
+    st.builds(ScriptPart, ints, texts, st.booleans(), texts),
+    st.builds(CallAhead, texts, plain_dicts, st.none() | ints),
+    st.builds(PartRetracted, ints, ints),
+    st.builds(Ran, ints, ints),
     st.builds(Done, st.booleans(), st.none() | plain_dicts),
 )
 

@@ -18,11 +18,13 @@ from typing import Any
 
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.messages import (
+    AnnounceParts,
     CallTool,
     CancelCall,
     Message,
     PutFile,
     RunScript,
+    ScriptPart,
     Stay,
     ToolFail,
     ToolReturn,
@@ -76,6 +78,8 @@ class Channel:
         self._held: list[Message] = []
         self._readable: Any = None
         self._main_thread = 0
+        self.on_part: Callable[[], object] | None = None
+        """Called in whichever thread has read a part of the script."""
         self.after_send: Callable[[], object] | None = None
         """Called once, when what is being sent is sent."""
 
@@ -201,7 +205,25 @@ class Channel:
         with self._lock:
             self._pending.clear()
 
-    def next_request(self) -> RunScript | PutFile | Stay:
+    def take_parts(self) -> list[ScriptPart]:
+        """Take the parts of the script that were received, without waiting."""
+        parts = []
+        while self._inbox and isinstance(part := self._inbox[0], ScriptPart):
+            parts.append(part)
+            self._inbox.popleft()
+        return parts
+
+    def read_until(self, is_there: Callable[[], bool]) -> None:
+        """Read for everybody until `is_there` returns True.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        with self._reading:
+            while not is_there():
+                self._read()
+
+    def next_request(self) -> RunScript | PutFile | Stay | AnnounceParts:
         """Block until the host asks for something new.
 
         Raises:
@@ -211,7 +233,7 @@ class Channel:
             while True:
                 while self._inbox:
                     message = self._inbox.popleft()
-                    if isinstance(message, (RunScript, PutFile, Stay)):
+                    if isinstance(message, (RunScript, PutFile, Stay, AnnounceParts)):
                         return message
                 self._read()
 
@@ -234,6 +256,8 @@ class Channel:
             while (message := self._connection.next_message()) is not None:
                 self._deliver(message)
         self._wake_waiting()
+        if self.on_part is not None and self._inbox:
+            self.on_part()
 
     def _receive(self) -> bytes:
         """recv(), but poll for a moment before sleeping, as long as the host answers quickly.

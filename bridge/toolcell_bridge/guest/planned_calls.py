@@ -9,6 +9,9 @@ import ast
 from collections.abc import Iterator
 from typing import Any, Final
 
+from toolcell_bridge.guest.compiling import TOP_LEVEL_AWAIT
+from toolcell_bridge.guest.top_level_return import OUTSIDE
+
 MAX_CALLS: Final = 1000
 CALLS: Final = frozenset({"call_tool", "call_tool_async"})
 PARALLEL: Final = "call_tools_parallel"
@@ -20,16 +23,29 @@ Found = tuple[ast.expr, str | None, list[str] | None]
 def planned_calls(source: str) -> dict[str, Any]:
     """Return the calls of a script in the order of its text.
 
-    Shape: {"calls": [[line, tool or None, argument names or None]], "more": calls left out, "error": ""}.
+    Shape: {"calls": [[line, tool or None, argument names or None]], "more": calls left out, "error": ""}; with a
+    syntax error there is also its "line".
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+        _check_compiles(source)
+    except SyntaxError as exc:
+        return {"calls": [], "more": 0, "error": f"{type(exc).__name__}: {exc.msg}"[:200], "line": exc.lineno}
+    except (ValueError, RecursionError, MemoryError) as exc:
         return {"calls": [], "more": 0, "error": f"{type(exc).__name__}: {exc}"[:200]}
     found = [each for node in ast.walk(tree) if isinstance(node, ast.Call) for each in _calls(node)]
     found.sort(key=lambda each: (each[0].lineno, each[0].col_offset))
     calls = [[where.lineno, tool, names] for where, tool, names in found[:MAX_CALLS]]
     return {"calls": calls, "more": max(0, len(found) - MAX_CALLS), "error": ""}
+
+
+def _check_compiles(source: str) -> None:
+    """Raise a SyntaxError that only the compiler finds, such as a `break` outside of a loop. A `return` is none."""
+    try:
+        compile(source, "<code>", "exec", TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as exc:
+        if exc.msg != OUTSIDE:
+            raise
 
 
 def _calls(node: ast.Call) -> Iterator[Found]:

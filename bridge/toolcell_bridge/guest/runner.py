@@ -6,35 +6,36 @@ native. Isolation is already applied when the runner is called.
 
 from __future__ import annotations
 
-import _ast
 import dataclasses
 import os
 import sys
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest import errors, files, rich, surroundings
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
+from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, WHOLE, Denied, Part, parse
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
 from toolcell_bridge.guest.tools import Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import Done, FilePart, Message, Plain, PutFile, Result, RunScript, Stay
+from toolcell_bridge.wire.messages import (
+    AnnounceParts,
+    Done,
+    FilePart,
+    Message,
+    PutFile,
+    Result,
+    RunScript,
+    Stay,
+)
 
 if TYPE_CHECKING:
+    from toolcell_bridge.guest.fed_script import FedScript
     from toolcell_bridge.guest.interrupts import Interrupts
 
-LAST = "<last>"
-"""Name in the script's namespace for the value of the expression it ends with. No source can contain this name."""
-
-LAST_RESULT = "<set_result>"
-"""What a script calls when its last statement is a call of set_result."""
-
-ONLY_AST = 0x400
-TOP_LEVEL_AWAIT = 0x2000
 IS_COROUTINE = 0x80
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -58,6 +59,8 @@ class Runner:
         self._put_error: str | None = None
         self._writing = ""
         """The input file whose pieces are under way."""
+        self._fed: FedScript | None = None
+        """Of a script whose text comes in parts."""
         self._stay: Stay | None = None
         self._interrupts: Interrupts | None = None
         self._own_names: dict[str, Any] = {}
@@ -76,6 +79,10 @@ class Runner:
                     self._put(request)
                 elif isinstance(request, Stay):
                     self._begin_session(request)
+                elif isinstance(request, AnnounceParts):
+                    from toolcell_bridge.guest.fed_script import FedScript  # only such scripts pay for it
+
+                    self._fed = FedScript(self._channel, request.ahead, self._flush)
                 else:
                     self.answer(request)
         except (ChannelClosed, ProtocolError):
@@ -98,6 +105,7 @@ class Runner:
             self._put_error = None
         self._channel.send(*last)
         self._held.clear()
+        self._fed = None
         return done
 
     def _begin_session(self, stay: Stay) -> None:
@@ -121,13 +129,16 @@ class Runner:
             self._flush()
             if exc.code is None or exc.code == 0:
                 return Done(True, None)
-            return Done(False, errors.describe(exc, run.source))
+            return Done(False, errors.describe(exc, self._text(run)))
         except Denied as exc:
             return Done(False, exc.error)
         except BaseException as exc:
             self._flush()
-            return Done(False, errors.describe(exc, run.source))
+            return Done(False, errors.describe(exc, self._text(run)))
         return Done(True, None)
+
+    def _text(self, run: RunScript) -> str:
+        return run.source if self._fed is None else self._fed.text
 
     def _put(self, message: PutFile) -> None:
         is_first, self._writing = message.path != self._writing, "" if message.last else message.path
@@ -146,18 +157,18 @@ class Runner:
             make_repeatable(run)
         name = SCRIPTS.begin(run.source, run.run if self._stay is not None else 1, run.tools)
         surroundings.show_source(run.source, self._workspace, name)
-        code, guards = parse(run, name)
-        namespace.update(guards)
         # Inputs come last: a caller's name wins over ours.
+        code = self._compiled(run, name, namespace) if self._fed is None else None
         namespace.update(run.inputs)
-        if LAST_RESULT in code.co_names:
-            namespace[LAST_RESULT] = self._set_last_result
         interrupts = self._interrupts
         namespace.pop(LAST, None)
         try:
             if interrupts is not None:
                 interrupts.is_allowed = True
-            _evaluate(code, namespace)
+            if code is not None:
+                _evaluate(code, namespace)
+            else:
+                self._run_statements(run, name, namespace)
             if not self._result_set:
                 self._set_trailing(namespace.get(LAST), run)
         finally:
@@ -166,6 +177,27 @@ class Runner:
                 rich.close_figures()
             namespace.pop(LAST, None)
             namespace.pop(LAST_RESULT, None)
+
+    def _compiled(self, run: RunScript, name: str, namespace: dict[str, Any], part: Part = WHOLE) -> types.CodeType:
+        """Compile a script, or a statement of one, and give it the names that it needs."""
+        code, guards = parse(run, name, part)
+        namespace.update(guards)
+        if LAST_RESULT in code.co_names:
+            namespace[LAST_RESULT] = self._set_last_result
+        return code
+
+    def _run_statements(self, run: RunScript, name: str, namespace: dict[str, Any]) -> None:
+        """Run a script whose text comes in parts."""
+
+        def compiled(source: str, part: Part) -> types.CodeType:
+            return self._compiled(dataclasses.replace(run, source=source), name, namespace, part)
+
+        def show(text: str) -> None:
+            SCRIPTS.texts[name] = text
+            surroundings.show_source(text, self._workspace, name)
+
+        assert self._fed is not None
+        self._fed.run(compiled, namespace, show)
 
     def _give_names(self, namespace: dict[str, Any], names: dict[str, Any]) -> None:
         """Define the sandbox's names, but for those that an earlier script of the session has given a value."""
@@ -270,86 +302,6 @@ class Runner:
                 stream.flush()
             except BaseException:  # the script may have replaced or closed it
                 pass
-
-
-class Denied(Exception):
-    """The lint profile refused the script."""
-
-    def __init__(self, error: dict[str, Plain]) -> None:
-        super().__init__(error["message"])
-        self.error = error
-
-
-def parse(run: RunScript, name: str = SCRIPT) -> tuple[types.CodeType, dict[str, Any]]:
-    """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
-        Denied: the lint profile found something.
-    """
-    if run.lint == "off":
-        tree = compile(run.source, name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, dont_inherit=True)
-        return _compiled(tree, lambda tree: compile(tree, name, "exec", TOP_LEVEL_AWAIT, dont_inherit=True)), {}
-    from toolcell_bridge.guest.lint import check, compile_tree
-
-    checked = check(run.source, run.lint, name)  # type: ignore[arg-type]
-    if checked.tree is None:
-        raise Denied(_denied(checked.findings))
-    return _compiled(checked.tree, lambda tree: compile_tree(tree, "exec", name, TOP_LEVEL_AWAIT)), checked.guards
-
-
-def _compiled(tree: Any, compiled: Callable[[Any], Any]) -> Any:
-    """Compile a script that keeps its last value."""
-    try:
-        return compiled(_keep_last_value(tree))
-    except SyntaxError as exc:
-        from toolcell_bridge.guest import top_level_return
-
-        if exc.msg != top_level_return.OUTSIDE:
-            raise
-        last = tree.body[-1]
-        if isinstance(last, _ast.Assign) and isinstance(last.value, _ast.Call):
-            called: Any = last.value.func
-            if isinstance(called, _ast.Name) and called.id == LAST_RESULT:
-                called.id = "set_result"
-        return top_level_return.compile_as_function(tree, LAST, exc, compiled)
-
-
-def _keep_last_value(tree: Any) -> Any:
-    """Keep the value of the expression that a script ends with under `LAST`."""
-    if tree.body and isinstance(tree.body[-1], _ast.Expr):
-        tree.body[-1] = _kept(tree.body[-1])
-    return tree
-
-
-def _kept(last: _ast.Expr) -> _ast.Assign:
-    """Turn the statement `last` into an assignment to `LAST`."""
-    called = last.value.func if isinstance(last.value, _ast.Call) else None
-    if isinstance(called, _ast.Name) and called.id == "set_result":
-        called.id = LAST_RESULT
-    name, kept = _ast.Name(LAST, _ast.Store()), _ast.Assign([], last.value)
-    kept.targets.append(name)
-    for node in (name, kept):
-        node.lineno, node.col_offset = last.lineno, last.col_offset
-        node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
-    return kept
-
-
-def _denied(findings: Any) -> dict[str, Plain]:
-    first = findings[0]
-    plain = [
-        {"line": each.line, "column": each.column, "rule": each.rule, "message": each.message} for each in findings[:50]
-    ]
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return {
-        "type": "Denied",
-        "message": f"{first.message}{more}",
-        "line": first.line,
-        "column": first.column,
-        "traceback": "\n".join(f"line {each['line']}, column {each['column']}: {each['message']}" for each in plain),
-        "findings": plain,
-        "denied": True,
-    }
 
 
 def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:

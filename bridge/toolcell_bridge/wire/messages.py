@@ -67,6 +67,27 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceParts:
+    """Host: the text of the next script comes in parts, after its `RunScript`."""
+
+    ahead: dict[str, Plain]
+    """Tools whose calls may be named ahead with `CallAhead`, and the names of their parameters in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPart:
+    """Host: a part of the script's text. It takes the place of everything from `start` on."""
+
+    start: int
+    """In characters of the whole text. Less than what was sent before: that text was retracted."""
+    text: str
+    last: bool
+    """The text is whole."""
+    problem: str
+    """Why the text that follows cannot be sent; empty when it can. Such a part is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolReturn:
     """Host: the tool called by `CallTool` of this id returned."""
 
@@ -163,6 +184,34 @@ class FileProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class CallAhead:
+    """Guest: a statement that was received and has not run yet makes this call. There is no answer to it."""
+
+    name: str
+    args: dict[str, Plain]
+    line: int | None
+    """Line of the script that will call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartRetracted:
+    """Guest: a part took back text that had run already. Sent once for each part that takes text back."""
+
+    start: int
+    end: int
+    """In characters of the text that was retracted. Both are 0 when none of it had run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Guest: so far has the text of the script run. Sent when the guest waits for more of it, and before `Done`."""
+
+    statements: int
+    line: int
+    """Last line of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leftover:
     """Guest: this still ran after the script. Only in a sandbox that stays, before `Done`."""
 
@@ -184,9 +233,10 @@ class Done:
     """What stopped the script, as plain data with the keys of the host's `ErrorInfo`."""
 
 
-HostMessage: TypeAlias = RunScript | PutFile | Stay | ToolReturn | ToolFail
+HostMessage: TypeAlias = RunScript | PutFile | Stay | AnnounceParts | ScriptPart | ToolReturn | ToolFail
 GuestMessage: TypeAlias = (
-    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover
+    Hello | CallTool | CancelCall | Log | Progress | Result | FilePart | FileProblem | Done | Leftover | CallAhead
+    | PartRetracted | Ran
 )  # fmt: skip
 Message: TypeAlias = HostMessage | GuestMessage
 
@@ -196,6 +246,8 @@ TAGS: Final[dict[int, type[Message]]] = {
     3: ToolReturn,
     4: ToolFail,
     6: Stay,
+    7: AnnounceParts,
+    8: ScriptPart,
     16: Hello,
     17: CallTool,
     18: CancelCall,
@@ -206,6 +258,9 @@ TAGS: Final[dict[int, type[Message]]] = {
     23: FileProblem,
     24: Done,
     25: Leftover,
+    26: CallAhead,
+    27: PartRetracted,
+    28: Ran,
 }
 """First element of each message on the wire. A tag is never reused. Tag 5 is reserved: it interrupts a run."""
 
@@ -213,6 +268,8 @@ FIRST_GUEST_TAG: Final = 16
 """Tags from here on are messages of the guest."""
 
 SAID: Final[dict[tuple[type[Any], str], str]] = {
+    (AnnounceParts, "ahead"): "parameters",
+    (CallAhead, "args"): "arguments",
     (CallTool, "args"): "arguments",
     (Progress, "value"): "progress",
     (Result, "value"): "result",

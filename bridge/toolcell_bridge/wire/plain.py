@@ -48,7 +48,9 @@ def pack_value(value: object, what: str = "value") -> Any:
     return PackedValue(value, what)
 
 
-def check_plain(value: object, what: str = "value", spent: int = 0, most: int = MAX_ELEMENTS) -> int:
+def check_plain(
+    value: object, what: str = "value", spent: int = 0, most: int = MAX_ELEMENTS, deepest: int = MAX_DEPTH
+) -> int:
     """Check exact types, depth and number of elements at C speed, level by level; return `spent` plus elements.
 
     Does not check the size of ints and the validity of text: msgpack neither reads nor writes bad ones.
@@ -75,23 +77,25 @@ def check_plain(value: object, what: str = "value", spent: int = 0, most: int = 
     depth = 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueTooLarge(what, depth, MAX_DEPTH, "levels deep")
+        if depth > deepest:
+            raise ValueTooLarge(what, depth, deepest, "levels deep")
         check = _check_few if len(level) <= _FEW_CONTAINERS else _check_containers
         level, spent = check(level, what, spent, most)
     return spent
 
 
-def check_plain_in_steps(value: object, what: str, spent: int, most: int) -> Generator[None, None, int]:
+def check_plain_in_steps(
+    value: object, what: str, spent: int, most: int, deepest: int = MAX_DEPTH
+) -> Generator[None, None, int]:
     """Do what `check_plain` does, in steps."""
     if type(value) not in _CONTAINERS:
-        return check_plain(value, what, spent, most)
+        return check_plain(value, what, spent, most, deepest)
     level: list[Any] = [value]
     depth = 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueTooLarge(what, depth, MAX_DEPTH, "levels deep")
+        if depth > deepest:
+            raise ValueTooLarge(what, depth, deepest, "levels deep")
         below: list[Any] = []
         for start in range(0, len(level), _STEP_CONTAINERS):
             yield

@@ -15,10 +15,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from toolcell.audit.config import AuditConfig, ToolContent
+    from toolcell.audit.filters import Filter
     from toolcell.audit.keys import Ed25519Signer, HmacKey, Signer, Verifier, load_signer, load_verifier
     from toolcell.audit.log import AuditLog
     from toolcell.audit.otel import SpanSink
-    from toolcell.audit.query import Filter, Index
+    from toolcell.audit.query import Index
     from toolcell.audit.reader import RecordedCall, RecordedRun
     from toolcell.audit.recorder import Recorder
     from toolcell.audit.sinks import AuditEvent, Sink
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
+        "toolcell.audit.filters",
         "toolcell.audit.query",
         "toolcell.audit.reader",
         "toolcell.audit.keys",

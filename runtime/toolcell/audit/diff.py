@@ -30,6 +30,7 @@ HOST_OUTCOMES: Final = frozenset(
             Outcome.HOST_WORK_LIMIT,
             Outcome.PROCESS_LIMIT,
             Outcome.KILLED,
+            Outcome.LOST,
             Outcome.PROTOCOL_ERROR,
         ),
     )

@@ -343,6 +343,11 @@ def _read_file(path: Path, offset: int, most: int) -> bytes:
         raise AuditError(f"cannot read {path}: {why}") from exc
 
 
+def _below(log: Path) -> str:
+    found = next(iter(sorted(log.glob(f"*/{LOG_FILE}"))), None)
+    return f"; a service keeps one for each tenant: take {found.parent}" if found else ""
+
+
 def read_log_id(log: Path) -> str:
     """Return the id that the log in this directory was given when it was created.
 
@@ -356,7 +361,7 @@ def read_log_id(log: Path) -> str:
             raise ValueError(f"{found!r:.60} is no id of a log")
         return str(found)
     except FileNotFoundError as exc:
-        raise BadInput(f"there is no audit log in {log}") from exc
+        raise BadInput(f"there is no audit log in {log}{_below(log)}") from exc
     except NotADirectoryError as exc:
         why = "is a file, and a log is a directory; a receipt is read by `toolcell audit verify` alone"
         raise BadInput(f"{log} {why}") from exc

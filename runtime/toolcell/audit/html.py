@@ -59,7 +59,7 @@ def to_html(
     run: RecordedRun, trust: str, *, redactions: Iterable[Mapping[str, Any]] = (), log: str = "", made_ns: int = 0
 ) -> str:
     """Return the page. `redactions` are what `Index.redactions_of` returned, as plain data."""
-    calls = _calls(run)
+    calls = shown_calls(run)
     css, trust_text = TRUST_TEXTS[trust]
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
@@ -74,14 +74,14 @@ def to_html(
             trust_class=css,
             trust_text=trust_text,
             made_at=time_of(made_ns),
-            facts=[*_facts(run), ("log", log)],
-            redactions=[_redaction(each) for each in redactions],
-            lines=_lines(run, calls),
+            facts=[*shown_facts(run), ("log", log)],
+            redactions=[shown_redaction(each) for each in redactions],
+            lines=shown_lines(run, calls),
             calls=[*calls.values()],
-            span=f"{_end_ns(run) / 1e6 - run.started_ns / 1e6:.3f} ms",
-            output=_output(run),
-            results=[*_results(run)],
-            files=_files(run),
+            span=f"{end_ns(run) / 1e6 - run.started_ns / 1e6:.3f} ms",
+            output=shown_output(run),
+            results=[*shown_results(run)],
+            files=shown_files(run),
         )
     )
 
@@ -95,12 +95,12 @@ def _environment() -> Environment:
         loader=PackageLoader("toolcell.audit"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=visible,
         trim_blocks=False,
     )
 
 
-def _visible(value: object) -> object:
+def visible(value: object) -> object:
     """Spell out what a browser hides, reorders or cannot encode."""
     return value if hasattr(value, "__html__") else for_terminal(str(value))
 
@@ -120,52 +120,52 @@ def _style() -> str:
 # What is shown
 
 
-def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
+def shown_facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     yield "outcome", run.outcome
     yield "started", time_of(run.started_ns)
     if run.ended_ns is not None:
         yield "ended", time_of(run.ended_ns)
     yield "chain", f"{run.chain}, record {run.seq}"
     for name, value in run.who.items():
-        yield f"for {name}", _text(value)
+        yield f"for {name}", shown_text(value)
     for name in ("limits", "policy", "isolation"):
         if run.kind == "code" and (value := getattr(run, name)):
-            yield name, _text(value)
+            yield name, shown_text(value)
     if run.definitions:
         yield "tools", ", ".join(str(each[0]) for each in run.definitions)
     if run.start.get("inputs") is not None:
-        yield "inputs", _text(run.start["inputs"])
-    if digest := run.start.get("sha256"):
+        yield "inputs", shown_text(run.start["inputs"])
+    if digest := run.sha256:
         yield "script", f"sha256 {digest}"
     if usage := run.end.get("usage"):
-        yield "used", _text(usage)
+        yield "used", shown_text(usage)
     yield from _notes(run.start.get("more"))
     yield from _notes(run.end.get("more"))
 
 
 def _notes(more: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
     """Say what was cut, redacted or left out."""
-    yield from ((name.replace("_", " "), _text(value)) for name, value in (more or {}).items())
+    yield from ((name.replace("_", " "), shown_text(value)) for name, value in (more or {}).items())
 
 
-def _redaction(each: Mapping[str, Any]) -> str:
+def shown_redaction(each: Mapping[str, Any]) -> str:
     reason = f": {each['reason']}" if each["reason"] else ""
     parts = ", ".join(each["parts"])
     return f"{time_of(each['at_ns'])} {each['by']} removed {parts} of record {each['seq']}{reason}"
 
 
-def _text(value: Any) -> str:
+def shown_text(value: Any) -> str:
     """Return a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False, indent=1)
 
 
-def _end_ns(run: RecordedRun) -> int:
+def end_ns(run: RecordedRun) -> int:
     times = [run.ended_ns or 0, *(call.ended_ns or call.started_ns for call in run.calls)]
     return max(run.started_ns + 1, *times)
 
 
-def _calls(run: RecordedRun) -> dict[int, ShownCall]:
-    span = _end_ns(run) - run.started_ns
+def shown_calls(run: RecordedRun) -> dict[int, ShownCall]:
+    span = end_ns(run) - run.started_ns
     return {call.number: _call(call, run.started_ns, span) for call in run.calls}
 
 
@@ -185,16 +185,16 @@ def _parts(call: RecordedCall) -> Iterable[tuple[str, str]]:
         f"in call {call.parent}" if call.parent else "",
     ]
     yield "origin", ", ".join(each for each in about if each)
-    yield "arguments", _text(call.args)
+    yield "arguments", shown_text(call.args)
     yield from _notes(call.start_extra)
     if call.code:
         yield "failure", call.code
     elif call.is_finished:
-        yield "answer", _text(call.value)
+        yield "answer", shown_text(call.value)
     yield from _notes(call.end_extra)
 
 
-def _lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
+def shown_lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
     if run.source is None:
         return []
     by_line: dict[int | None, list[ShownCall]] = {}
@@ -207,23 +207,23 @@ def _lines(run: RecordedRun, calls: Mapping[int, ShownCall]) -> list[ShownLine]:
     ]
 
 
-def _output(run: RecordedRun) -> list[tuple[str, str]]:
+def shown_output(run: RecordedRun) -> list[tuple[str, str]]:
     logs = run.end.get("logs") or ()
     texts = {stream: "".join(text for each, text in logs if each == stream) for stream in ("stdout", "stderr")}
     others = [("printed elsewhere", text) for stream, text in logs if stream not in texts]
     return [(f"Printed to {stream}", text) for stream, text in texts.items() if text] + others
 
 
-def _results(run: RecordedRun) -> Iterable[tuple[str, str]]:
+def shown_results(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if run.end.get("has_value"):
-        yield "Result", _text(run.end["value"])
+        yield "Result", shown_text(run.end["value"])
     if error := run.end.get("error"):
-        yield "Error", _text(error)
+        yield "Error", shown_text(error)
     if not run.end:
         yield "End", "No end is recorded: the run is under way, or its host was killed."
 
 
-def _files(run: RecordedRun) -> list[tuple[Any, ...]]:
+def shown_files(run: RecordedRun) -> list[tuple[Any, ...]]:
     given = [(name, "given", size, sha256, "") for name, size, sha256, _ in run.start.get("files") or ()]
     returned = run.end.get("files") or ()
     made = [

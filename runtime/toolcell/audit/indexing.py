@@ -27,8 +27,9 @@ from toolcell.audit.format import GENESIS, MAGIC, begun_segments, chain_director
 from toolcell.audit.reader import UNFINISHED, Damage, StoredRecord, split_records
 from toolcell.audit.titles import title_of
 from toolcell.errors import AuditError
+from toolcell.packing import text_digest
 
-VERSION: Final = 7
+VERSION: Final = 8
 """Of the tables. An index of another version is rebuilt."""
 
 _TABLES: Final = """
@@ -50,7 +51,8 @@ CREATE TABLE runs (
     peak_memory_bytes INTEGER, stretch INTEGER, last_seq INTEGER, is_split INTEGER, PRIMARY KEY (chain, seq)
 );
 CREATE INDEX runs_by_id ON runs (id);
-CREATE INDEX runs_by_time ON runs (started_ns);
+CREATE INDEX runs_by_time ON runs (started_ns, seq, chain);
+CREATE INDEX runs_by_outcome ON runs (outcome, started_ns, seq, chain);
 CREATE TABLE calls (
     chain TEXT, run INTEGER, number INTEGER, tool TEXT, origin TEXT, status TEXT, code TEXT, duration_us INTEGER,
     PRIMARY KEY (chain, run, number)
@@ -321,6 +323,9 @@ class Indexer:
             "WHERE chain = ? AND seq = ?",
             (at_ns, _storable(fields["outcome"]), *measured, chain, run),
         )
+        if source := (fields["more"] or {}).get("source"):  # of a script that came in parts
+            told = (text_digest(source), _storable(title_of(source)), chain, run)
+            self._db.execute("UPDATE runs SET sha256 = ?, title = ? WHERE chain = ? AND seq = ?", told)
 
     _ADD: Final = {
         records.RUN_STARTED: _add_run_started,

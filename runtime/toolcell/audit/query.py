@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from toolcell.audit.filters import NEWEST_FIRST, Filter, conditions
 from toolcell.audit.format import read_log_id, segment_path
 from toolcell.audit.indexing import Indexer, open_index
 from toolcell.audit.keys import Verifier, by_id
@@ -39,26 +40,6 @@ BROKEN: Final = "broken"
 """Its records are not what was signed, or some are missing, or stand in another place."""
 
 TRUSTS: Final = (VERIFIED, UNSIGNED, UNVERIFIED, BROKEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Selects runs. A field that is None selects all."""
-
-    since_ns: int | None = None
-    until_ns: int | None = None
-    outcome: str | None = None
-    tool: str | None = None
-    """Name or glob of a tool that the run called."""
-    sha256: str | None = None
-    """Beginning of the script's digest."""
-    session: str | None = None
-    """Thread, chat or channel that the run belongs to, or its parent run."""
-    user: str | None = None
-    trust: str | None = None
-    """verified, unsigned, unverified or broken."""
-    limit: int | None = 50
-    """Select only this many of the newest runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,15 +216,19 @@ class Index:
 
     # Queries
 
+    def select(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of ours over the index's tables."""
+        return self._db.execute(query, tuple(values)).fetchall()
+
     def runs(self, wanted: Filter | None = None) -> list[RunSummary]:
         """Return the runs that a filter selects, oldest first."""
         wanted = wanted or Filter()
         return list(itertools.islice(self._newest_first(wanted), wanted.limit))[::-1]
 
     def _newest_first(self, wanted: Filter) -> Iterator[RunSummary]:
-        where, values = _conditions(wanted)
+        where, values = conditions(wanted)
         limit = f" LIMIT {int(wanted.limit)}" if wanted.limit is not None and wanted.trust is None else ""
-        query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY started_ns DESC, seq DESC{limit}"
+        query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE {where} ORDER BY {NEWEST_FIRST}{limit}"
         for row in self._db.execute(query, values).fetchall():
             summary = self._summary(row)
             if wanted.trust in (None, summary.trust):
@@ -253,7 +238,7 @@ class Index:
         """Return how many runs a filter selects, whatever its limit."""
         if wanted.trust is not None:
             return sum(1 for _ in self._newest_first(wanted))
-        where, values = _conditions(wanted)
+        where, values = conditions(wanted)
         (count,) = self._db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()
         return int(count)
 
@@ -337,7 +322,7 @@ class Index:
 
     def stats(self, wanted: Filter | None = None) -> dict[str, Any]:
         """Shape: {"runs", "trust", "outcomes", "days": {name: n}, "tools": [...], "wall_s", "cpu_s", "scripts"}."""
-        where, values = _conditions(wanted or Filter())
+        where, values = conditions(wanted or Filter())
         chosen = f"FROM runs WHERE {where}"
         total, wall_s, cpu_s, scripts = self._db.execute(
             f"SELECT count(*), total(wall_s), total(cpu_s), count(DISTINCT sha256) {chosen}", values
@@ -370,21 +355,3 @@ def shared_digests(found: list[StoredRecord]) -> list[str]:
     """Return the digests of the settings and tools that a run's first record names."""
     fields = found[0].record.fields if found else {}
     return [digest for name in ("terms", "tools") if (digest := fields.get(name))]
-
-
-def _conditions(wanted: Filter) -> tuple[str, list[Any]]:
-    """Return a WHERE clause and its values. No text of a caller becomes SQL."""
-    rows: tuple[tuple[str, Any], ...] = (
-        ("started_ns >= ?", wanted.since_ns),
-        ("started_ns < ?", wanted.until_ns),
-        ("outcome = ?", wanted.outcome),
-        ("user = ?", wanted.user),
-        ("session = ?", wanted.session),
-        ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
-        (
-            "EXISTS (SELECT 1 FROM calls WHERE calls.chain = runs.chain AND calls.run = runs.seq AND tool GLOB ?)",
-            wanted.tool,
-        ),
-    )
-    chosen = [(text, value) for text, value in rows if value is not None]
-    return " AND ".join(["1", *(text for text, _ in chosen)]), [value for _, value in chosen]

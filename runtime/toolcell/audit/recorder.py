@@ -19,7 +19,7 @@ from toolcell import daemon_threads
 from toolcell.audit import cutting, records
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
-from toolcell.audit.run_record import RunRecord
+from toolcell.audit.run_record import FedText, RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.packing import text_digest, value_digest
 from toolcell.tools.catalogue import returns_of
@@ -98,12 +98,13 @@ class Recorder:
         files: Sequence[Any] = (),
         sandbox: Sandbox | None = None,
         environment: Mapping[str, Any] | None = None,
+        feed: FedText | None = None,
     ) -> RunRecord:
-        """Record that a script is about to run. `files` are its `file_entries`."""
+        """Record that a script is about to run. `files` are its `file_entries`. The end has the text of a `feed`."""
         tools = self._tools(registry, message.tools) if message.tools else None
         settings = self._settings(limits, policy, sandbox, environment or {})
         sandbox_id = sandbox.id if sandbox is not None else None
-        return self._begin(context, CODE, message, files, tools, settings, sandbox_id)
+        return self._begin(context, CODE, message, files, tools, settings, sandbox_id, feed)
 
     async def run_observer(
         self,
@@ -114,6 +115,7 @@ class Recorder:
         context: RunContext,
         policy: Policy,
         environment: Mapping[str, Any],
+        feed: FedText | None = None,
     ) -> AuditRunObserver:
         """Return the observer of a script's run, which begins its record when the script was sent."""
         entries = await self.file_entries(files, context) if files else []
@@ -127,6 +129,7 @@ class Recorder:
                 files=entries,
                 sandbox=sandbox,
                 environment=environment,
+                feed=feed,
             )
         )
 
@@ -150,6 +153,7 @@ class Recorder:
         tools: _Shared | None = None,
         settings: _Shared | None = None,
         sandbox_id: str | None = None,
+        feed: FedText | None = None,
     ) -> RunRecord:
         redactor = self._redactor_of(context.secrets)
         for shared in (tools, settings):
@@ -158,16 +162,17 @@ class Recorder:
         own: tuple[Any, ...] = (None, None, None)
         if message is not None:
             inputs = message.inputs
-            script = (message.source, text_digest(message.source), inputs, value_digest(inputs) if inputs else None)
+            text = (message.source, text_digest(message.source)) if feed is None else (None, None)
+            script = (*text, inputs, value_digest(inputs) if inputs else None)
             own = (message.lint, message.seed, message.clock)
         fields: tuple[Any, ...] = (
             self._new_id(context), kind, *script, [*files], tools and tools.digest,
-            settings and settings.digest, *own, sandbox_id, _who(context), {},
+            settings and settings.digest, *own, sandbox_id, _who(context), {} if feed is None else {"fed": True},
         )  # fmt: skip
         run = self.log.append(records.RUN_STARTED, 0, fields, redactor)
         for shared in (tools, settings):
             self._write_shared(shared)  # again, if this record began a new segment
-        return RunRecord(self.log, self._content_of, run, context, redactor)
+        return RunRecord(self.log, self._content_of, run, context, redactor, feed)
 
     def _write_shared(self, shared: _Shared | None) -> None:
         """Write tools or settings, unless the open segment holds them already."""
@@ -265,6 +270,7 @@ def _who(context: RunContext) -> dict[str, Any]:
         "channel": context.channel,
         "chat": context.chat_id,
         "session": context.session_id,
+        "item": context.item,
         "depth": context.depth,
         "dry_run": context.dry_run.key if context.dry_run is not None else "",
     }

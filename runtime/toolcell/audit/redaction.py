@@ -51,6 +51,11 @@ class Redaction:
         return hashlib.sha256(self.body).digest()
 
 
+def _has_source(more: Any) -> bool:
+    """Whether the end of a run has its script, because that came in parts."""
+    return bool({"source", "source_cut", "retracted"}.intersection(more or ()))
+
+
 def plan(found: Iterable[StoredRecord], parts: Collection[str], calls: Collection[int] = ()) -> list[Redaction]:
     """Decide which records of a run are to hold what. `calls` are the numbers of the calls meant; empty: all of them.
 
@@ -61,6 +66,8 @@ def plan(found: Iterable[StoredRecord], parts: Collection[str], calls: Collectio
     for stored in found:
         record = stored.record
         chosen = sorted(parts_of(record.kind).intersection(REMOVABLE if ALL in parts else parts), key=REMOVABLE.index)
+        if record.kind == records.RUN_ENDED and not _has_source(record.fields["more"]):
+            chosen = [part for part in chosen if part != "source"]
         is_other_call = record.kind in _CALLS and calls and record.fields["number"] not in calls
         if not chosen or is_other_call or (calls and record.kind not in _CALLS):
             continue

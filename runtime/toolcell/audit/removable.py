@@ -70,6 +70,7 @@ _PARTS: Final[dict[str, dict[str, tuple[_Blank, str]]]] = {
     "run_ended": {
         "files": (_without_returned_files, "files_cut"),
         "value": (_without("value", "value_sha256", extras=("value_cut",)), "value_cut"),
+        "source": (_without(extras=("source", "source_cut", "retracted", "retracted_cut")), "source_cut"),
         "output": (_without("logs", extras=("logs_cut",)), "logs_cut"),
         "error": (_without_error, "error_cut"),
     },

@@ -19,6 +19,7 @@ from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
+from toolcell.eager import ByStatement
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.packing import text_digest
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
@@ -135,7 +136,7 @@ async def replay(
     tools = AnsweringTools(run, answers or {}, until, on_call, comparison)
     limits, key = runtime_options(run)["limits"], str(run.who.get("dry_run") or "")
     result = await runtime.execute_code(
-        script,
+        ByStatement(script) if run.is_fed else script,
         inputs=_inputs(run, inputs),
         files=_files(run, files),
         tools=tools,
@@ -328,13 +329,17 @@ def _script(run: RecordedRun, source: str | None) -> tuple[str, tuple[str, ...]]
         if (run.start["more"] or {}).get("redacted"):
             notes.append("the recorded script, or its inputs, had secrets taken out")
         return run.source, tuple(notes)
-    if run.start["sha256"] not in (text_digest(source), text_digest(cleaned(source))):
+    if run.sha256 not in (
+        text_digest(source),
+        text_digest(cleaned(source)),
+    ):
         notes.append("this is not the script that was recorded")
     return source, tuple(notes)
 
 
 def _why_missing(run: RecordedRun, note: str) -> str:
-    why = (run.start["more"] or {}).get(note, {}).get("why")
+    more = (run.start["more"] or {}) | ((run.end.get("more") or {}) if run.is_fed else {})
+    why = more.get(note, {}).get("why")
     return "was redacted" if why == "redacted" else "was too large to be recorded"
 
 

@@ -9,12 +9,13 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
+from toolcell.eager import EagerReport
 from toolcell.errors import AuditError
 from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
@@ -33,12 +34,21 @@ MAX_CAUSES = 8
 MAX_FRAMES = 30
 
 
+class FedText(Protocol):
+    """The text of a script that comes in parts."""
+
+    @property
+    def sent(self) -> str:
+        """What the guest has of it."""
+        ...
+
+
 class RunRecord:
     """The records of one run that still runs."""
 
     __slots__ = (
-        "_calls", "_content_of", "_context", "_failed_calls", "_log", "_next_observer", "_numbers", "_observed",
-        "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
+        "_calls", "_content_of", "_context", "_failed_calls", "_feed", "_log", "_next_observer", "_numbers",
+        "_observed", "_redactor", "_run", "_unwritten_ends", "lines", "problem", "writes_ends_later",
     )  # fmt: skip
 
     def __init__(
@@ -48,8 +58,10 @@ class RunRecord:
         run: int,
         context: RunContext,
         redactor: Redactor,
+        feed: FedText | None = None,
     ) -> None:
         self._log = log
+        self._feed = feed
         self._content_of = content_of
         self._run = run
         self._redactor = redactor
@@ -204,14 +216,31 @@ class RunRecord:
             _error_fields(result.error) if result.error is not None else None,
             _usage_fields(result.usage),
             [self._calls, self._failed_calls],
-            {"lint": result.isolation.lint} if result.isolation.lint != "off" else {},
+            ({"lint": result.isolation.lint} if result.isolation.lint != "off" else {}) | self._fed(result.eager),
         )
         if self.problem is not None:
             raise self.problem
 
     def end_calls(self, outcome: str = "ok", error: Mapping[str, Any] | None = None) -> None:
         """Record the end of a run that has no result: one without a sandbox, or one that the host ended."""
-        self._end(outcome, None, False, None, [], [0, 0, False], [], error, {}, [self._calls, self._failed_calls], {})
+        self._end(
+            outcome, None, False, None, [], [0, 0, False], [], error, {}, [self._calls, self._failed_calls], self._fed()
+        )
+
+    def _fed(self, report: EagerReport | None = None) -> dict[str, Any]:
+        """Return the text of a script that came in parts: it is known when the run is over."""
+        if self._feed is None:
+            return {}
+        told: dict[str, Any] = {"source": self._feed.sent}
+        if report is not None:
+            lines = [[each.first_line, each.last_line, each.text] for each in report.retracted]
+            told["eager"] = {
+                "statements": report.statements, "line": report.line, "retracted": len(lines),
+                "early_calls": report.early_calls, "hits": report.hits,
+            }  # fmt: skip
+            if lines:
+                told["retracted"] = lines
+        return told
 
     def failed(self, exc: BaseException) -> None:
         """Record that an exception of the host ended the run. Logs an `AuditError`: the caller re-raises its own."""

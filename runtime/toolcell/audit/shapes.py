@@ -111,7 +111,16 @@ def table(**shapes: Shape) -> Shape:
 _tool = one_of(row(text, optional(text), anything), row(text, optional(text), anything, anything))
 _cut = table(why=text)
 _more = optional(
-    mapping(args_cut=_cut, value_cut=_cut, source_cut=_cut, inputs_cut=_cut, logs_cut=_cut, coerced=each(anything))
+    mapping(
+        args_cut=_cut,
+        value_cut=_cut,
+        source_cut=_cut,
+        inputs_cut=_cut,
+        logs_cut=_cut,
+        coerced=each(anything),
+        source=text,
+        retracted=each(row(whole, whole, text)),
+    )
 )
 _limits = table(wall_s=number, cpu_s=number, memory_bytes=integer, tool_calls=integer)
 _isolation = mapping(backend=text, layers=mapping(), environment=mapping(packages=each(text), preload=each(text)))

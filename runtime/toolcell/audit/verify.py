@@ -5,7 +5,7 @@ A table in docs/audit.md says which changes can be found, which cannot, and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,10 @@ WRONG_LOG = "wrong_log"
 
 PRUNED_MEANWHILE, ROTATED_MEANWHILE = 5, 1000
 """How often a check looks again at a chain that is pruned, and that is rotated, while it is checked."""
+
+
+def ignored(size: int) -> None:
+    """Take no notice of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,13 @@ def verify(
     heads: Iterable[Head] | None = None,
     witnesses: Iterable[Witness] = (),
     strict: bool = False,
+    on_bytes: Callable[[int], object] = ignored,
 ) -> Report:
     """Check a whole log with the keys it may be signed with.
 
     `heads` give the length that its chains had; the default is the heads that its writer saved on this machine. With
     `strict`, a chain that its writer did not close is a finding instead of a note. Each of the `witnesses` must know
-    the log, and all that the log says it was shown.
+    the log, and all that the log says it was shown. `on_bytes` is told the size of each segment that was checked.
 
     Raises:
         AuditError: there is no log in `directory`, or it cannot be read.
@@ -122,7 +127,7 @@ def verify(
     checks: dict[str, ChainCheck] = {}
     for path in chain_directories(Path(directory)):
         own = [head for head in wanted if head.chain == path.name]
-        checks[path.name] = check = check_chain(path, report.log, keys, own)
+        checks[path.name] = check = check_chain(path, report.log, keys, own, on_bytes)
         _check_heads(check, own, keys)
     for check in checks.values():
         _compare_with_left(check, checks)
@@ -254,7 +259,13 @@ def _compare_prunings(log: Path, checks: Mapping[str, ChainCheck]) -> None:
             other.findings.append(Finding(BAD_PRUNE_RECORD, name, last, None, None, message))
 
 
-def check_chain(path: Path, log: str, keys: Mapping[str, Verifier], heads: Iterable[Head] = ()) -> ChainCheck:
+def check_chain(
+    path: Path,
+    log: str,
+    keys: Mapping[str, Verifier],
+    heads: Iterable[Head] = (),
+    on_bytes: Callable[[int], object] = ignored,
+) -> ChainCheck:
     """Check one chain from its beginning, or from its prune record, to its end.
 
     The chain may be written, rotated and pruned meanwhile: segments that appear are read too, and when segments were
@@ -267,7 +278,7 @@ def check_chain(path: Path, log: str, keys: Mapping[str, Verifier], heads: Itera
         _check_prune_record(pruned, path, check)
         removed = 0 if pruned is None or isinstance(pruned, AuditError) else pruned.last_segment
         try:
-            _check_segments(path, check, removed)
+            _check_segments(path, check, removed, on_bytes)
         except AuditError as exc:  # the directory itself
             check.report_unreadable(removed + 1, str(exc))
         if str(_prune_record_of(path)) == str(pruned):
@@ -276,7 +287,7 @@ def check_chain(path: Path, log: str, keys: Mapping[str, Verifier], heads: Itera
     return check
 
 
-def _check_segments(path: Path, check: ChainCheck, removed: int) -> None:
+def _check_segments(path: Path, check: ChainCheck, removed: int, on_bytes: Callable[[int], object]) -> None:
     """Check the segments after `removed`. A segment that ends with `rotated` has a successor, so look again for it."""
     found = begun_segments(path, removed)
     leftover = [number for number in found if number <= removed]
@@ -287,7 +298,9 @@ def _check_segments(path: Path, check: ChainCheck, removed: int) -> None:
         for number, segment in found.items():
             if number > last:
                 try:
-                    check.check_segment(number, read_segment_file(segment))
+                    data = read_segment_file(segment)
+                    check.check_segment(number, data)
+                    on_bytes(len(data))
                 except AuditError as exc:
                     check.report_unreadable(number, str(exc))
                 last = number

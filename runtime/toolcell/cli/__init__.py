@@ -26,6 +26,10 @@ COMMANDS: dict[str, str] = {
     "tools": "List the tools of a file or module as a model would see them.",
     "schedule": "List scheduled actions, and make those that are due.",
     "mcp": "Serve execute_code and your tools to MCP clients.",
+    "serve": "Serve sandboxes and tools over HTTP to agents elsewhere.",
+    "tokens": "Make, list, rotate and revoke tokens of the callers of serve.",
+    "top": "Watch what a service does: runs, sandboxes, calls per second.",
+    "ui": "Look at recorded runs in a browser.",
     "audit": "List, show, verify, export and replay what scripts did.",
     "images": "Build, list and check the images of the Docker backend.",
 }

@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from toolcell.audit import keys
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
 from toolcell.audit.key_ranges import retired_keys
-from toolcell.audit.query import TRUSTS, Filter
+from toolcell.audit.query import TRUSTS
 from toolcell.audit.reader import UNFINISHED
 from toolcell.audit.run_record import ABORTED
 from toolcell.errors import AuditError, UsageError

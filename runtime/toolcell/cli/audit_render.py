@@ -177,7 +177,7 @@ def _facts(run: RecordedRun) -> Iterable[tuple[str, str]]:
     if run.kind == "code":
         policy = run.policy
         yield "repeat", f"seed {policy['seed']}, clock {policy['clock']}, hash seed {policy.get('hash_seed')}"
-        yield "script", f"sha256 {run.start['sha256']}"
+        yield "script", f"sha256 {run.sha256}"
     if run.start.get("inputs"):
         yield "inputs", as_json(run.start["inputs"])
     for name, length, sha256, _ in run.start.get("files") or ():

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit.diff import MISSING_CALL
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.filters import Filter
+from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.cli import exits
 from toolcell.cli.arguments import parse_inputs, read_files, read_script

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from toolcell.audit.events import lines_of, unreadable_line
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import BadInput
-from toolcell.audit.query import UNSIGNED, Filter, Index, RunSummary
+from toolcell.audit.query import UNSIGNED, Index, RunSummary
 from toolcell.audit.reader import UNFINISHED
 from toolcell.audit.run_diff import RunChange, compare_runs
 from toolcell.audit.search import Match, Searched, search

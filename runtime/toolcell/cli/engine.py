@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from toolcell.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
 
 LOCAL = "unix:///var/run/docker.sock"
 
@@ -26,7 +26,7 @@ def host() -> str:
 
 
 @contextmanager
-def engine() -> Iterator[Client]:
+def engine() -> Iterator[EngineClient]:
     """Connect to the engine. The client library is slow to import, so it is not imported when the socket is missing.
 
     Raises:
@@ -35,9 +35,9 @@ def engine() -> Iterator[Client]:
     where = host()
     if where.startswith("unix://") and _is_missing(Path(where.removeprefix("unix://"))):
         raise SandboxUnavailable(f"there is no container engine at {where}: {GET_ENGINE}")
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
 
-    client = Client.connect_now()
+    client = EngineClient.connect_now()
     try:
         yield client
     finally:

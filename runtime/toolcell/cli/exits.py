@@ -21,7 +21,7 @@ MEANINGS: dict[int, str] = {
     USAGE: "the command line, an input or the tools file is wrong; nothing ran",
     UNAVAILABLE: "no sandbox could be started: an isolation layer, a package or an MCP server is missing; nothing ran",
     LIMIT: "a limit ended the script: time, CPU, memory, output, processes or tool calls",
-    BROKEN: "the sandbox died, or broke the bridge protocol",
+    BROKEN: "the sandbox died or was lost, or broke the bridge protocol",
     INTERRUPTED: "interrupted by Ctrl-C, or a tool ended the run",
 }
 
@@ -37,6 +37,7 @@ BY_OUTCOME: dict[Outcome, int] = {
     Outcome.PROCESS_LIMIT: LIMIT,
     Outcome.CALL_LIMIT: LIMIT,
     Outcome.KILLED: BROKEN,
+    Outcome.LOST: BROKEN,
     Outcome.PROTOCOL_ERROR: BROKEN,
     Outcome.CANCELLED: INTERRUPTED,
     Outcome.UNAVAILABLE: UNAVAILABLE,

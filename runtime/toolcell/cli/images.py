@@ -15,7 +15,7 @@ from toolcell.cli.engine import engine
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.errors import UsageError
-from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference
+from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, service_image
 from toolcell.sandbox.docker.images.reference import ImageRef
 
 SUMMARY = """Build, list and check images for `backend="docker"`.
@@ -49,20 +49,32 @@ def build_image(
     mirror: Annotated[str, typer.Option(help="Debian mirror.")] = debian_base.MIRROR,
     data: Annotated[bool, typer.Option("--data", help="Also build python-data: numpy, pandas, and so on.")] = False,
     shell: Annotated[bool, typer.Option("--shell", help="Also build shell: a shell and small programs.")] = False,
+    service: Annotated[
+        bool, typer.Option("--service", help="Build the image of `toolcell serve`, and no other.")
+    ] = False,
     package: Annotated[
         list[str] | None,
-        typer.Option("--package", "-p", metavar="REQUIREMENT", help="Also build the image for Runtime(packages=...)."),
+        typer.Option(
+            "--package",
+            "-p",
+            metavar="REQUIREMENT",
+            help="Also build the image for Runtime(packages=...); with --service: that its scripts may import.",
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat every step instead of using cached stages.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the sandbox image. A build after an upgrade takes seconds and replaces the older image."""
+    """Build the sandbox image, or the service's. A build after an upgrade takes seconds and replaces the image."""
     if debian and base:
         raise UsageError("--base and --debian exclude each other: both say what to build on")
+    if service and (data or shell):
+        raise UsageError("--service builds one image: leave out --data and --shell")
 
     def work(watch: Watch) -> list[ImageRef]:
         with engine() as client:
             on = build.import_debian(client, suite=suite, mirror=mirror, report=watch.say) if debian else base
+            if service:
+                return [service_image.build_service(client, on, package or (), fresh=fresh, report=watch.say)]
             built = [build.build_python(client, on, fresh=fresh, report=watch.say)]
             if data:
                 built.append(build.build_data(client, built[0], fresh=fresh, report=watch.say))
@@ -166,8 +178,10 @@ def _show_images(found: list[ImageRef]) -> None:
     console, width = stdout(), max(len(each.tag) for each in found)
     for each in found:
         line = Text.assemble(safe(f"{each.tag:<{width}}", "cyan"), f"  {decimal(each.size_bytes):>9}  ")
-        line.append_text(safe(f"Python {each.python}  guest {each.guest_version}"))
-        line.append_text(safe("" if each.is_current else " (another one)", "yellow"))
+        line.append_text(safe(f"Python {each.python}"))
+        if each.has_guest:
+            line.append_text(safe(f"  guest {each.guest_version}"))
+            line.append_text(safe("" if each.is_current else " (another one)", "yellow"))
         console.print(line.append_text(safe(f"  {each.id.removeprefix('sha256:')[:12]}", "dim")))
         if each.packages:
             console.print(

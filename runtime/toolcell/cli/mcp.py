@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, closing, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import typer
@@ -75,7 +75,8 @@ class HttpFlags:
 
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""
-        from toolcell.mcp.http import StaticToken, http_app, listening, parse_address, serve_http
+        from toolcell.asgi import listening
+        from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 
         host, port = parse_address(self.http or "")
         token = self.token()
@@ -93,6 +94,9 @@ def register(app: typer.Typer, name: str) -> None:
 
 
 def mcp(
+    action: Annotated[
+        Literal["serve", "login"], typer.Argument(help="login: log in at the servers of --mcp and --mcp-config.")
+    ] = "serve",
     *,
     session: Annotated[
         bool, typer.Option("--session", help="Keep variables and files between the scripts of a client.")
@@ -112,6 +116,9 @@ def mcp(
     """
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("toolcell mcp needs the MCP SDK: pip install 'toolcell[mcp]'")
+    if action == "login":
+        anyio.run(_log_in, servers)
+        return
     make = partial(_options, settings, builtins, limits)
     if over_http.http is not None:
         with redirect_stdout(sys.stderr):
@@ -129,6 +136,20 @@ def mcp(
                 await serve_stdio(server, reader, writer)
 
         run_until_signal(serve)
+
+
+async def _log_in(servers: McpFlags) -> None:
+    """Connect with each server, asking a person to log in where it wants that, and keep the tokens.
+
+    Raises:
+        UsageError: no server is named.
+    """
+    registry = servers.with_registry(None)
+    if registry is None:
+        raise UsageError("toolcell mcp login: name a server, with --mcp NAME=URL or --mcp-config FILE")
+    async with servers.connected(registry, asks=True):
+        for name, client in registry.mcp_servers().items():
+            typer.echo(f"{name}: connected, {len(client.tool_names)} tools")
 
 
 def _options(settings: RuntimeFlags, builtins: BuiltinFlags, limits: Limits) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_CONFIG_BYTES = 1024 * 1024
 URL_SCHEMES = ("http://", "https://")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _FIELDS: Mapping[str, type] = {"command": str, "args": list, "env": dict, "cwd": str, "url": str, "headers": dict}
@@ -66,8 +69,10 @@ class McpFlags:
         return ToolRegistry()
 
     @asynccontextmanager
-    async def connected(self, registry: ToolRegistry | None) -> AsyncIterator[None]:
+    async def connected(self, registry: ToolRegistry | None, asks: bool | None = None) -> AsyncIterator[None]:
         """Connect with all servers at once, until the end of the block.
+
+        `asks`: whether a person is asked to log in where a server wants that. None: when there is a terminal.
 
         Raises:
             McpServerError: one cannot be started or reached.
@@ -77,12 +82,14 @@ class McpFlags:
         if registry is None or not servers:
             yield
             return
+        may_ask = sys.stdin.isatty() and sys.stderr.isatty() if asks is None else asks
         import anyio
 
         problems: list[Exception] = []
 
         async def connect(name: str, options: dict[str, Any]) -> None:
             try:
+                options = options | login_of(options, may_ask)
                 await registry.add_mcp_server(name, approve=self.mcp_approve, **options)
             except Exception as exc:
                 problems.append(exc)
@@ -97,6 +104,19 @@ class McpFlags:
         finally:
             with anyio.CancelScope(shield=True):
                 await registry.close()
+
+
+def login_of(options: Mapping[str, Any], may_ask: bool) -> dict[str, Any]:
+    """Return the login for a server at a URL, should it want one; none where a token is given, or would go in clear."""
+    url = urlsplit(options.get("url", ""))
+    is_safe = url.scheme == "https" or url.hostname in LOOPBACK
+    if not is_safe or "authorization" in (name.lower() for name in options.get("headers", ())):
+        return {}
+    try:
+        from toolcell.mcp.oauth import OAuth
+    except ImportError:
+        return {}  # `add_mcp_server` says what is not installed
+    return {"auth": OAuth(ask=may_ask)}
 
 
 def read_server(text: str) -> tuple[str, dict[str, Any]]:

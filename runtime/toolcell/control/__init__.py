@@ -9,8 +9,8 @@ __all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "E
 if TYPE_CHECKING:
     from toolcell.control.decisions import AlreadyMade, Deny, Edit
     from toolcell.control.draft import Draft
+    from toolcell.control.journal_config import JournalConfig
     from toolcell.control.steps_of_plans import PlanRows
-    from toolcell.control.store import JournalConfig
     from toolcell.effects import CommitResult, Effect
     from toolcell.tools.hooks import Approve
 else:
@@ -19,7 +19,7 @@ else:
         "toolcell.control.decisions",
         "toolcell.control.draft",
         "toolcell.control.steps_of_plans",
-        "toolcell.control.store",
+        "toolcell.control.journal_config",
         "toolcell.effects",
         "toolcell.tools.hooks",
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
 import anyio
 
+from toolcell.config import Limits
 from toolcell.control.identity import digest_of_call, options_of
 from toolcell.control.journal import CANCELLED, Journal, JournalEntry
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
+from toolcell.host_work import HostWork
 from toolcell.results import Divergence, Outcome
+from toolcell.run.early_calls import EarlyCalls
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.catalogue import returns_of
 from toolcell.tools.definition import ToolDefinition
@@ -20,6 +23,7 @@ from toolcell.tools.hooks import Reject
 from toolcell.tools.options import Origin
 from toolcell.tools.recorded_answers import answer_from_record
 from toolcell.tools.result import Status, ToolResult
+from toolcell_bridge.wire.messages import CallTool
 
 IN_DOUBT_CODE = "in_doubt"
 
@@ -41,6 +45,8 @@ class JournaledTools:
         self._suspender = suspender
         self._refresh_reads = refresh_reads
         self._is_rebuilding = is_rebuilding
+        self.early: EarlyCalls | None = None
+        """Calls that are made before the script comes to them, if any may be."""
         self._is_first_run = journal.turns is None and not journal.past
         self._lookup = anyio.Lock()
         """Held while a call is looked up in the journal: the first of two identical calls gets the first answer."""
@@ -100,7 +106,12 @@ class JournaledTools:
                     return await answer_from_record(
                         name, args, _ready(answer), note=note, call_id=call_id, origin=origin, context=context
                     )
-            result = await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
+            early = (
+                await self.early.answer(name, args, call_id=call_id, origin=origin, context=context)
+                if self.early
+                else None
+            )
+            result = early or await self._tools.dispatch(name, args, call_id=call_id, origin=origin, context=context)
             if result.error is not None:
                 entry.is_refused = not result.meta.duration_ms
             return result
@@ -110,6 +121,14 @@ class JournaledTools:
             raise
         finally:
             suspender.active -= 1
+
+    def start_early(
+        self, context_of: Callable[[CallTool, str], RunContext], limits: Limits, work: HostWork
+    ) -> EarlyCalls:
+        """Let calls be made before the script comes to them; return what decides about them. The journal has none of
+        these calls: it has those of the script, with the answers that they get."""
+        self.early = EarlyCalls(self._tools, self.options, context_of, limits, work)
+        return self.early
 
     # Carrying on
 

@@ -13,6 +13,7 @@ from toolcell.control.draft import Draft
 from toolcell.control.scripts import Script
 from toolcell.control.type_check import NOTHING_EARLIER, Earlier, TypeChecker, TypeFindings
 from toolcell.results import ExecutionResult
+from toolcell.run.feed import ScriptFeed
 from toolcell.run.observer import NULL_OBSERVER
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.tools.call import CallableTools, RunContext
@@ -49,13 +50,15 @@ class PreflightRuntime(ControlledRuntime):
     async def _checked_types(
         self,
         wanted: bool | CheckTypes | None,
-        source: str,
+        source: str | ScriptFeed,
         tools: CallableTools,
         inputs: Mapping[str, Any] | None,
         context: RunContext | None,
         earlier: Earlier = NOTHING_EARLIER,
     ) -> TypeFindings:
         """Return what is wrong with the types of a script, if they are to be checked."""
+        if isinstance(source, ScriptFeed):  # whoever wants types checked has been refused already
+            return TypeFindings()
         isolates = self._backend is not None and self._backend.isolates
         said = check_types_of(context.check_types) if context is not None and isolates else None
         degree = check_types_of(wanted) or self.policy.check_types

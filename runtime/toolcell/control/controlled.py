@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -10,26 +11,29 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from toolcell.config import Policy
+from toolcell.config import Limits, Policy
 from toolcell.control.answering import JournaledTools
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
 from toolcell.control.draft import Draft
 from toolcell.control.journal import Journal
 from toolcell.control.scripts import Script, header_of, script_of
+from toolcell.control.steps_of_plans import PlanRows
 from toolcell.control.store import JournalStore, pending_entries
 from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender, check_on_approval
 from toolcell.errors import ResumeError, UsageError
+from toolcell.host_work import HostWork
 from toolcell.keywords import keywords_known
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
+from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.run.sandboxes import SandboxRuntime
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.context import share_labels
 from toolcell.tools.policy import CallPolicy
-from toolcell_bridge.wire.messages import RunScript
+from toolcell_bridge.wire.messages import CallTool, RunScript
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -37,11 +41,15 @@ if TYPE_CHECKING:
     from toolcell.audit.recorder import Recorder
     from toolcell.quotas import Quotas
 
+logger = logging.getLogger("toolcell.runtime")
+
 Refresh = Literal["", "reads"]
 
 DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
 
-RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED})
+EARLY: Final = "it was not due yet, and nobody is asked about such a call"
+
+RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
 """Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
 
 PLAN: Final = "steps"
@@ -108,6 +116,16 @@ class RunControl:
             self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
         return result
 
+    def start_early(
+        self, context_of: Callable[[CallTool, str, RunContext], RunContext], limits: Limits, work: HostWork
+    ) -> EarlyCalls:
+        """Let calls be made before the script comes to them; return what decides about them."""
+
+        def context(call: CallTool, ident: str) -> RunContext:
+            return context_of(call, ident, self.context).child(approvals=Denial(EARLY))
+
+        return self.tools.start_early(context, limits, work)
+
     def abandon(self) -> None:
         """The run has no result. One that can be repeated may be carried on."""
         self._store.put_down(self.journal)
@@ -172,6 +190,8 @@ class ControlledRuntime(SandboxRuntime):
 
     policy: Policy
     quotas: Quotas | None
+    on_end: Callable[[ExecutionResult | PlanRows], object] | None = None
+    """Called with what each script and each plan left behind, also those of sessions. What it raises is logged."""
     _journals: JournalStore
     _recorder: Recorder | None
     _tasks: TaskGroup
@@ -230,6 +250,13 @@ class ControlledRuntime(SandboxRuntime):
         for quotas in context.quotas:
             quotas.end_run(context, cpu_s)
 
+    def _tell_end(self, result: ExecutionResult | PlanRows) -> None:
+        try:
+            assert self.on_end is not None
+            self.on_end(result)
+        except Exception:
+            logger.exception("Runtime.on_end failed")
+
     def _first_run(
         self, script: Script, tools: CallableTools, on_approval: OnApproval, repairs: Any, refresh: Refresh
     ) -> Begin:
@@ -244,14 +271,16 @@ class ControlledRuntime(SandboxRuntime):
 
         def begin(message: RunScript, context: RunContext) -> RunControl:
             store = self._journals
-            is_durable = store.is_durable and context.dry_run is None
+            is_durable = store.is_durable and context.dry_run is None and not script.is_fed
             is_repeatable = is_durable or on_approval == "suspend"
             journal = store.make(context.run_id) if is_repeatable else Journal(os.urandom(16).hex())
             if repaired is not None:
                 journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
             journal.share_labels(context.state.labels)
             if is_repeatable:
-                journal.header = header_of(message, script, tools, on_approval, refresh, repaired)
+                journal.header = header_of(
+                    message.source, message.inputs, script, tools, on_approval, refresh, repaired
+                )
             if is_durable:
                 store.write(journal)
             name = repaired.id if repaired is not None else ""
@@ -287,11 +316,16 @@ class ControlledRuntime(SandboxRuntime):
         """
         registry = self._tools(tools)
         check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
-        store = self._journals
         journal = self._taken(token, decisions, registry)
         if PLAN in journal.header:
             return await self._resume_plan(journal, registry, context)
-        header, controls = journal.header, list[RunControl]()
+        return await self._carry_on(journal, registry, context, (cancel, on_log, on_progress))
+
+    async def _carry_on(
+        self, journal: Journal, registry: CallableTools, context: RunContext | None, handlers: RunHandlers
+    ) -> ExecutionResult:
+        """Run the script of a journal that was taken."""
+        store, header, controls = self._journals, journal.header, list[RunControl]()
         held = self._held.take(journal.id)
         journal.begin_again()
 
@@ -304,7 +338,7 @@ class ControlledRuntime(SandboxRuntime):
 
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         try:
-            return await self._execute(script_of(header), registry, context, (cancel, on_log, on_progress), begin)
+            return await self._execute(script_of(header), registry, context, handlers, begin)
         finally:
             if not controls:
                 store.put_down(journal)
@@ -317,16 +351,18 @@ class ControlledRuntime(SandboxRuntime):
         decisions: Mapping[str, ResumeDecision] | None,
         tools: CallableTools,
         check: Callable[[Journal], None] = check_is_no_part,
+        *,
+        even_ended: bool = False,
     ) -> Journal:
         """Return the journal of a suspended or interrupted run, with these decisions. Its token is used up by that.
 
-        `check` raises if it is not to be carried on here.
+        `check` raises if it is not to be carried on here. `even_ended`: its result got lost.
 
         Raises:
             ResumeError, UsageError: as from `resume`.
         """
         store = self._journals
-        journal = store.take(token, tools)
+        journal = store.take(token, tools, even_ended=even_ended)
         try:
             check(journal)
             waiting, given = pending_entries(journal), decisions or {}
@@ -356,3 +392,14 @@ class ControlledRuntime(SandboxRuntime):
     def interrupted_runs(self) -> list[str]:
         """Return the ids of runs whose host was killed, or which were cancelled, and that `resume` can carry on."""
         return self._journals.interrupted()
+
+    def calls_of_interrupted(self, run_id: str) -> list[dict[str, Any]] | None:
+        """Return the calls that an interrupted run had made or begun, in order; None if it has no journal.
+
+        Shape: `tool`, `args`, and `state`: `answered`, `in doubt` (its tool had begun), or `not begun`.
+        """
+        try:
+            entries = self._journals.calls_of(run_id)
+        except ResumeError:
+            return None
+        return [{"tool": each.tool, "args": each.args, "state": each.state} for each in entries]

@@ -14,6 +14,20 @@ from toolcell.errors import ResumeError, UsageError
 KEY: Final = "key"
 KEY_BYTES: Final = 32
 
+MAP_SUFFIX: Final = ".items.map"
+"""Of the file of a `Runtime.map`. No run's name has a dot, so its mark is nobody else's."""
+
+
+def item_run(name: str, index: int) -> str:
+    """Return the id of the run of an item of a map."""
+    return f"{name}-{index}"
+
+
+def _is_of_a_map(path: Path) -> bool:
+    """Return whether this is the journal of an item whose map is there."""
+    name, _, index = path.stem.rpartition("-")
+    return path.suffix == SUFFIX and index.isdigit() and path.with_name(f"{name}{MAP_SUFFIX}").exists()
+
 
 def make_private(folder: Path) -> None:
     """Make the directory, or check that nobody else can use the one that is there.
@@ -65,10 +79,14 @@ def shared_key(folder: Path) -> bytes:
 
 
 def remove_old(folder: Path, marks: Path, before: float) -> None:
-    """Remove the journals of runs, sessions and drafts that nobody uses and were not written since, and old marks."""
-    for path in (*folder.glob(f"*{SUFFIX}"), *folder.glob("*.session"), *folder.glob("*.draft")):
+    """Remove journals of runs, sessions, drafts and maps that nobody uses and were not written since, and old marks.
+
+    The journal of an item stays as long as its map: without it the item would look like one that never began.
+    """
+    endings = (f"*{MAP_SUFFIX}", f"*{SUFFIX}", "*.session", "*.draft")
+    for path in (each for ending in endings for each in folder.glob(ending)):
         try:
-            if path.lstat().st_mtime >= before:
+            if path.lstat().st_mtime >= before or _is_of_a_map(path):
                 continue
             file = JournalFile(path)
         except (ResumeError, OSError):  # under way, removed by another process just now, or no journal

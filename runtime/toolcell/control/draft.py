@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -191,6 +191,10 @@ class Drafts:
         while len(self._drafts) > DRAFTS:
             self._drafts.popitem(last=False)
         return draft
+
+    def __iter__(self) -> Iterator[Draft]:
+        """Yield the drafts, the oldest first."""
+        return iter([*self._drafts.values()])
 
     def in_memory(self, given: ExecutionResult | Draft) -> Draft | None:
         """Return the draft, if it is in memory here."""

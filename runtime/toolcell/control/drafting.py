@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +170,18 @@ class DraftingRuntime(ABC):
             if file is not None:
                 file.write(OVER)
         return rows, commit.results
+
+    def waiting_drafts(self) -> list[Draft]:
+        """Return the drafts that this runtime's dry runs have made and that can be committed, the oldest first."""
+        from toolcell.control.kept_drafts import check_uncommitted
+
+        found = []
+        for draft in self._drafts:
+            with suppress(UsageError):
+                check_uncommitted(self._journals, draft)
+                draft.check()
+                found.append(draft)
+        return [draft for draft in found if draft.collected]
 
     def _draft_on_disk(self, given: ExecutionResult | Draft | str) -> DraftJournal | None:
         """Return the file of a draft, open; None when it is in memory alone."""

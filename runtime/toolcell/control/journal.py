@@ -86,6 +86,11 @@ class JournalEntry:
         """True when the tool had started, and nobody knows what came of it."""
         return self.answer is None and self.is_started
 
+    @property
+    def state(self) -> str:
+        """What is known of it: `answered`, `in doubt` or `not begun`."""
+        return "answered" if self.answer is not None else "in doubt" if self.is_started else "not begun"
+
     def decide(self, decision: RecordedDecision) -> None:
         """Take a decision. A call in doubt that is approved is a call that has not started."""
         self.pending = None

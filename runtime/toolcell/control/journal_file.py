@@ -13,9 +13,10 @@ import hmac
 import os
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from toolcell.control.journal import Journal, JournalEntry, RecordedDecision
 from toolcell.control.marks import Mark, open_mark
@@ -129,6 +130,17 @@ class JournalFile:
         os.ftruncate(self._fd, 0)
         self._size = self._last = 0
 
+    def remove(self) -> None:
+        """Remove the file and its mark; it is open until `close`.
+
+        Raises:
+            OSError: the file could not be removed.
+        """
+        self.path.unlink(missing_ok=True)
+        if self._mark is not None:
+            with suppress(OSError):
+                self._mark.path.unlink(missing_ok=True)
+
     def _checksum(self, body: bytes) -> int:
         mac = hmac.new(self._key, self._last.to_bytes(4, "big"), hashlib.sha256)
         mac.update(body)
@@ -151,31 +163,46 @@ class JournalFile:
             OlderCopy: it does not hold what this machine wrote last.
             ValueError: a record was changed.
         """
-        data, self._last = self.path.read_bytes(), 0
-        found, at, ends = [], 0, {0: 0}
-        while len(data) - at >= HEAD.size:
-            length, inverted, checksum = HEAD.unpack_from(data, at)
-            if length ^ INVERT != inverted:
-                raise ValueError("the length of a record was changed")
-            body = data[at + HEAD.size : at + HEAD.size + length]
-            if len(body) < length:
-                break
-            if self._checksum(body) != checksum:  # what follows it says what was made, so it is not dropped
-                raise ValueError("a record was changed")
-            self._last = checksum
-            found.append(unpack(body))
-            at += HEAD.size + length
-            ends[at] = checksum
-        self._check_mark(ends)
-        if at < len(data):
+        return [fields for _, fields in self.records()]
+
+    def records(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield each record with its place in the file, for `read_at`; otherwise as `read`. To be taken to its end."""
+        self._last, at = 0, 0
+        mark = self._mark.read() if self._mark is not None else None
+        is_whole = mark is None or mark == (0, 0)
+        with open(self.path, "rb") as file:
+            while len(head := file.read(HEAD.size)) == HEAD.size:
+                length, inverted, checksum = HEAD.unpack(head)
+                if length ^ INVERT != inverted:
+                    raise ValueError("the length of a record was changed")
+                body = file.read(length)
+                if len(body) < length:
+                    break
+                if self._checksum(body) != checksum:  # what follows it says what was made, so it is not dropped
+                    raise ValueError("a record was changed")
+                self._last = checksum
+                yield at, unpack(body)
+                at += HEAD.size + length
+                is_whole = is_whole or mark == (at, checksum)
+        if not is_whole:
+            self._refuse_older()
+        if at < os.fstat(self._fd).st_size:
             os.ftruncate(self._fd, at)
         self._size = at
-        return found
 
-    def _check_mark(self, ends: dict[int, int]) -> None:
-        """Check that the record that this machine wrote last is there. `ends`: checksums by the end of the record."""
-        if self._mark is None or (mark := self._mark.read()) is None or ends.get(mark[0]) == mark[1]:
-            return
+    def read_at(self, place: int) -> list[Any]:
+        """Return the record that `records` found at a place.
+
+        Raises:
+            OSError, ValueError: it is not there any more.
+        """
+        length, _, _ = HEAD.unpack(os.pread(self._fd, HEAD.size, place))
+        fields: list[Any] = unpack(os.pread(self._fd, length, place + HEAD.size))
+        return fields
+
+    def _refuse_older(self) -> NoReturn:
+        assert self._mark is not None
+        mark = self._mark.read() or (0, 0)
         raise OlderCopy(
             f"the journal of run {self.path.stem} got to {mark[0]} bytes on this machine, and that record is not in "
             "it: an older copy was put back, or its end was lost. What the run did since is unknown; run the script "
@@ -301,3 +328,12 @@ class JournalLoader:
 
     def _ended(self, outcome: str) -> None:
         self.is_ended = True
+
+
+def write_waiting(journal: Journal, file: JournalFile) -> None:
+    """Record what a suspended run waits for, and its token."""
+    for entry in journal.entries:
+        if entry.pending is not None and not entry.is_written:
+            file.write_call(entry)
+    waiting = [(entry.number, entry.pending) for entry in journal.entries if entry.pending is not None]
+    file.write_suspended(journal.token, journal.expires, waiting)

@@ -141,4 +141,6 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             raise UsageError(result.text)
         rows = PlanRows(result.value, context.run_id, journal.id)
         rows.files = tuple(OutputFile(each.name, each.media_type, len(each.data), each.data) for each in result.files)
+        if self.on_end is not None:
+            self._tell_end(rows)
         return rows, record

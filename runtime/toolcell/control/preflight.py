@@ -51,7 +51,9 @@ def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:
     error = found.get("error")
     if not result.ok or error:
         said = error if isinstance(error, str) and error else f"{result.outcome}"
-        return Preflight(note=f"the script could not be read: {said[:300]}")
+        line = found.get("line")
+        line = line if type(line) is int and line > 0 else None
+        return Preflight(note=f"the script could not be read: {said[:300]}", error_line=line)
     offered = _Offered(tools)
     calls, dynamic = list[PlannedCall](), list[int]()
     rows = found.get("calls")

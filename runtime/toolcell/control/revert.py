@@ -18,6 +18,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.reverts import MadeCall, MadeCalls
+from toolcell.tools.spec import ToolSpec
 
 RUNS: Final = 64
 """Runs and commits that a Runtime can revert, the latest."""
@@ -92,17 +93,23 @@ async def _revert(made: MadeCall, run: RunContext) -> ToolResult:
     call: Call = made.call
     assert call.options.revert is not None
     assert made.result is not None
-    definition = ToolDefinition(f"revert_{call.name}"[:NAME_CHARS], f"Undo a call of {call.name}.", SCHEMA)
-    options = ToolOptions(timeout_s=call.options.timeout_s, expose_errors=True)
-    function = _bound(call.options.revert, dict(call.args), made.result.guest_value())
-    registry = ToolRegistry([positional_spec(definition, function, options)])
+    function = bound_revert(call.options.revert, dict(call.args), made.result.guest_value())
+    spec = revert_spec(call.name, function, call.options.timeout_s)
+    registry = ToolRegistry([spec])
     try:
-        return await registry.dispatch(definition.name, {"args": call.args}, context=run)
+        return await registry.dispatch(spec.definition.name, {"args": call.args}, context=run)
     except (ToolAbort, AuditError) as exc:
         return ToolResult.fail(f"it was not reverted: {exc}", code=ErrorCode.UNAVAILABLE)
 
 
-def _bound(revert: Callable[..., Any], args: dict[str, Any], value: Any) -> Callable[..., Any]:
+def revert_spec(tool: str, function: Callable[..., Any], timeout_s: float | None) -> ToolSpec:
+    """Return the tool that undoes one call of another one."""
+    definition = ToolDefinition(f"revert_{tool}"[:NAME_CHARS], f"Undo a call of {tool}.", SCHEMA)
+    return positional_spec(definition, function, ToolOptions(timeout_s=timeout_s, expose_errors=True))
+
+
+def bound_revert(revert: Callable[..., Any], args: dict[str, Any], value: Any) -> Callable[..., Any]:
+    """Return the function of that tool: a tool's `revert=` with the arguments and the result of a call."""
     if not is_async(revert):
         return lambda _args: revert(args, value)
 

@@ -91,7 +91,8 @@ async def check_script(
     findings = [*_of_calls(planned, {each.line for each in types})]
     findings += [each for each in types if each.line not in unknown]
     if planned.note:
-        findings.append(ScriptFinding("may break", planned.note))
+        is_wrong = planned.error_line is not None
+        findings.append(ScriptFinding("breaks" if is_wrong else "may break", planned.note, line=planned.error_line))
     called = {each.tool for each in planned.calls}
     findings += _of_schemas(script, tools, called, bool(planned.dynamic or planned.note))
     return ScriptReport(script.name, script.version, tuple(findings))

@@ -10,10 +10,11 @@ from toolcell.config import Limits
 from toolcell.control.identity import tool_digests
 from toolcell.control.journal import Journal
 from toolcell.control.suspension import OnApproval
+from toolcell.eager import ByStatement
 from toolcell.effects import Preflight
+from toolcell.run.feed import ScriptFeed
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools
-from toolcell_bridge.wire.messages import RunScript
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,34 @@ class Script:
     number: int = 0
     """Of a script in its session; 0 outside of sessions."""
     preflight: Preflight | None = None
+    feed: ScriptFeed | None = None
+    """Brings the text, in place of `source`."""
+    is_fed: bool = False
+    """Its statements run one by one, each when the one before has run: so it ran, and so it is repeated."""
     hold_s: float = 0.0
     """How long its sandbox is kept when it is suspended."""
 
 
+def script_from(
+    source: str | ScriptFeed,
+    inputs: Mapping[str, Any] | None,
+    files: tuple[GuestFile, ...],
+    limits: Limits,
+    lint: str,
+    seed: int | None,
+    clock: float | None,
+    hold_s: float = 0.0,
+) -> Script:
+    """Return a script with this text, or with the one that this feed brings."""
+    settings = (inputs, files, limits, lint, seed, clock)
+    if isinstance(source, ScriptFeed):
+        return Script("", *settings, feed=source, is_fed=True)
+    return Script(source, *settings, hold_s=hold_s, is_fed=isinstance(source, ByStatement))
+
+
 def header_of(
-    message: RunScript,
+    source: str,
+    inputs: dict[str, Any],
     script: Script,
     tools: CallableTools,
     on_approval: OnApproval,
@@ -46,9 +69,9 @@ def header_of(
     from toolcell.packing import text_digest
 
     return {
-        "source": message.source,
-        "source_sha256": text_digest(message.source),
-        "inputs": message.inputs,
+        "source": source,
+        "source_sha256": text_digest(source),
+        "inputs": inputs,
         "files": [[file.name, file.data] for file in script.files],
         "limits": script.limits.model_dump(),
         "lint": script.lint,
@@ -60,6 +83,7 @@ def header_of(
         "repairs": repaired.id if repaired is not None else "",
         "preflight": script.preflight.to_plain() if script.preflight is not None else None,
         "hold_s": script.hold_s,
+        "fed": script.is_fed,
     }
 
 
@@ -76,5 +100,6 @@ def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
         header["clock"],
         number,
         Preflight.of_plain(header.get("preflight")),
-        header.get("hold_s", 0.0),
+        hold_s=header.get("hold_s", 0.0),
+        is_fed=header.get("fed", False),
     )

@@ -7,16 +7,16 @@ import os
 import re
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field, PositiveFloat
-
-from toolcell.config import SettingsModel
 from toolcell.control.directory import KEY_BYTES, make_private, remove_old, shared_key
 from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
-from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy, UnderWay
+from toolcell.control.journal_config import JournalConfig
+from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy, UnderWay, write_waiting
+from toolcell.control.late_journal_file import LateJournalFile
 from toolcell.control.marks import marks_directory
 from toolcell.control.resume_checks import NoSuchRun, check_token, check_tools, unknown_text, used_text
 from toolcell.control.tokens import make_token, read_token
@@ -33,19 +33,6 @@ FINISHED_BYTES: Final = 64 << 20
 """How many journals of finished runs are kept in memory for repairs, and how large they may be together."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-class JournalConfig(SettingsModel):
-    """Where the journals of runs are kept, and for how long."""
-
-    directory: Path
-    """Belongs to the host alone: it holds scripts, arguments and answers as they are, and the key of the tokens."""
-
-    token_s: PositiveFloat = Field(default=7 * 86_400.0, le=366 * 86_400)
-    """Seconds until the token of a suspended run expires."""
-
-    keep_s: PositiveFloat = Field(default=14 * 86_400.0, le=3660 * 86_400)
-    """Seconds after which the journal of a run that is not under way is removed, when a Runtime opens."""
 
 
 TOKEN_S: Final = 7 * 86_400.0
@@ -116,18 +103,23 @@ class JournalStore:
         file = None
         try:
             try:
-                file = JournalFile(self._path(journal.id), self.marks, self.key)
+                file = self._new_file(journal.id)
                 file.check_new()
             except ResumeError:  # a process that began a run of the same id at the same moment has the file
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
-                file = JournalFile(self._path(journal.id), self.marks, self.key)
+                file = self._new_file(journal.id)
             file.write_header(journal)
         except OSError as exc:
             if file is not None:
                 file.close()
             raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
         journal.writer = file
+
+    def _new_file(self, ident: str) -> JournalFile:
+        assert self.config is not None
+        kind = JournalFile if self.config.keep_ended else LateJournalFile
+        return kind(self._path(ident), self.marks, self.key)
 
     def _path(self, ident: str) -> Path:
         assert self.config is not None
@@ -144,7 +136,7 @@ class JournalStore:
         journal.token, journal.expires = os.urandom(12).hex(), time.time() + self.token_s
         if isinstance(journal.writer, JournalFile):
             try:
-                _write_suspended(journal, journal.writer)
+                write_waiting(journal, journal.writer)
             except OSError as exc:
                 message = f"the journal of run {journal.id} cannot be written: {exc}; resume the run with this id"
                 raise UsageError(message) from exc
@@ -202,10 +194,12 @@ class JournalStore:
         """Record that a run is over."""
         self._begun.discard(journal.id)
         if isinstance(journal.writer, JournalFile):
-            try:
-                journal.writer.write(ENDED, outcome)
-            except OSError:  # then it is one that can be resumed, and has no call left to make
-                pass
+            assert self.config is not None
+            with suppress(OSError):  # then it is one that can be resumed, and has no call left to make
+                if self.config.keep_ended:
+                    journal.writer.write(ENDED, outcome)
+                else:
+                    journal.writer.remove()
             journal.writer.close()
             journal.writer = None
 
@@ -286,14 +280,22 @@ class JournalStore:
             return None
         return self._suspension(journal) if journal.token else ident
 
+    def session_of(self, ident: str) -> str:
+        """Return the name of the session whose script a run is; empty if it is none, or cannot be read now."""
+        if self.is_durable:
+            with suppress(ResumeError):
+                journal = self._load(ident)[0]
+                self.put_down(journal)
+                return str(journal.header.get("session", ""))
+        return ""
+
     def used_by(self, ident: str) -> tuple[frozenset[str], int]:
         """Return what a run that waits has read, and how many calls it has made. Nothing is known of a damaged one.
 
         Raises:
             ResumeError: its journal is open just now.
         """
-        journal = self._waiting.get(ident)
-        if journal is None and self.is_durable:
+        if (journal := self._waiting.get(ident)) is None and self.is_durable:
             try:
                 journal = self._load(ident)[0]
             except UnderWay:
@@ -303,8 +305,14 @@ class JournalStore:
             self.put_down(journal)
         return (frozenset(), 0) if journal is None else (journal.labels, len(journal.entries))
 
-    def take(self, given: str | Suspension, tools: CallableTools) -> Journal:
-        """Return the journal of a suspended or interrupted run, for one run of its script.
+    def calls_of(self, ident: str) -> list[JournalEntry]:
+        """Return the calls of a run that is not under way. ResumeError: it has no journal."""
+        journal, _ = self._load(ident)
+        self.put_down(journal)
+        return journal.entries
+
+    def take(self, given: str | Suspension, tools: CallableTools, *, even_ended: bool = False) -> Journal:
+        """Return the journal of a suspended or interrupted run (`even_ended`: of any), for one run of its script.
 
         Raises:
             ResumeError: the token is foreign, changed, expired or used, its run unknown, or the tools are others.
@@ -318,7 +326,8 @@ class JournalStore:
                 f"resume takes result.suspension, its to_json(), or the id of an interrupted run, not {shown(given)}"
             )
         token_id = str(token["token"]) if token is not None else ""
-        journal = self._taken_from_disk(ident, token_id) if self.is_durable else self._taken(ident, token_id)
+        from_disk = self.is_durable
+        journal = self._taken_from_disk(ident, token_id, even_ended) if from_disk else self._taken(ident, token_id)
         try:
             check_tools(journal, tool_digests(tools, Origin(journal.header.get("origin", Origin.CODE))))
         except ResumeError:
@@ -336,12 +345,12 @@ class JournalStore:
         del self._waiting[ident]
         return found
 
-    def _taken_from_disk(self, ident: str, token_id: str) -> Journal:
+    def _taken_from_disk(self, ident: str, token_id: str, even_ended: bool) -> Journal:
         journal, loader = self._load(ident)
         try:
             if token_id and token_id in loader.used:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
-            if loader.is_ended:
+            if loader.is_ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
             check_token(ident, journal.token, token_id)
         except ResumeError:
@@ -385,14 +394,6 @@ class JournalStore:
         journal.token = ""
         for number, decision in decided.items():
             journal.numbered(number).decide(decision)
-
-
-def _write_suspended(journal: Journal, file: JournalFile) -> None:
-    for entry in journal.entries:
-        if entry.pending is not None and not entry.is_written:
-            file.write_call(entry)
-    waiting = [(entry.number, entry.pending) for entry in journal.entries if entry.pending is not None]
-    file.write_suspended(journal.token, journal.expires, waiting)
 
 
 def pending_entries(journal: Journal) -> dict[str, JournalEntry]:

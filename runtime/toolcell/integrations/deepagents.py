@@ -138,7 +138,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
         session = self._sessions.pop(name, None)
         if session is None:
             durable = self._home._journals.is_durable
-            session = self._home.session(name, restore=True) if durable else self._home.session(name)
+            session = self._home.session(name, restore="if_kept" if durable else None)
             await session.open()
         self._sessions[name] = session  # the last one now
         idle = [each for each, known in self._sessions.items() if not known.waiting]

@@ -90,8 +90,10 @@ class ToolcellMagics(Magics):
         """`%toolcell NAME`: the `SyncRuntime` in variable NAME runs the cells from now on, in a new session."""
         name = line.strip()
         runtime = self._variable(name) if name else None
-        if not isinstance(runtime, SyncRuntime):
-            given = f"{name} is {_kind(runtime)}" if name else "no variable was named"
+        is_open = isinstance(runtime, SyncRuntime) and runtime.is_open
+        if not isinstance(runtime, SyncRuntime) or not is_open:
+            kind = "not open" if isinstance(runtime, SyncRuntime) else _kind(runtime)
+            given = f"{name} is {kind}" if name else "no variable was named"
             raise MagicUsageError(f"%toolcell needs the name of a variable that holds an open SyncRuntime; {given}")
         self.close()
         self._owner = SyncRuntimeOwner(runtime, {})

@@ -17,6 +17,7 @@ from toolcell.errors import ResumeError, ToolAbort, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model, tools_with
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.runtime import Runtime
+from toolcell.tools.checks import check_kind
 from toolcell.tools.code import CODE_SCHEMA
 from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.hooks import Approve
@@ -62,6 +63,9 @@ class _RunCode(ToolsetTool[Any]):
     callable_tools: dict[str, ToolsetTool[Any]]
 
 
+_CURE = "give it a toolset, such as FunctionToolset([function])"
+
+
 class CodeModeToolset(WrapperToolset[Any]):
     """A toolset whose tools are called from code: the model sees `run_code`, and those that `tools` does not select.
 
@@ -81,6 +85,7 @@ class CodeModeToolset(WrapperToolset[Any]):
         **options: Any,
     ) -> None:
         check_on_approval(on_approval)
+        check_kind("CodeModeToolset(wrapped)", wrapped, AbstractToolset, type(None), cure=_CURE)
         super().__init__(CombinedToolset([]) if wrapped is None else wrapped)
         self._owner = RuntimeOwner(runtime, options)
         self._tools, self._max_retries, self._on_approval = tools, max_retries, on_approval

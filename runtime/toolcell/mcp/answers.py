@@ -23,9 +23,9 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.mcp.definitions import safe_text
 from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.result import ToolResult
+from toolcell.tools.strangers import safe_text
 from toolcell.tools.subschemas import Validator
 
 INVALID_RESULT = "invalid_result"

@@ -10,6 +10,8 @@ import httpx2
 
 from toolcell.audit.credentials import REDACTED
 from toolcell.errors import UsageError
+from toolcell.mcp.login import Login
+from toolcell.mcp.oauth import auth_of
 from toolcell.mcp.transports import HttpTransport, ProcessTransport
 from toolcell.tools.checks import check_kind
 
@@ -26,6 +28,7 @@ def transport_of(
     headers: Mapping[str, str] | None,
     env: Mapping[str, str] | None,
     cwd: str | None,
+    login: Login | None = None,
 ) -> Callable[[], Transport]:
     """Return what makes the transport of each connection.
 
@@ -40,6 +43,8 @@ def transport_of(
             raise UsageError(f"MCP server {name}: command is a list such as ['npx', 'server'], not {command!r}")
         if headers is not None:
             raise UsageError(f"MCP server {name}: headers are for url=...; a command has env=...")
+        if login is not None:
+            raise UsageError(f"MCP server {name}: auth is for url=...; a command has env=...")
         variables = _texts(f"MCP server {name}: env", env)
         return lambda: ProcessTransport(words, variables, cwd, hiding(variables))
     check_kind("url", url, str)
@@ -50,7 +55,23 @@ def transport_of(
     parsed = httpx2.URL(place)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"MCP server {name}: a URL begins with http:// or https://, and this is {place[:80]!r}")
-    return lambda: HttpTransport(place, fields)
+    if login is not None and "authorization" in (field.lower() for field in fields):
+        raise UsageError(f"MCP server {name}: headers have an Authorization already; leave it out, or auth")
+    return lambda: HttpTransport(place, fields, login)
+
+
+def login_of(name: str, url: object, auth: object) -> Login | None:
+    """Return the login that `auth=` asks for.
+
+    Raises:
+        UsageError: `auth` or the URL is wrong.
+    """
+    known = auth_of(auth)
+    if known is None:
+        return None
+    if not isinstance(url, str):
+        raise UsageError(f"MCP server {name}: auth is for url=...; a command has env=...")
+    return Login(name, url, known)
 
 
 def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
@@ -65,8 +86,9 @@ def _texts(what: str, given: Mapping[Any, Any] | None) -> Mapping[str, str]:
     return given or {}
 
 
-def hiding(given: Mapping[str, str] | None) -> Callable[[str], str]:
-    """Return what hides the values of variables or headers in a text that a model may read, unless they are paths.
+def hiding(given: Mapping[str, str] | None, login: Login | None = None) -> Callable[[str], str]:
+    """Return what hides tokens, and the values of variables or headers, in a text that a model may read, unless they
+    are paths.
 
     A server that fails may say which token it was given.
     """
@@ -77,7 +99,7 @@ def hiding(given: Mapping[str, str] | None) -> Callable[[str], str]:
     def hide(text: str) -> str:
         for each in secrets:
             text = text.replace(each, REDACTED)
-        return text
+        return login.hide(text) if login is not None else text
 
     return hide
 

@@ -17,11 +17,12 @@ import anyio.lowlevel
 from mcp.client import Client
 from mcp_types import PaginatedRequestParams, Tool
 
-from toolcell.errors import RegistrationError, UsageError
+from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import Invoke, ToolSpec
+from toolcell.tools.strangers import safe_text
 
 MAX_TOOLS = 5_000
 """Of one server."""
@@ -31,10 +32,12 @@ MAX_DEFINITIONS_CHARS = 32 * 1024 * 1024
 """Of all definitions of one server."""
 MAX_PROBLEMS = 200
 """That are kept; the first and the latest matter, and a server could make any number."""
+MAX_PROBLEM_CHARS = 2_000
 AT_ONCE = 50
 """Tools that are read or registered before the event loop has its turn."""
 
 Changed = Literal["refuse", "accept"]
+Broken = Literal["leave_out", "refuse"]
 
 logger = logging.getLogger("toolcell.mcp")
 
@@ -50,6 +53,8 @@ class Selection:
     changed: Changed = "refuse"
     pins: Mapping[str, str] = field(default_factory=dict)
     options: ToolOptions = field(default_factory=ToolOptions)
+    broken: Broken = "leave_out"
+    """Whether a tool that cannot be registered is left out, or its server refused."""
 
     def offers(self, name: str) -> bool:
         """Return whether a tool is offered. Case is no way around `deny`."""
@@ -77,6 +82,19 @@ class McpCatalogue:
         if problem not in self.problems:
             self.problems.append(problem)
             logger.warning("MCP server %s: %s", self._namespace, problem)
+
+    def report_broken(self, name: str, problem: str) -> None:
+        """Leave out a tool that cannot be registered, unless it is none of those that are offered.
+
+        Raises:
+            McpServerError: such a tool refuses its server.
+        """
+        if not self._selection.offers(name):
+            return
+        shown = shown_name(name)
+        if self._selection.broken == "refuse":
+            raise McpServerError(safe_text(f"the tool {shown!r} cannot be registered: {problem}", MAX_PROBLEM_CHARS))
+        self.report("left_out", safe_text(f"it is left out: {problem}", MAX_PROBLEM_CHARS), shown)
 
     async def refresh(self, client: Client) -> None:
         """Ask for the list, and make the registry agree with it."""
@@ -136,7 +154,7 @@ class McpCatalogue:
             try:
                 made = read_tool(self._namespace, tool, self._selection.approve, self._selection.options)
             except (RegistrationError, UsageError) as exc:
-                self.report("left_out", f"it is left out: {exc}", shown)
+                self.report_broken(tool.name, str(exc))
                 continue
             size += len(made.definition.description) + len(made.definition._parameters_json)
             pinned = self._selection.pins.get(tool.name)
@@ -165,7 +183,7 @@ class McpCatalogue:
                 for tool in tools:
                     self._register([tool])
                 return
-            self.report("left_out", f"it is left out: {exc}", shown_name(tools[0].remote_name))
+            self.report_broken(tools[0].remote_name, str(exc))
             return
         self.tools |= {tool.remote_name: tool for tool in tools}
 

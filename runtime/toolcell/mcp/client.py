@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import httpx2
@@ -28,9 +28,11 @@ import toolcell
 from toolcell.errors import McpServerError, RegistrationError
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
-from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, transport_of
-from toolcell.mcp.catalogue import Changed, McpCatalogue, Selection
-from toolcell.mcp.definitions import Approve, McpProblem, McpTool, safe_text
+from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
+from toolcell.mcp.broken_tools import take_over_checks
+from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
+from toolcell.mcp.definitions import Approve, McpProblem, McpTool
+from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
 from toolcell.tools.adapters import with_options
@@ -40,6 +42,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Invoke
+from toolcell.tools.strangers import safe_text
 
 CONNECT_TIMEOUT_S = 30.0
 """For each answer while connecting and listing."""
@@ -66,12 +69,14 @@ class McpClient(OpenedInBlock):
         headers: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        auth: Auth | Literal["oauth"] | None = None,
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         labels: str | Iterable[str] | Mapping[str, Any] = (),
         timeout_s: float | None = None,
         approve: Approve = "destructive",
         changed: Changed = "refuse",
+        broken: Broken = "leave_out",
         pins: Mapping[str, str] | None = None,
         elicitation: Elicit | None = None,
         sampling: Sample | None = None,
@@ -82,13 +87,17 @@ class McpClient(OpenedInBlock):
         if not _NAMESPACE.fullmatch(str(name)):
             raise RegistrationError(f"MCP server {str(name)[:80]!r}: a name must match ^{_NAMESPACE.pattern}$")
         self.name = name
-        self._new_transport = transport_of(name, command, url, headers, env, cwd)
-        self._hide = hiding(env or headers)
+        self._login = login_of(name, url, auth)
+        self._new_transport = transport_of(name, command, url, headers, env, cwd, self._login)
+        self._hide = hiding(env or headers, self._login)
         check_one_of("approve", approve, ("destructive", "all", "none"))
         check_one_of("changed", changed, ("refuse", "accept"))
+        check_one_of("broken", broken, ("leave_out", "refuse"))
         check_seconds("timeout_s", timeout_s, optional=True)
         known = with_options(ToolOptions(timeout_s=timeout_s), {**labels_of(labels), **options})
-        selection = Selection(globs("allow", allow), globs("deny", deny), approve, changed, dict(pins or {}), known)
+        selection = Selection(
+            globs("allow", allow), globs("deny", deny), approve, changed, dict(pins or {}), known, broken
+        )
         self._catalogue = McpCatalogue(name, registry, selection, self._invoke)
         self._callbacks = request_callbacks(elicitation, sampling)
         self._lifetime = Lifetime("McpClient", self._enter)
@@ -172,6 +181,8 @@ class McpClient(OpenedInBlock):
         if self._connection is not None:
             return
         self._restarts.begin_anew()
+        if self._login is not None:
+            self._login.begin_connection(by_person=True)
         tried = self._tried
         self._wanted.set()
         await tried.wait()
@@ -237,8 +248,7 @@ class McpClient(OpenedInBlock):
             **self._callbacks,
         )
         async with client, AsyncExitStack() as stack:
-            # Results are checked in `answers`, by a validator that no pattern of a server can keep busy.
-            setattr(client.session, "validate_tool_result", _accept)  # noqa: B010
+            take_over_checks(client, self._catalogue.report_broken)
             self._changed = anyio.Event()
             changes = await _changes(client, stack)  # before the list is read: none is missed
             await self._catalogue.refresh(client)
@@ -259,7 +269,7 @@ class McpClient(OpenedInBlock):
             self._changed = anyio.Event()
             try:
                 await self._catalogue.refresh(client)
-            except (MCPError, ValidationError) as exc:
+            except (MCPError, McpServerError, ValidationError) as exc:
                 self._catalogue.report("server", f"its list cannot be read again: {self._said(exc)}")
             await anyio.sleep(RELIST_PAUSE_S)
 
@@ -377,10 +387,6 @@ async def _changes(client: Client, stack: AsyncExitStack) -> Subscription | None
         return await stack.enter_async_context(client.listen(tools_list_changed=True))
     except (MCPError, SubscriptionLost, TimeoutError):
         return None
-
-
-async def _accept(name: str, result: object) -> None:
-    """Accept every result."""
 
 
 async def add_mcp_server(registry: ToolRegistry, name: str, **options: Any) -> McpClient:

@@ -9,34 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from mcp_types import Tool
 
 from toolcell.errors import RegistrationError
-from toolcell.text import cut_text
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import MAX_NAME_CHARS, provider_name
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
 from toolcell.tools.subschemas import Validator, compile_schema
 
 MAX_DESCRIPTION_CHARS = 2_000
-MAX_SCHEMA_TEXT_CHARS = 500
-"""Of a description inside a schema."""
-MAX_SCHEMA_BYTES = 64 * 1024
-MAX_SCHEMA_DEPTH = 32
 MAX_SHOWN_CHARS = 120
 
 Approve = Literal["destructive", "all", "none"]
-
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
-"""Control, bidi and invisible characters: they make a text look like another, or hide one."""
-_ANNOTATIONS = frozenset({"description", "title", "$comment"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +56,7 @@ class McpTool:
 
 def shown_name(name: str) -> str:
     """Return a server's own name for messages."""
-    return _HIDDEN.sub("", name[:MAX_SHOWN_CHARS])
-
-
-def safe_text(text: str, most: int) -> str:
-    """Return a server's text without hidden characters and what is too long."""
-    return cut_text(_HIDDEN.sub("", text[: most * 4]).strip(), most)[0]
+    return HIDDEN.sub("", name[:MAX_SHOWN_CHARS])
 
 
 def tool_digest(tool: Tool) -> str:
@@ -91,7 +74,7 @@ def local_name(namespace: str, name: str) -> str:
     Raises:
         RegistrationError: the name holds hidden characters, or is one of Python's own.
     """
-    if _HIDDEN.search(name):
+    if HIDDEN.search(name):
         raise RegistrationError("its name holds control, bidi or invisible characters")
     parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in re.split(r"[./:]", name) if part]
     if not parts or any(part.startswith("__") or not part.strip("_-") for part in parts):
@@ -112,11 +95,11 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
     """
     problems: list[McpProblem] = []
     name, shown = local_name(namespace, tool.name), shown_name(tool.name)
-    definition = ToolDefinition(name, _description(namespace, tool), _bounded_schema(tool.input_schema, "its schema"))
+    definition = ToolDefinition(name, _description(namespace, tool), bounded_schema(tool.input_schema, "its schema"))
     returns, validator = None, None
     if tool.output_schema is not None:
         try:
-            returns = _bounded_schema(tool.output_schema, "its output schema")
+            returns = bounded_schema(tool.output_schema, "its output schema")
             validator = compile_schema(returns)
         except RegistrationError as exc:
             returns = None
@@ -142,32 +125,3 @@ def _hinted(tool: Tool, approve: Approve, options: ToolOptions) -> ToolOptions:
         idempotent=options.idempotent or read_only or bool(hints and hints.idempotent_hint),
         requires_approval=options.requires_approval or approve == "all" or (approve == "destructive" and destructive),
     )
-
-
-def _bounded_schema(schema: Mapping[str, Any], what: str) -> dict[str, Any]:
-    try:
-        text = json.dumps(schema)
-    except (RecursionError, ValueError, TypeError) as exc:
-        raise RegistrationError(f"{what} is no JSON: {type(exc).__name__}") from exc
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise RegistrationError(f"{what} has {len(text)} bytes, limit {MAX_SCHEMA_BYTES}")
-    cleaned: dict[str, Any] = _clean(json.loads(text), what, 0)
-    return cleaned
-
-
-def _clean(part: Any, what: str, depth: int) -> Any:
-    if depth > MAX_SCHEMA_DEPTH * 2:  # a level of a schema is two of JSON: `properties` and the property
-        raise RegistrationError(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
-    if isinstance(part, list):
-        return [_clean(each, what, depth + 1) for each in part]
-    if not isinstance(part, dict):
-        return part
-    cleaned = {}
-    for key, value in part.items():
-        if _HIDDEN.search(key):
-            raise RegistrationError(f"{what} has a name with control, bidi or invisible characters")
-        if key in _ANNOTATIONS and isinstance(value, str):
-            cleaned[key] = safe_text(value, MAX_SCHEMA_TEXT_CHARS)
-        else:
-            cleaned[key] = _clean(value, what, depth + 1)
-    return cleaned

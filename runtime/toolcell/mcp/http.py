@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from toolcell.asgi import HttpServer, bracketed, is_loopback, url_of
 from toolcell.errors import UsageError
 from toolcell.mcp.server import GONE, McpServer
 
@@ -63,7 +62,7 @@ def http_app(
         raise UsageError(f"whoever reaches {host} could run code: a bearer token is needed there: {given}")
     if verifier is not None and auth is None:
         auth = AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)
-    own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else () if _is_any(host) else (_bracketed(host),)
+    own = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else () if _is_any(host) else (bracketed(host),)
     security = TransportSecuritySettings(
         allowed_hosts=[form for each in (*own, *hosts) for form in (each, f"{each}:*")],
         allowed_origins=[*origins, *(form for each in own for form in (f"http://{each}", f"http://{each}:*"))],
@@ -74,22 +73,8 @@ def http_app(
     return _noticing_departures(app)
 
 
-def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine reaches."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _is_any(host: str) -> bool:
     return host in ("0.0.0.0", "::", "")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _noticing_departures(app: ASGIApp) -> ASGIApp:
@@ -125,28 +110,6 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Port 0 is any free one.
-
-    Raises:
-        UsageError: the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as exc:
-        raise UsageError(f"cannot listen on {_bracketed(host)}:{port}: {exc.strerror or exc}") from exc
-
-
-class _HttpServer(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
-
-
 async def serve_http(
     server: McpServer, app: ASGIApp, listener: socket.socket, on_ready: Callable[[str], Any] = lambda url: None
 ) -> None:
@@ -154,8 +117,7 @@ async def serve_http(
     config = uvicorn.Config(
         app, lifespan="on", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=END_S
     )
-    http = _HttpServer(config)
-    host, port = listener.getsockname()[:2]
+    http = HttpServer(config)
     async with server, anyio.create_task_group() as tasks:
         ended = anyio.Event()
 
@@ -165,7 +127,7 @@ async def serve_http(
             ended.set()
 
         tasks.start_soon(serve)
-        on_ready(f"http://{_bracketed(host)}:{port}{PATH}")
+        on_ready(url_of(listener, PATH))
         try:
             await ended.wait()
         finally:

@@ -23,7 +23,7 @@ from mcp_types import (
 )
 
 from toolcell import daemon_threads
-from toolcell.mcp.definitions import safe_text
+from toolcell.tools.strangers import safe_text
 
 MAX_QUESTION_CHARS = 2_000
 

@@ -27,6 +27,11 @@ from toolcell.mcp.server import McpServer
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of one message. A longer line is answered with an error, and its rest is skipped."""
 
+SKIPPED_BYTES = 1024 * 1024
+"""Of the rest of such a line, at once."""
+_TOO_LONG = b"(a line that is too long)"
+_SAID_OF_LONG = f"this line has more than {MAX_LINE_BYTES} bytes"
+
 
 @contextmanager
 def protocol_streams() -> Iterator[tuple[BinaryIO, BinaryIO]]:
@@ -64,6 +69,10 @@ class _Lines:
             self._room.acquire()
             try:
                 line = self._reader.readline(MAX_LINE_BYTES) or None
+                if line is not None and len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    line = _TOO_LONG
+                    while (rest := self._reader.readline(SKIPPED_BYTES)) and not rest.endswith(b"\n"):
+                        pass
             except (OSError, ValueError):
                 line = None
             try:
@@ -93,7 +102,7 @@ class _Lines:
             self._lines.popleft()
             self._room.release()
             text = line.decode("utf-8", "replace")
-            problem = _problem(text)
+            problem = _problem(text) if line is not _TOO_LONG else _error(None, types.INVALID_REQUEST, _SAID_OF_LONG)
             if problem is None:
                 return text
             if problem:
@@ -122,6 +131,9 @@ def _problem(line: str) -> str | None:
         found = json.loads(line)
     except (ValueError, RecursionError) as exc:
         return _error(None, types.PARSE_ERROR, f"this line is no JSON: {type(exc).__name__}")
+    is_request = isinstance(found, dict) and "method" in found and "id" in found
+    if is_request and (not isinstance(found["id"], str | int) or isinstance(found["id"], bool)):
+        return _error(None, types.INVALID_REQUEST, "the id of a request is a text or a whole number")
     try:
         types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except (ValidationError, ValueError):

@@ -1,7 +1,7 @@
 """How bytes reach an MCP server: the pipes of a process that the host starts, or HTTP. Both bounded.
 
-What a server sends is not trusted: a message has a largest size, and a connection a largest number of lines that are
-no messages.
+What a server sends is not trusted: a message has a largest size, a connection a largest number of lines that are
+no messages, and notifications a pace.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from toolcell.errors import McpServerError
+from toolcell.mcp.address_guard import LoginTransport
+from toolcell.mcp.login import Login
+from toolcell.mcp.pace import Pace
 from toolcell.text import clean
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -108,7 +111,7 @@ class ProcessTransport:
 
     async def _read(self, process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         assert process.stdout is not None
-        buffer, bad = bytearray(), 0
+        buffer, bad, pace = bytearray(), 0, Pace(repr(self._command[0]))
         with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             try:
                 async for chunk in process.stdout:
@@ -123,6 +126,7 @@ class ProcessTransport:
                             return
                         if message is not None:
                             await to_session.send(message)
+                            await pace.wait(message)
                     buffer += rest
                     if len(buffer) > MAX_MESSAGE_BYTES:
                         self._problem = f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes"
@@ -189,8 +193,9 @@ async def _stop(process: Process) -> None:
 class HttpTransport:
     """Speaks with a server over streamable HTTP."""
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        self._url, self._headers = url, dict(headers)
+    def __init__(self, url: str, headers: Mapping[str, str], login: Login | None = None) -> None:
+        """`login` gives requests their token."""
+        self._url, self._headers, self._login = url, dict(headers), login
         place = httpx2.URL(url)
         self.host = f"{place.host}:{place.port}" if place.port else place.host
         """Without the rest of the URL, which may hold a token."""
@@ -201,13 +206,37 @@ class HttpTransport:
     async def connect(self) -> AsyncIterator[Any]:
         """Connect; at the end of the block the server's session is closed."""
         timeout = httpx2.Timeout(CONNECT_S, read=None)
-        transport = _BoundedTransport(httpx2.AsyncHTTPTransport())
+        transport: httpx2.AsyncBaseTransport = _BoundedTransport(httpx2.AsyncHTTPTransport())
+        if self._login is not None:
+            self._login.begin_connection()
+            transport = LoginTransport(transport, self._login.guard)
         headers = self._headers | {"accept-encoding": "identity"}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport) as http,
-            streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
+            streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
+            _paced(read, Pace(self.host)) as slow,
         ):
-            yield streams
+            yield slow, write
+
+
+@asynccontextmanager
+async def _paced(read: Any, pace: Pace) -> AsyncIterator[MemoryObjectReceiveStream[Any]]:
+    """Yield a stream of the same messages, in which notifications come at a pace."""
+    to_session, from_server = anyio.create_memory_object_stream[Any](0)
+
+    async def relay() -> None:
+        with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for message in read:
+                await to_session.send(message)
+                await pace.wait(message)
+
+    with to_session, from_server:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(relay)
+            try:
+                yield from_server
+            finally:
+                tasks.cancel_scope.cancel()
 
 
 class _BoundedTransport(httpx2.AsyncBaseTransport):

@@ -16,6 +16,7 @@ from toolcell.config import Limits
 from toolcell.host_work import HostWork
 from toolcell.results import AbandonedThread, Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
+from toolcell.run.early_calls import EarlyCalls
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -77,6 +78,8 @@ class ToolCalls:
         self._queue: deque[CallTool] = deque()
         self._running = 0
         """Calls that wait for their tool, or whose answer is being written."""
+        self.early: EarlyCalls | None = None
+        """Calls that are made before the script comes to them, if any may be."""
         self._listings = 0
         """Requests for the list of tools that do not count as calls."""
 
@@ -93,6 +96,8 @@ class ToolCalls:
         limits = self._limits
         if call.name == LIST_TOOLS and self._listings < FREE_LISTINGS:
             self._listings += 1
+        elif self.early is not None and self.early.admit(call):
+            pass  # counted when it was started
         elif (most := self._work.call_limit_reached()) is not None:
             self._refuse(call, most)
             return False
@@ -137,6 +142,10 @@ class ToolCalls:
         """Count a call that has to wait, until `next_queued`, and let the script cancel it, until it is finished."""
         self.keep_place()
         self._scopes[call.id] = scope
+
+    def has_room_for_early(self) -> bool:
+        """Whether an early call leaves a place for one of the script's own."""
+        return self._running + 1 < self._limits.concurrent_calls and not self._queue
 
     def keep_place(self) -> None:
         """Count a call whose answer takes long to write, until `next_queued`."""
@@ -210,6 +219,8 @@ class ToolCalls:
     def _record(self, call: CallTool, answer: Answer) -> None:
         pending = self._records[call.id]
         assert isinstance(pending, tuple)
+        if self.early is not None:
+            self.early.ended(call.id)
         _, admitted, began = pending
         now = time.perf_counter()
         status, code, message = "ok", None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import Literal
 
 from toolcell import event_loop
 from toolcell.errors import SandboxUnavailable
@@ -28,11 +29,16 @@ GATHERED_BYTES = 64 * 1024
 """Most that is gathered before it is written. Each write costs a system call, and wakes a guest that sleeps."""
 
 
+Place = Literal["own", "pool", "extra"]
+
+
 class GuestConnection:
     """The bridge to one sandbox. The pool holds these; a run needs one that `is_usable`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
+        self.place: Place = "own"
+        """What counts it: the pool; the sandboxes beside it for nested scripts; or nothing but its own run."""
         self.stopped: StopReason | None = None
         """Why the run under way stopped; None while it goes on. Only `stop` and `begin_run` set it."""
         self.was_asked = False
@@ -112,7 +118,7 @@ class GuestConnection:
         assert self._recorded is not None
         assert self._hello is not None
         again = GuestConnection(self.sandbox)
-        again._hello, again.spent_s = self._hello, self.spent_s
+        again._hello, again.spent_s, again.place = self._hello, self.spent_s, self.place
         again._stream = again._recorded = self._recorded.rewound()
         again.wire.receive_data(encode(self._hello))
         while again.next_message() is None:

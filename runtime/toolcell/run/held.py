@@ -40,23 +40,27 @@ def check_hold(hold_s: object, on_approval: object) -> float:
 class HeldRun:
     """One suspended run, with its sandbox."""
 
-    __slots__ = ("connection", "cpu_s", "is_pooled", "over")
+    __slots__ = ("connection", "cpu_s", "over")
 
-    def __init__(self, connection: GuestConnection, is_pooled: bool, cpu_s: float) -> None:
+    def __init__(self, connection: GuestConnection, cpu_s: float) -> None:
         self.connection: GuestConnection | None = connection
         """None once somebody else has it."""
-        self.is_pooled = is_pooled
         self.cpu_s = cpu_s
         """CPU seconds that its sandbox had used when it was suspended; 0 once that is lost."""
         self.over = anyio.Event()
         """It is not held any more."""
 
+    @property
+    def has_place(self) -> bool:
+        """True when the pool counts its sandbox."""
+        return self.connection is not None and self.connection.place == "pool"
+
 
 class HeldRuns:
     """The held runs of one runtime, by the names of their journals; the oldest is first."""
 
-    def __init__(self, limit: int, let_go: Callable[[GuestConnection, bool], Awaitable[None]]) -> None:
-        """`let_go` destroys a sandbox; told whether the pool counts it."""
+    def __init__(self, limit: int, let_go: Callable[[GuestConnection], Awaitable[None]]) -> None:
+        """`let_go` destroys a sandbox."""
         self._limit = limit
         self._let_go = let_go
         self._runs: dict[str, HeldRun] = {}
@@ -98,7 +102,7 @@ class HeldRuns:
 
     def make_room(self) -> None:
         """Let the oldest run go whose sandbox has a place of the pool, which somebody waits for."""
-        ident = next((ident for ident, run in self._runs.items() if run.is_pooled), None)
+        ident = next((ident for ident, run in self._runs.items() if run.has_place), None)
         if ident is not None:
             self.drop(ident)
 
@@ -123,7 +127,7 @@ class HeldRuns:
         connection, run.connection = run.connection, None
         if connection is not None:
             with anyio.CancelScope(shield=True):
-                await self._let_go(connection, run.is_pooled)
+                await self._let_go(connection)
 
     async def close(self) -> None:
         """Let all go, and hold none from here on."""

@@ -110,7 +110,7 @@ def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
     if enforced is not None:
         return _limit_outcome(enforced, end)
     if done is None:
-        return Outcome.KILLED, _killed(end.exit)
+        return (Outcome.LOST if end.exit.is_lost else Outcome.KILLED), _killed(end.exit)
     if done.ok:
         return Outcome.OK, None
     return _script_failure(end, error_info(done.error or {}))
@@ -183,8 +183,10 @@ def _limited(error: ErrorInfo, limit: str, value: float, used: float) -> ErrorIn
 
 
 def _killed(exit: Exit) -> ErrorInfo:
+    if exit.is_lost:
+        return ErrorInfo("Lost", f"the sandbox was lost: {exit.problem}")
     if exit.problem:
-        return ErrorInfo("Killed", f"the sandbox was lost: {exit.problem}")
+        return ErrorInfo("Killed", f"the sandbox was killed: {exit.problem}", signal=exit.signal)
     if exit.signal is not None:
         return ErrorInfo("Killed", f"the sandbox died of signal {exit.signal}", signal=exit.signal)
     return ErrorInfo("Killed", f"the sandbox ended without a word (exit code {exit.code})", exit_code=exit.code)

@@ -18,6 +18,7 @@ from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import (
+    CallAhead,
     CancelCall,
     Done,
     FilePart,
@@ -25,7 +26,9 @@ from toolcell_bridge.wire.messages import (
     Leftover,
     Log,
     Message,
+    PartRetracted,
     Progress,
+    Ran,
     Result,
 )
 from toolcell_bridge.wire.plain import packed_size
@@ -49,6 +52,7 @@ class RunOutput:
         self._capture = Capture(request.limits.output_bytes)
         self._files = ReturnedFiles(request.limits)
         self._frames = 0
+        self._feed = request.feed
 
     @property
     def printed_bytes(self) -> int:
@@ -90,6 +94,9 @@ class RunOutput:
                 self.callbacks.progress(value)
             case Leftover():
                 self._connection.leftover = message
+            case CallAhead() | PartRetracted() | Ran() if self._feed is not None:
+                self._check_flood()
+                self._feed.take(message)
             case _:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}")
 
@@ -110,6 +117,8 @@ class RunOutput:
                 self._files.take_problem(message)
             case Leftover():
                 self._connection.leftover = message
+            case Ran() if self._feed is not None:
+                self._feed.take(message)
             case _:
                 pass
 

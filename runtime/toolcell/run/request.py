@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import keyword
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.host_work import HostWork
+from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
 from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
-from toolcell_bridge.wire.messages import PutFile, RunScript
+from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, PutFile, Ran, RunScript, ScriptPart
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,32 @@ FIXED = ("disk_bytes", "inodes", "frame_bytes")
 
 LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 """Limits that can be lowered from outside, and not raised."""
+
+
+class Feed(Protocol):
+    """Brings the text of a script in parts."""
+
+    @property
+    def sent(self) -> str:
+        """What the guest has of it."""
+        ...
+
+    early: EarlyCalls | None
+    """Calls that are made before the script comes to them, if any may be."""
+
+    def announcement(self) -> AnnounceParts:
+        """Return the message that comes before the script's own."""
+        ...
+
+    async def send(self, send: Callable[[ScriptPart], Awaitable[None]], stop: Callable[[str], object]) -> None:
+        """Send the text as it comes, until it is whole. `stop` ends the run."""
+
+    def take(self, message: CallAhead | PartRetracted | Ran) -> None:
+        """Take what the guest tells about the text."""
+
+    def with_report(self, result: ExecutionResult, started: float) -> ExecutionResult:
+        """Return the result with what became of the text. `started`: when the run was, by `time.perf_counter`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +100,8 @@ class RunRequest:
     """How long its sandbox is kept when it is suspended."""
     held: HeldRun | None = None
     """The suspended run that goes on, if its sandbox was kept."""
+    feed: Feed | None = None
+    """Brings the text of the script in parts; `message` has none then."""
 
     def script(self) -> RunScript:
         """The message that carries the script, with what its guest needs for a dry run."""

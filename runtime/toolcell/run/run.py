@@ -22,17 +22,18 @@ from toolcell.run.callbacks import CALLBACK_ERRORS
 from toolcell.run.calls import Answer, Dispatch, ThreadsLeft, ToolCalls
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
 from toolcell.run.deadline import Deadline
+from toolcell.run.early_calls import EarlyCall
 from toolcell.run.ending import take_printed, wait_for_exit
 from toolcell.run.interruption import interrupt
 from toolcell.run.line import read_line
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
 from toolcell.run.output import RunOutput
-from toolcell.run.request import RunRequest
+from toolcell.run.request import Feed, RunRequest
 from toolcell.run.rest import Rest
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import CallTool
+from toolcell_bridge.wire.messages import CallTool, ScriptPart
 
 CANCELLED = "cancelled by the caller"
 
@@ -71,6 +72,8 @@ class Run:
         self._line: int | None = None
         self.deadline = Deadline(request.limits, self._sandbox, self._started)
         self._turn = connection.turn
+        self._feed = request.feed
+        self._scope: Any = None
 
     async def execute(self) -> ExecutionResult:
         """Send the script, answer its calls, and return what it left behind.
@@ -96,21 +99,22 @@ class Run:
             end, self._sample = await wait_for_exit(connection, self._output, self._sample)
             if type(connection.stopped) is Failed:
                 raise connection.stopped.error
-            await self.callbacks.finish(self._limits.wall_s - (time.perf_counter() - self._started))
+            await self.callbacks.finish(self.deadline.left_s())
         return self._result(end)
 
     async def _converse(self) -> None:
         """Send the script and answer its calls until the run is over, for whatever reason."""
         connection = self._connection
         with connection.scope_type(deadline=connection.now() + self._limits.wall_s - connection.spent_s) as scope:
-            connection.on_interrupt = scope.cancel
+            connection.on_interrupt, self._scope = scope.cancel, scope
             await self._send_script()
             cancel = self._request.cancel
             if cancel is not None and cancel.is_set():
                 self.abort(CANCELLED)  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
-            call = await self._read() if cancel is None else None
-            if connection.stopped is None and (call is not None or cancel is not None):
+            has_tasks = cancel is not None or self._feed is not None
+            call = await self._read() if not has_tasks else None
+            if connection.stopped is None and (call is not None or has_tasks):
                 await self._serve_calls(call)
             if not connection.was_interrupted:
                 await connection.flush()
@@ -160,6 +164,8 @@ class Run:
                 if connection.unsent_bytes > GATHERED_BYTES:
                     await connection.flush()
             about = "source and inputs"
+            if self._feed is not None:
+                connection.post(self._feed.announcement())
             connection.post(self._request.script())
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
@@ -230,9 +236,43 @@ class Run:
     async def _serve_calls(self, call: CallTool | None) -> None:
         """Make calls and read on, until the run is over."""
         async with anyio.create_task_group() as tasks:
+            if self._feed is not None:
+                self._begin_feed(tasks, self._feed)
             if self._request.cancel is not None:
                 self._start(tasks, self._abort_on, self._request.cancel)
             await self._serve(tasks, call)
+
+    def _begin_feed(self, tasks: TaskGroup, feed: Feed) -> None:
+        if feed.early is not None:
+            self._calls.early = feed.early
+            feed.early.begin(self._calls, lambda make, call: self._start(tasks, self._make_early, make, call))
+        self._start(tasks, self._send_text, feed)
+
+    async def _send_text(self, feed: Feed) -> None:
+        """Send the script's text as it comes. Its time begins anew with each part."""
+
+        async def send(part: ScriptPart) -> None:
+            if self._connection.stopped is None:
+                self.deadline.restart()
+                self._scope.deadline = self._connection.now() + self._limits.wall_s
+                self._connection.post(part)
+                await self._connection.flush()
+
+        try:
+            await feed.send(send, self.abort)
+        except Exception as exc:
+            self._stop_for(exc)
+
+    async def _make_early(self, make: Callable[[EarlyCall], Awaitable[None]], call: EarlyCall) -> None:
+        """Make an early call, then whichever waits for its place."""
+        try:
+            await make(call)
+        except (Exception, KeyboardInterrupt) as exc:
+            self._stop_for(exc)
+        if (made := await self._make_queued()) is not None:
+            await self._finish(*made)
+        elif self._calls.early is not None:
+            self._calls.early.start_queued()
 
     async def _serve(self, tasks: TaskGroup, call: CallTool | None = None) -> None:
         """Make calls and read on, until the run is over or a call has to wait: then another task reads on.
@@ -342,7 +382,7 @@ class Run:
         lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
         run_end = RunEnd(self._limits, usage, sample, end, lint, stopped, output.has_value, refused, self._line)
         outcome, error = outcome_of(run_end)
-        return ExecutionResult(
+        result = ExecutionResult(
             self._request.run_id,
             outcome,
             output.value,
@@ -356,3 +396,4 @@ class Run:
             Isolation(self._sandbox.backend, dict(self._sandbox.layers), lint),
             journal_id=self._request.journal_id,
         )
+        return result if self._feed is None else self._feed.with_report(result, self._started)

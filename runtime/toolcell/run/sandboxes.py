@@ -17,6 +17,7 @@ from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection
 from toolcell.run.held import HeldRun, HeldRuns
 from toolcell.run.monitor import RunMonitor
+from toolcell.run.nested import Holding, NestedRuns
 from toolcell.run.observer import RunObserver
 from toolcell.run.request import RunRequest, fits
 from toolcell.run.run import Run
@@ -40,6 +41,7 @@ class SandboxRuntime(ABC):
     _clock: StartClock
     _monitor: RunMonitor
     _held: HeldRuns
+    _nested: NestedRuns
 
     async def _run(
         self,
@@ -54,32 +56,34 @@ class SandboxRuntime(ABC):
         assert self.pool is not None
         if held is not None:
             observer.on_sandbox(held.sandbox)
-            return await self._monitored(Run(held, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named))
-        connection, is_pooled = await self._sandbox_for(request)
+            with Holding(held):  # a run keeps the context in which it was made
+                run = Run(held, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named)
+                return await self._monitored(run)
+        connection = await self._sandbox_for(request)
         is_kept = False
         try:
             observer.on_sandbox(connection.sandbox)
             if not connection.is_rewound:
                 await self._prepare(connection, request)
             start_s = time.perf_counter() - waiting
-            run = Run(connection, request, bridge.dispatch, observer, start_s, abandoned, bridge.named)
-            result = await self._monitored(run)
-            is_kept = connection.is_held and self._keep(connection, is_pooled, request, result)
+            with Holding(connection):
+                run = Run(connection, request, bridge.dispatch, observer, start_s, abandoned, bridge.named)
+                result = await self._monitored(run)
+            is_kept = connection.is_held and self._keep(connection, request, result)
             return result
         finally:
-            if not is_kept and (not is_pooled or not self.pool.release(connection)):
-                with anyio.CancelScope(shield=True):
-                    await connection.sandbox.destroy()
+            if not is_kept:
+                await self._let_go(connection)
 
-    async def _sandbox_for(self, request: RunRequest) -> tuple[GuestConnection, bool]:
-        """Return the sandbox of a held run, or one of its own; and whether the pool counts it."""
+    async def _sandbox_for(self, request: RunRequest) -> GuestConnection:
+        """Return the sandbox of a held run, or one of its own."""
         if (before := request.held) is not None:
             connection = await self._held.go_on(before)
             if connection is not None:
-                return connection, before.is_pooled
+                return connection
         # A sandbox of the pool will do if its limits can be lowered to those of the run.
         is_pooled = fits(request.limits, self.limits, self._fixed)
-        return await self._acquire(None if is_pooled else request.limits), is_pooled
+        return await self._acquire(None if is_pooled else request.limits)
 
     async def _prepare(self, connection: GuestConnection, request: RunRequest) -> None:
         """Give a new sandbox the limits of its run."""
@@ -90,13 +94,13 @@ class SandboxRuntime(ABC):
         if request.hold_s and self._held.can_hold:
             connection.record()
 
-    def _keep(self, connection: GuestConnection, is_pooled: bool, request: RunRequest, result: ExecutionResult) -> bool:
+    def _keep(self, connection: GuestConnection, request: RunRequest, result: ExecutionResult) -> bool:
         """Hold a suspended run, unless somebody waits for its place."""
         assert self.pool is not None
-        if is_pooled and self.pool.is_short:
+        if connection.place == "extra" or (connection.place == "pool" and self.pool.is_short):
             return False
         connection.spent_s = result.usage.wall_s
-        return self._held.keep(request.journal_id, request.hold_s, HeldRun(connection, is_pooled, result.usage.cpu_s))
+        return self._held.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
 
     async def _monitored(self, run: Run) -> ExecutionResult:
         self._monitor.add(run)
@@ -122,27 +126,35 @@ class SandboxRuntime(ABC):
         assert self.pool is not None
         try:
             if limits is None:
-                return await self.pool.acquire()
+                return await self._nested.acquire(self.pool, partial(self._clock.run, self._connect))
             return await self._clock.run(partial(self._connect, limits))
         except SandboxUnavailable as exc:
             if self._lifetime.is_open:
                 raise
             raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc
 
-    async def _hold(self, limits: Limits) -> tuple[GuestConnection, bool]:
-        """Start a sandbox for a session; return it, and whether the pool counts it."""
+    async def _hold(self, limits: Limits) -> GuestConnection:
+        """Start a sandbox for a session."""
         is_pooled = fits(limits, self.limits, self._fixed)
         connection = await self._acquire(None if is_pooled else limits)
         try:
             await connection.sandbox.prepare(limits)
         except BaseException as exc:
-            await self._let_go(connection, is_pooled)
+            await self._let_go(connection)
             if isinstance(exc, OSError):
                 raise unavailable(exc) from exc
             raise
-        return connection, is_pooled
+        return connection
 
-    async def _let_go(self, connection: GuestConnection, is_pooled: bool) -> None:
-        """Destroy a sandbox that served a session, or was held."""
-        if not (is_pooled and self.pool is not None and self.pool.release(connection)):
-            await connection.sandbox.destroy()
+    async def _let_go(self, connection: GuestConnection) -> None:
+        """Destroy a sandbox whose script or session has ended.
+
+        Cancellation: shielded.
+        """
+        try:
+            if not (connection.place == "pool" and self.pool is not None and self.pool.release(connection)):
+                with anyio.CancelScope(shield=True):
+                    await connection.sandbox.destroy()
+        finally:
+            if self.pool is not None:
+                self._nested.note_end(self.pool, connection)

@@ -52,7 +52,12 @@ class Exit:
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     problem: str = ""
-    """Why neither is known: what the sandbox depended on was lost."""
+    """What it was killed for; or, if neither signal nor code is known, what it depended on and was lost."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True when what it depended on went away, so that nobody knows how it ended."""
+        return bool(self.problem) and self.signal is None and self.code is None
 
 
 class ByteStream(Protocol):

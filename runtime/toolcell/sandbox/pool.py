@@ -134,6 +134,11 @@ class Pool(Generic[T]):
         return self._waiting > 0 and self._busy + self._starting >= self._cap
 
     @property
+    def is_full(self) -> bool:
+        """True while every place is busy: whoever asks has to wait until an item is given back."""
+        return not self._idle and not self._starting and self._busy >= self._cap
+
+    @property
     def starting(self) -> int:
         """Items that are being started."""
         return self._starting

@@ -84,6 +84,19 @@ class SocketStream:
         self.received_bytes += len(data)
         return data
 
+    def receive_now(self) -> bytes | None:
+        """Return what has arrived, without waiting: None when nothing has, b"" when the other end is gone."""
+        data, self._early = self._early, b""
+        if not data:
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+        self.received_bytes += len(data)
+        return data
+
     def _look_until(self, now: float) -> float:
         """Return when to give up and sleep; negative for at once."""
         if not self.sent_bytes or len(_awake) > 1:

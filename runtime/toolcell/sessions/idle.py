@@ -32,7 +32,6 @@ class IdleSandbox:
     look_at: float
     is_paused: bool
     _host: ControlledRuntime
-    _is_pooled: bool
     _ended_cpu_s: float
 
     @property
@@ -98,4 +97,4 @@ class IdleSandbox:
         self.idle_since, self.look_at, self.is_paused = None, math.inf, False
         if connection is not None:
             with anyio.CancelScope(shield=True):
-                await self._host._let_go(connection, self._is_pooled)
+                await self._host._let_go(connection)

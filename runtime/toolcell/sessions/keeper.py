@@ -21,6 +21,7 @@ from toolcell.tools.registry import registry_of
 
 if TYPE_CHECKING:
     from toolcell.sessions.session import Session
+    from toolcell.sessions.settings import Restores
 
 
 class SessionKeeper:
@@ -112,6 +113,29 @@ class SessionRuntime(ControlledRuntime):
         resume = super().resume if session is None else session.resume
         return await resume(token, decisions, **options)
 
+    def kept_sessions(self) -> list[str]:
+        """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
+        from toolcell.sessions.kept import kept_names
+
+        return kept_names(self._journals)
+
+    def session_of(self, ident: str) -> str:
+        """Return the name of the session that a run which waits is a script of; empty if it is of none."""
+        return self._journals.session_of(ident)
+
+    def forget_session(self, name: str) -> None:
+        """Remove the journal of a session that is closed. It cannot be restored any more.
+
+        Raises:
+            UsageError: there is none of this name.
+            SessionError: it is open.
+        """
+        from toolcell.sessions.kept import SessionJournal
+
+        if name not in self.kept_sessions():
+            raise UsageError(f"there is no journal of a session named {name!r:.80} here")
+        SessionJournal(self._journals, name).close(is_kept=False)
+
     @keywords_known
     def session(
         self,
@@ -121,7 +145,7 @@ class SessionRuntime(ControlledRuntime):
         idle_s: float | None = None,
         cpu_s: float | None = None,
         tool_calls: int | None = None,
-        restore: Literal["journal", "empty"] | bool | None = None,
+        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
         tools: CallableTools | Iterable[Any] | None = None,
         context: RunContext | None = None,
     ) -> Session:
@@ -130,7 +154,9 @@ class SessionRuntime(ControlledRuntime):
         `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
         `cpu_s` and `tool_calls`: of all scripts together, by default ten times what one may use. `idle_s`: after so
         long without a script the sandbox is destroyed. `restore`: what the next script finds then, and after the
-        sandbox was lost: the state, rebuilt from the journal without making any call again, or nothing.
+        sandbox was lost: the state, rebuilt from the journal without making any call again, or nothing. True goes on
+        from the journal that an earlier session of this name has left, and opening the session fails if there is
+        none; "if_kept" begins anew then.
 
         Raises:
             UsageError: an argument is wrong.
@@ -138,11 +164,11 @@ class SessionRuntime(ControlledRuntime):
         from toolcell.sessions.session import Session
         from toolcell.sessions.settings import check_name, session_settings
 
-        restores = restore is True
-        if restores and (name is None or not self._journals.is_durable):
+        restores: Restores = "always" if restore is True else "if_kept" if restore == "if_kept" else "never"
+        if restores != "never" and (name is None or not self._journals.is_durable):
             lacks = "the name of the session" if name is None else "Runtime(journal=DIRECTORY)"
-            raise UsageError(f"restore=True needs {lacks}: without it there is nothing to go on from")
-        if isinstance(restore, bool):
+            raise UsageError(f"restore={restore!r} needs {lacks}: without it there is nothing to go on from")
+        if isinstance(restore, bool) or restore == "if_kept":
             restore = "journal" if restore else None
         limits = settings_of(Limits, limits or self.limits, "limits")
         given = {"idle_s": idle_s, "cpu_s": cpu_s, "tool_calls": tool_calls, "restore": restore}

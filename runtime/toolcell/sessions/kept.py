@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toolcell.control.journal import Journal, JournalEntry
 from toolcell.control.journal_file import JournalFile, OlderCopy
@@ -16,11 +16,11 @@ from toolcell.control.scripts import script_of
 from toolcell.control.store import JournalStore
 from toolcell.errors import ResumeError, SessionError
 from toolcell.results import Outcome
+from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX
 from toolcell.sessions.steps import KeptScript
 from toolcell.tools.call import RunContext
 from toolcell.tools.registry import ToolRegistry
 
-SESSION_SUFFIX: Final = ".session"
 OPENED, BEGUN, STEP, USED, UNREPEATABLE = "opened", "begun", "step", "used", "unrepeatable"
 
 
@@ -54,7 +54,7 @@ class SessionJournal:
         """
         assert store.config is not None
         self.name = name
-        path = store.config.directory / f"session.{name}{SESSION_SUFFIX}"
+        path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
         try:
             self._file = JournalFile(path, store.marks, store.key)
         except ResumeError as exc:
@@ -120,6 +120,12 @@ class SessionJournal:
         if not is_kept:
             self.path.unlink(missing_ok=True)
         self._file.close()
+
+
+def kept_names(store: JournalStore) -> list[str]:
+    """Return the names of the sessions that have a file, sorted."""
+    files = store.config.directory.glob(f"{SESSION_PREFIX}*{SESSION_SUFFIX}") if store.config is not None else ()
+    return sorted(path.name.removeprefix(SESSION_PREFIX).removesuffix(SESSION_SUFFIX) for path in files)
 
 
 def _apply(state: KeptState, kind: str, fields: list[Any]) -> None:

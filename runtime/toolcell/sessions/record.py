@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.control.journal import Journal
 from toolcell.control.scripts import Script, header_of
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
-from toolcell.errors import ResumeError, SessionError
+from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.results import Suspension
+from toolcell.sessions.settings import Restores
 from toolcell.sessions.steps import KeptScript
 from toolcell.tools.call import CallableTools
 from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
     from toolcell.sessions.kept import KeptState, SessionJournal
+
+
+MAX_SHOWN: Final = 10
+"""Names of sessions in an error."""
 
 
 class SessionRecord:
@@ -38,23 +43,29 @@ class SessionRecord:
 
     # Opening and closing
 
-    def open(self, *, restore: bool, steps: Iterable[KeptScript] = ()) -> KeptState | None:
+    def open(self, restores: Restores, steps: Iterable[KeptScript] = ()) -> KeptState | None:
         """Open the file of the session. Return what it says, if the session is to be restored and there is something.
 
         Raises:
             SessionError: it is open elsewhere, damaged, or cannot be written.
+            UsageError: there is none, and it is to be restored.
         """
-        from toolcell.sessions.kept import SessionJournal
+        from toolcell.sessions.kept import SessionJournal, kept_names
 
+        if restores == "always" and self._id not in (names := kept_names(self._store)):
+            raise UsageError(_nothing_kept(self._id, names))
         file = SessionJournal(self._store, self._id)
         try:
-            state = file.read() if restore else None
+            state = file.read() if restores != "never" else None
             if state is not None and state.key:
                 self._key = state.key
                 if state.last:
                     self._store.remove(state.last)
                 if state.begun:
                     self.waiting = self._store.waiting(state.begun) or ""
+            elif restores == "always":
+                file.close(is_kept=False)  # a host was killed when it had just made the file
+                raise UsageError(_nothing_kept(self._id, kept_names(self._store)))
             else:
                 file.begin(self._key)
                 state = None
@@ -111,16 +122,21 @@ class SessionRecord:
             UsageError: it cannot be written.
         """
         is_kept = self._file is not None
-        if not (is_kept or on_approval == "suspend"):
+        if not (is_kept or on_approval == "suspend") or script.is_fed:  # the text of a fed one is known at its end
             return Journal(os.urandom(16).hex())
         journal = self._store.make(os.urandom(16).hex())
-        journal.header = header_of(message, script, tools, on_approval, "", None)
-        journal.header |= {"session": self._id, "session_key": self._key, "number": script.number}
+        journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval)
         if self._file is not None:
             self._store.write(journal)
             with self._writing():
                 self._file.write_begun(journal.id)
         return journal
+
+    def _header_of(
+        self, source: str, inputs: dict[str, Any], script: Script, tools: CallableTools, on_approval: OnApproval
+    ) -> dict[str, Any]:
+        header = header_of(source, inputs, script, tools, on_approval, "", None)
+        return header | {"session": self._id, "session_key": self._key, "number": script.number}
 
     def check_belongs(self, journal: Journal, position: int) -> None:
         """Check that a journal is that of the next script of this session.
@@ -141,7 +157,11 @@ class SessionRecord:
         """Record a script that has left its state."""
         if self._file is not None:
             with self._writing():
-                self._file.write_step(step, step.journal.header, used, labels)
+                script = step.script
+                header = step.journal.header or self._header_of(
+                    script.source, dict(script.inputs or {}), script, step.tools, "ask"
+                )
+                self._file.write_step(step, header, used, labels)
 
     def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
         """Record what the session has used and read, without a script that has left its state."""
@@ -184,6 +204,15 @@ class SessionRecord:
     def failed(self, exc: OSError) -> None:
         """The file could not be written: it does not have what the session has done since."""
         self._broken = f"the journal of session {self._id!r} could not be written: {exc}"
+
+
+def _nothing_kept(name: str, names: list[str]) -> str:
+    """Say that there is no journal of this session, and of which sessions there is one."""
+    shown = ", ".join(map(repr, names[:MAX_SHOWN])) + (f" and {len(names) - MAX_SHOWN} more" * (len(names) > MAX_SHOWN))
+    return (
+        f"restore=True: there is no journal of a session named {name!r}; there are those of {shown or 'none'}; "
+        'restore="if_kept" begins anew when there is none'
+    )
 
 
 class _Writing:

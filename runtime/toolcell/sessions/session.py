@@ -18,7 +18,7 @@ from toolcell.config import CheckTypes, Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
-from toolcell.control.scripts import Script
+from toolcell.control.scripts import script_from
 from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.control.type_check import TypeFindings
 from toolcell.copies import changed
@@ -31,7 +31,8 @@ from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream
-from toolcell.sessions.settings import SessionSettings, check_name, check_script_limits
+from toolcell.sessions.eager_run import FedSession
+from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionState
 from toolcell.sessions.steps import KeptScript
 from toolcell.sessions.turn import SessionTurn
@@ -55,7 +56,7 @@ class SessionPlace(Protocol):
         """A session has begun to idle, and is to be looked at then."""
 
 
-class Session(OpenedInBlock, SessionWorkspace):
+class Session(OpenedInBlock, FedSession, SessionWorkspace):
     """A sandbox that stays. Scripts from several tasks run one after the other, in the order in which they came."""
 
     def __init__(
@@ -71,11 +72,11 @@ class Session(OpenedInBlock, SessionWorkspace):
         labels: Iterable[str] = (),
         *,
         is_named: bool = False,
-        restores: bool = False,
+        restores: Restores = "never",
         is_scratch: bool = False,
     ) -> None:
-        """`is_named`: it has a name of its own, by which it can be restored. `restores`: it goes on from what is on
-        disk of the session of this name. `is_scratch`: nothing of it is kept on disk."""
+        """`is_named`: it has a name of its own, by which it can be restored. `restores`: whether it goes on from what
+        is on disk of the session of this name. `is_scratch`: nothing of it is kept on disk."""
         self.id = ident
         self._is_named, self._restores, self._is_scratch = is_named, restores, is_scratch
         self.limits = limits
@@ -130,7 +131,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         A session that is restored has a sandbox from its first script on.
 
         Raises:
-            UsageError: it was opened before, or its name is taken.
+            UsageError: it was opened before, its name is taken, or it is to be restored and there is no journal of it.
             SessionError: it is open in another process, or what is on disk of it is damaged.
             SandboxUnavailable: no sandbox could be started.
         """
@@ -140,7 +141,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         self._place.enter(self)
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
-            if not self._is_scratch and self._state.open_record(restore=self._restores):
+            if not self._is_scratch and self._state.open_record(self._restores):
                 return  # the first script that needs it rebuilds the state
             async with self._exclusively():
                 await self._state.bring_up()
@@ -227,7 +228,7 @@ class Session(OpenedInBlock, SessionWorkspace):
         context = host._drafting(dry_run, context or self._context, on_approval)
         own = settings_of(Limits, limits or self.limits, "limits")
         check_script_limits(own, self.limits)
-        script = Script(source, inputs, guest_files(files), own, lint or self._host.policy.lint, None, None)
+        script = script_from(source, inputs, guest_files(files), own, lint or self._host.policy.lint, None, None)
         callable_tools = self._host._tools(tools if tools is not None else self._tools)
         handlers = (cancel, on_log, on_progress)
 
@@ -314,10 +315,7 @@ class Session(OpenedInBlock, SessionWorkspace):
             self._state.abandon()
 
     async def interrupt(self) -> bool:
-        """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`.
-
-        Returns False when none runs.
-        """
+        """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`. Else False."""
         if self._life != "open":
             return False
         self._host._tools([])  # checks that this is the event loop of the runtime

@@ -18,6 +18,13 @@ OF_SANDBOX: Final = (
 )  # fmt: skip
 """Limits of the sandbox, so of the whole session."""
 
+SESSION_PREFIX: Final = "session."
+SESSION_SUFFIX: Final = ".session"
+"""Around its name, of the file of a session in the directory of journals."""
+
+Restores = Literal["never", "if_kept", "always"]
+"""Whether a session goes on from what is on disk: never, if there is something, or it is not opened without."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

@@ -24,8 +24,8 @@ from toolcell.sandbox.backend import Sandbox
 from toolcell.sessions.kept import ScriptStore
 from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
-from toolcell.sessions.settings import SessionSettings
-from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, begin_without_calls, difference, kept_inputs
+from toolcell.sessions.settings import Restores, SessionSettings
+from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, as_sent, begin_without_calls, difference
 from toolcell.sessions.told import STUCK, named, told
 from toolcell.sessions.usage import SessionUsage
 from toolcell.tools.call import CallableTools, RunContext
@@ -56,7 +56,6 @@ class SessionState(SessionUsage):
         self._make_room = make_room
         self.is_closing = False
         self.connection: GuestConnection | None = None
-        self._is_pooled = False
         self.steps = list(steps)
         self._steps_bytes = sum(step.size() for step in self.steps)
         self._unkept: list[Script] = []
@@ -79,15 +78,16 @@ class SessionState(SessionUsage):
         """When an idle sandbox is to be looked at, on the same clock."""
         self.is_paused = False
 
-    def open_record(self, *, restore: bool) -> bool:
+    def open_record(self, restores: Restores) -> bool:
         """Open the file of the session, if it has one. Return whether there is a state in it to go on from.
 
         Raises:
             SessionError: it is open elsewhere, or damaged.
+            UsageError: there is none, and it is to be restored.
         """
         if not self._host._journals.is_durable or self.settings.restore != "journal":
             return False
-        kept = self.record.open(restore=restore)
+        kept = self.record.open(restores)
         if kept is None:
             for step in self.steps:  # of a session that this one was forked from
                 self.record.note_step(step, (0.0, 0), self.labels.held)
@@ -125,7 +125,8 @@ class SessionState(SessionUsage):
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
         journals = self._host._journals
-        store = ScriptStore(journals) if self.record.is_on_disk or on_approval == "suspend" else None
+        is_kept = (self.record.is_on_disk or on_approval == "suspend") and not script.is_fed
+        store = ScriptStore(journals) if is_kept else None
 
         def start(message: RunScript, given: RunContext) -> RunControl:
             journal = self.record.journal(message, script, tools, on_approval)
@@ -204,10 +205,11 @@ class SessionState(SessionUsage):
         self.used_calls += len(result.calls)
         lost = await self._drop_if_lost(result)
         journal, message = begun[0]
+        script = as_sent(script, message, result.eager)
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
-                self._keep(KeptScript(kept_inputs(script, message), tools, journal, result.outcome, context))
+                self._keep(KeptScript(script, tools, journal, result.outcome, context))
             else:
                 self._unkept.append(script)
         else:
@@ -342,7 +344,7 @@ class SessionState(SessionUsage):
     async def _start(self) -> None:
         await self._make_room()
         started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
-        connection, self._is_pooled = await self._host._hold(started)
+        connection = await self._host._hold(started)
         connection.sandbox = cast("Sandbox", SessionSandbox(connection.sandbox))
         connection.stays = True
         connection.post(Stay(END_MS))

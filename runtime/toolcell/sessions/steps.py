@@ -11,6 +11,7 @@ from toolcell.control.journal import Journal
 from toolcell.control.scripts import Script
 from toolcell.control.store import JournalStore
 from toolcell.copies import changed
+from toolcell.eager import EagerReport
 from toolcell.packing import pack
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools.call import CallableTools, RunContext
@@ -90,8 +91,10 @@ def begin_without_calls(tools: CallableTools) -> Begin:
     return begin
 
 
-def kept_inputs(script: Script, message: RunScript) -> Script:
-    """Return the script with the inputs that were sent, which the caller may change from now on."""
+def as_sent(script: Script, message: RunScript, eager: EagerReport | None) -> Script:
+    """Return the script with the inputs that were sent, which the caller may change from now on, and with the text."""
+    if eager is not None:
+        script = changed(script, source=eager.source, feed=None)
     return changed(script, inputs=copy.deepcopy(message.inputs) if message.inputs else None)
 
 

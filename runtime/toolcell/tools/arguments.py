@@ -30,7 +30,7 @@ from toolcell.tools.values import (
     BadValue,
     Copied,
     Path,
-    Problem,
+    ValueProblem,
     copy_arguments,
     path_text,
 )
@@ -61,7 +61,7 @@ class InvalidArguments(UsageError):
 
     code = "invalid_arguments"
 
-    def __init__(self, tool: str, problems: list[Problem], received: Any, steps: int = 0) -> None:
+    def __init__(self, tool: str, problems: list[ValueProblem], received: Any, steps: int = 0) -> None:
         lines = [f"  - {problem}" for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
             lines.append("  - and more problems")
@@ -223,7 +223,7 @@ class ArgumentChecker:
         """
         if not isinstance(args, Mapping):
             kind = "null" if args is None else type(args).__name__
-            problem = Problem((), f"must be an object, not {kind}")
+            problem = ValueProblem((), f"must be an object, not {kind}")
             rest = find_problems(self._schemas, {}) if not self.is_valid({}) else []
             raise InvalidArguments(self.tool, [problem, *rest], args)
         try:

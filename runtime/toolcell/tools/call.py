@@ -156,6 +156,8 @@ class RunContext:
     chat_id: str = ""
     session_id: str = ""
     """Of the session whose script makes the calls."""
+    item: str = ""
+    """Of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
     custom: Mapping[str, Any] = field(default_factory=dict)
     secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
     deadline: float = math.inf

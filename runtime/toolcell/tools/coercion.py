@@ -23,7 +23,7 @@ from toolcell.tools.values import (
     Copied,
     Decoder,
     Path,
-    Problem,
+    ValueProblem,
     path_text,
 )
 
@@ -170,7 +170,7 @@ class Coercer:
         self._steps = 0
         self._unions = 0
         """Unions that the value is inside of: there, nobody knows which properties are extras."""
-        self.unknown: list[Problem] = []
+        self.unknown: list[ValueProblem] = []
         """Properties that the schema does not name, where it is silent about others: the first of them."""
         self._unknown_count = 0
         self._changes = 0
@@ -251,7 +251,7 @@ class Coercer:
             if converted is not _MISSING:
                 return converted, self._note(path, value, converted)
         if "integer" in kinds and isinstance(value, float) and value.is_integer():
-            raise BadValue(Problem(path, "must be an integer of at most 64 bits"))
+            raise BadValue(ValueProblem(path, "must be an integer of at most 64 bits"))
         return value, ()
 
     def _note(self, path: Path, before: Any, after: Any) -> tuple[Change, ...]:
@@ -317,7 +317,7 @@ class Coercer:
         self._unknown_count += 1
         if len(self.unknown) < MAX_WARNINGS:
             shown = path_text((*path, name))
-            self.unknown.append(Problem(path, f"unknown property {shown!r}{did_you_mean(name, absent)}"))
+            self.unknown.append(ValueProblem(path, f"unknown property {shown!r}{did_you_mean(name, absent)}"))
 
     def _means_omitted(self, part: Any) -> bool:
         """Null for an optional property that cannot be null stands for leaving it out."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.values import Path, Problem, path_text
+from toolcell.tools.values import Path, ValueProblem, path_text
 
 BASE64: Mapping[str, str] = {"type": "string", "contentEncoding": "base64"}
 """The schema of `bytes`."""
@@ -86,14 +86,14 @@ class Placed:
 
     encoded: Mapping[Path, bytes]
     """Those that stay base64 text, because the schema asks for it."""
-    problems: list[Problem]
+    problems: list[ValueProblem]
     steps: int
 
 
 def place_bytes(schemas: Subschemas, args: dict[str, Any], blobs: Mapping[Path, bytes]) -> Placed:
     """Put bytes back into validated arguments, where they stand as base64 text, or say why they cannot be there."""
     encoded: dict[Path, bytes] = {}
-    problems: list[Problem] = []
+    problems: list[ValueProblem] = []
     raw: list[tuple[Any, str | int, bytes]] = []
     parts = Parts(schemas)
     for path, data in blobs.items():
@@ -102,11 +102,11 @@ def place_bytes(schemas: Subschemas, args: dict[str, Any], blobs: Mapping[Path, 
             continue
         about = parts.at(schemas.root, args, path)
         if not isinstance(holder[path[-1]], str):  # the text looked like a number
-            problems.append(Problem(path, _WRONG.format("something else")))
+            problems.append(ValueProblem(path, _WRONG.format("something else")))
         elif any(map(_is_base64, about)):
             encoded[path] = data
         elif any(map(_says_text, about)):
-            problems.append(Problem(path, _WRONG.format("text")))
+            problems.append(ValueProblem(path, _WRONG.format("text")))
         else:
             raw.append((holder, path[-1], data))
     for holder, step, data in raw:

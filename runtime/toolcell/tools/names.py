@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from toolcell.errors import RegistrationError
 from toolcell_bridge.guest.tool_names import IN_PLACE_OF_DOT, python_path
@@ -49,6 +49,40 @@ def collision_key(name: str) -> str:
     return provider_name(python_path(name)).casefold()
 
 
+class TakenNames:
+    """The names of a registry's tools, by what two of them must not have in common. Adding one looks at no other."""
+
+    def __init__(self, tools: Iterable[str]) -> None:
+        """`tools`: names that stand side by side already. They are not checked."""
+        self._known = dict[str, str]()
+        self._namespaces = dict[str, str]()
+        for name in tools:
+            self._note(name)
+
+    def _note(self, name: str) -> None:
+        self._known.setdefault(collision_key(name), name)
+        if "." in name:
+            self._namespaces.setdefault(collision_key(name.rpartition(".")[0]), name)
+
+    def add(self, new: Iterable[str], identity: Callable[[str], object]) -> None:
+        """Add names, each checked against all others. `identity(name)` is equal for names of one tool.
+
+        Raises:
+            RegistrationError: two names differ in case or signs only, or a name is also a namespace. Some are added.
+        """
+        for name in new:
+            self._note(name)
+            key = collision_key(name)
+            other = self._known[key]
+            if identity(other) != identity(name):
+                alike = f"{other!r} differs from it in case or signs only"
+                raise RegistrationError(f"tool {name!r}: {alike}; rename one of them")
+            for each in {key, collision_key(name.rpartition(".")[0])}:
+                if each in self._known and each in self._namespaces:
+                    alike = f"the namespace of {self._namespaces[each]!r}"
+                    raise RegistrationError(f"tool {self._known[each]!r} has the name of {alike}; rename one of them")
+
+
 def check_collisions(new: Iterable[str], tools: Mapping[str, object]) -> None:
     """Refuse names that a model or a script could take for one another. Two names of one tool may be alike.
 
@@ -57,17 +91,4 @@ def check_collisions(new: Iterable[str], tools: Mapping[str, object]) -> None:
     Raises:
         RegistrationError: two names differ in case or signs only, or a name is also a namespace.
     """
-    known = dict[str, str]()
-    namespaces = dict[str, str]()
-    for name in tools:
-        known.setdefault(collision_key(name), name)
-        if "." in name:
-            namespaces.setdefault(collision_key(name.rpartition(".")[0]), name)
-    for name in new:
-        other = known[collision_key(name)]
-        if tools[other] != tools[name]:
-            alike = f"{other!r} differs from it in case or signs only"
-            raise RegistrationError(f"tool {name!r}: {alike}; rename one of them")
-    for key in namespaces.keys() & known.keys():
-        alike = f"the namespace of {namespaces[key]!r}"
-        raise RegistrationError(f"tool {known[key]!r} has the name of {alike}; rename one of them")
+    TakenNames(tools).add(new, tools.__getitem__)

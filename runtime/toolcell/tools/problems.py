@@ -18,7 +18,7 @@ import pydantic
 from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
-from toolcell.tools.values import MAX_STEP_CHARS, Path, Problem, is_large
+from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
@@ -43,7 +43,7 @@ _COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems")
 _NESTED = ("anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref")
 
 
-def find_problems(schemas: Subschemas, value: Any) -> list[Problem]:
+def find_problems(schemas: Subschemas, value: Any) -> list[ValueProblem]:
     """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more."""
     return list(itertools.islice(_Finder(schemas).below(schemas.root, value, ()), MAX_PROBLEMS + 1))
 
@@ -55,10 +55,10 @@ class _Finder:
         self._schemas = schemas
         self._is_in_union = is_in_union
 
-    def below(self, part: Any, value: Any, path: Path, references: int = 0) -> Iterator[Problem]:
+    def below(self, part: Any, value: Any, path: Path, references: int = 0) -> Iterator[ValueProblem]:
         """The problems of a value that is invalid under `part`, its own before those of its members."""
         if not isinstance(part, Mapping) or references > MAX_REFERENCES:
-            yield Problem(path, "is not allowed here")
+            yield ValueProblem(path, "is not allowed here")
             return
         found = False
         for is_final, problem in self._own(part, value, path):
@@ -75,9 +75,9 @@ class _Finder:
             found = True
             yield problem
         if not found:
-            yield Problem(path, "does not fit its schema")
+            yield ValueProblem(path, "does not fit its schema")
 
-    def _own(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, Problem]]:
+    def _own(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
         """What the value itself breaks, whatever its members are. True: a wrong type, after which nothing counts."""
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
@@ -89,9 +89,9 @@ class _Finder:
         mistyped = [error for error in errors if isinstance(error.kind, Kind.Type) and not error.instance_path]
         for error in mistyped or errors:
             for text in _explain(error, value, part):
-                yield bool(mistyped), Problem((*path, *error.instance_path), text[:MAX_MESSAGE_CHARS])
+                yield bool(mistyped), ValueProblem((*path, *error.instance_path), text[:MAX_MESSAGE_CHARS])
 
-    def _own_of_large(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, Problem]]:
+    def _own_of_large(self, part: Part, value: Any, path: Path) -> Iterator[tuple[bool, ValueProblem]]:
         """The same, one keyword at a time: each error of the library would hold a copy of the value."""
         own = _without_members(part)
         beside = {keyword: own[keyword] for keyword in _BESIDE if keyword in own}
@@ -101,7 +101,7 @@ class _Finder:
             if validator is None or validator.is_valid(value):
                 continue
             for text in self._explain_large(keyword, part, value):
-                yield keyword == "type", Problem(path, text[:MAX_MESSAGE_CHARS])
+                yield keyword == "type", ValueProblem(path, text[:MAX_MESSAGE_CHARS])
 
     def _explain_large(self, keyword: str, part: Part, value: Any) -> Iterator[str]:
         asked = part[keyword]
@@ -122,7 +122,7 @@ class _Finder:
                 held = f", and has {len(value)}" if keyword in _COUNTS else ""
                 yield f"does not fit {keyword} {quoted(asked)}{held}"
 
-    def _same_value(self, part: Part, value: Any, path: Path, references: int) -> Iterator[Problem]:
+    def _same_value(self, part: Part, value: Any, path: Path, references: int) -> Iterator[ValueProblem]:
         """Problems under the parts that speak about the same value."""
         schemas = self._schemas
         parts: list[Any] = [*part.get("allOf", ())]
@@ -136,35 +136,35 @@ class _Finder:
             if not schemas.is_valid(each, value):
                 yield from self.below(each, value, path, references + 1)
 
-    def _union(self, branches: Sequence[Any], keyword: str, value: Any, path: Path) -> Iterator[Problem]:
+    def _union(self, branches: Sequence[Any], keyword: str, value: Any, path: Path) -> Iterator[ValueProblem]:
         fitting = sum(self._schemas.is_valid(branch, value) for branch in branches)
         if fitting > 1 and keyword == "oneOf":
-            yield Problem(path, f"fits {fitting} of the allowed forms, and must fit exactly one")
+            yield ValueProblem(path, f"fits {fitting} of the allowed forms, and must fit exactly one")
         if fitting:
             return
         if self._is_in_union:
-            yield Problem(path, "fits none of the allowed forms")
+            yield ValueProblem(path, "fits none of the allowed forms")
             return
         inner = _Finder(self._schemas, is_in_union=True)
         shown = [self._branch(inner, branch, value) for branch in branches[:MAX_BRANCHES]]
         more = "; ..." if len(branches) > MAX_BRANCHES else ""
         text = f"fits none of the allowed forms: {'; or '.join(shown)}{more}"
-        yield Problem(path, text[:MAX_MESSAGE_CHARS])
+        yield ValueProblem(path, text[:MAX_MESSAGE_CHARS])
 
     @staticmethod
     def _branch(inner: _Finder, branch: Any, value: Any) -> str:
         problems = itertools.islice(inner.below(branch, value, ()), BRANCH_PROBLEMS)
         return " and ".join((str(problem) if problem.path else problem.message)[:200] for problem in problems)
 
-    def _names(self, part: Part, value: Any, path: Path) -> Iterator[Problem]:
+    def _names(self, part: Part, value: Any, path: Path) -> Iterator[ValueProblem]:
         if "propertyNames" not in part or not isinstance(value, dict):
             return
         for name in value:
             if not self._schemas.is_valid(part["propertyNames"], name):
                 for problem in self.below(part["propertyNames"], name, ()):
-                    yield Problem(path, f"property name {quoted(name)} {problem.message}")
+                    yield ValueProblem(path, f"property name {quoted(name)} {problem.message}")
 
-    def _members(self, part: Part, value: Any, path: Path) -> Iterator[Problem]:
+    def _members(self, part: Part, value: Any, path: Path) -> Iterator[ValueProblem]:
         if isinstance(value, dict):
             members: Iterator[tuple[str | int, Any, Any]] = self._properties(part, value)
         elif isinstance(value, list):
@@ -357,7 +357,7 @@ def described(exc: ValueError | TypeError) -> str:
     if count > MAX_LISTED_ERRORS:
         return text
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:MAX_PROBLEMS]
-    named = [str(Problem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
+    named = [str(ValueProblem((*above, *error["loc"]), error["msg"][:MAX_MESSAGE_CHARS])) for error in errors]
     if count > MAX_PROBLEMS:
         named.append("and more problems")
     return "\n  - ".join([text, *named])

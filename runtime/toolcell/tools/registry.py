@@ -24,7 +24,7 @@ from toolcell.tools.definition import ToolDefinition, warn_about_description
 from toolcell.tools.enabling import EnablingRegistry
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
-from toolcell.tools.names import check_collisions
+from toolcell.tools.names import TakenNames, check_collisions
 from toolcell.tools.observed import with_observed
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.policy import CallPolicy
@@ -57,6 +57,8 @@ class ToolRegistry(EnablingRegistry):
         self._policy = policy
         self._lock = threading.RLock()
         self._frozen = False
+        self._taken: tuple[Mapping[str, RegisteredTool], TakenNames] | None = None
+        """Its names, as long as its tools are these."""
 
     @property
     def policy(self) -> CallPolicy:
@@ -166,6 +168,9 @@ class ToolRegistry(EnablingRegistry):
         with self._lock:
             self._check_open()
             tools = dict(self._state.tools)
+            taken, self._taken = self._taken, None
+            if taken is None or taken[0] is not self._state.tools or any(tool.name in tools for tool in new):
+                taken = tools, TakenNames(tools)
             if len({tool.name for tool in new}) != len(new):
                 raise RegistrationError(f"a tool offers one name twice: {[tool.name for tool in new]}")
             for tool in new:
@@ -174,8 +179,9 @@ class ToolRegistry(EnablingRegistry):
                 if tool.name in tools:
                     logger.info("tool %s replaced", tool.name)
                 tools[tool.name] = tool
-            check_collisions([tool.name for tool in new], identities(tools))
+            taken[1].add([tool.name for tool in new], lambda name: tools[name].identity)
             self._change(tools=tools)
+            self._taken = self._state.tools, taken[1]
 
     def unregister(self, name: str) -> bool:
         """Take a tool away; False when there was none."""

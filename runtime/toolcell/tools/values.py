@@ -41,7 +41,7 @@ NO_BLOBS: Mapping[Path, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ValueProblem:
     """One thing wrong with a value, and where."""
 
     path: tuple[str | int, ...]
@@ -54,7 +54,7 @@ class Problem:
 class BadValue(ValueError):
     """A value that no JSON argument can be."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ValueProblem) -> None:
         super().__init__(str(problem))
         self.problem = problem
         self.steps = 0
@@ -101,16 +101,16 @@ class _Copier:
     def _text(self, text: str, path: tuple[str | int, ...]) -> None:
         self.chars += len(text)
         if self.chars > MAX_TEXT_CHARS:
-            raise BadValue(Problem(path, f"text is too long (more than {MAX_TEXT_CHARS} characters in all)"))
+            raise BadValue(ValueProblem(path, f"text is too long (more than {MAX_TEXT_CHARS} characters in all)"))
         if not text.isascii():
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError:
-                raise BadValue(Problem(path, "contains a lone surrogate, which is not valid text")) from None
+                raise BadValue(ValueProblem(path, "contains a lone surrogate, which is not valid text")) from None
 
     def _number(self, number: float, path: tuple[str | int, ...]) -> float:
         if not math.isfinite(number):
-            raise BadValue(Problem(path, f"{number} is not a JSON number"))
+            raise BadValue(ValueProblem(path, f"{number} is not a JSON number"))
         if number.is_integer():
             self.has_whole_floats = True
         return number
@@ -118,9 +118,9 @@ class _Copier:
     def _container(self, value: Any, path: tuple[str | int, ...]) -> Any:
         self.nodes += 1 + (len(value) if isinstance(value, Mapping | list | tuple) else 0)
         if len(path) >= MAX_DEPTH:
-            raise BadValue(Problem(path[:4], f"nested deeper than {MAX_DEPTH} levels"))
+            raise BadValue(ValueProblem(path[:4], f"nested deeper than {MAX_DEPTH} levels"))
         if self.nodes > MAX_NODES:
-            raise BadValue(Problem(path, f"too many values (more than {MAX_NODES})"))
+            raise BadValue(ValueProblem(path, f"too many values (more than {MAX_NODES})"))
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, list | tuple):
@@ -132,7 +132,7 @@ class _Copier:
         for key, item in value.items():
             name = key if type(key) is str else next(iter(_as_plain({key: None}, path)))
             if name in copy:
-                raise BadValue(Problem(path, f"two keys become {shown(name)}"))
+                raise BadValue(ValueProblem(path, f"two keys become {shown(name)}"))
             self._text(name, path)
             copy[name] = self.copy(item, (*path, name))
         return copy
@@ -150,12 +150,14 @@ def _as_plain(value: Any, path: Path) -> Any:
     try:
         return to_plain(value, path_text(path), max_depth=MAX_DEPTH - len(path))
     except (UnsendableValue, ValueTooLarge) as exc:
-        raise BadValue(Problem(path, str(exc).removeprefix(f"cannot send {path_text(path)}").lstrip(": "))) from exc
+        raise BadValue(
+            ValueProblem(path, str(exc).removeprefix(f"cannot send {path_text(path)}").lstrip(": "))
+        ) from exc
 
 
 def _integer(number: int, path: tuple[str | int, ...]) -> int:
     if not MIN_INTEGER <= number <= MAX_INTEGER:
-        raise BadValue(Problem(path, f"integer has more than 64 bits ({number.bit_length()})"))
+        raise BadValue(ValueProblem(path, f"integer has more than 64 bits ({number.bit_length()})"))
     return number
 
 
@@ -192,7 +194,7 @@ def copy_arguments(args: Mapping[str, Any]) -> Copied:
         exc.steps = copier.nodes
         raise
     except (Exception, SystemExit) as exc:  # the value's own code failed
-        raise BadValue(Problem((), f"cannot be read ({type(exc).__name__})")) from exc
+        raise BadValue(ValueProblem((), f"cannot be read ({type(exc).__name__})")) from exc
     return Copied(copy, copier.nodes, copier.chars, copier.has_whole_floats, copier.blobs)
 
 
@@ -223,7 +225,7 @@ class Decoder:
             try:
                 said = json.loads(text)
             except RecursionError:
-                raise BadValue(Problem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
+                raise BadValue(ValueProblem(path[:4], f"nested deeper than {MAX_DEPTH} levels")) from None
             self._decoded[key] = (text, self._copier.copy(said, path))
         return self._decoded[key][1]
 

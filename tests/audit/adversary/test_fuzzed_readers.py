@@ -18,9 +18,10 @@ from audit.record_examples import EXAMPLES
 from toolcell.audit import receipt, records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.diff import Comparison
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import MAGIC, encode_frame, segment_path, split_segment
 from toolcell.audit.otel import SpanSink
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import AnsweringTools, recorded_result, runtime_options, script_calls
 from toolcell.audit.retention import expired_segments

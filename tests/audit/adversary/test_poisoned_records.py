@@ -18,8 +18,9 @@ from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
 from toolcell import packing
 from toolcell.audit import records
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import encode_frame, segment_path
-from toolcell.audit.query import Filter, Index
+from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
 from toolcell.audit.replay import runtime_options
 from toolcell.audit.signatures import load_heads, read_prune_record

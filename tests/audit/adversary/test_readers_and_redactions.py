@@ -22,6 +22,7 @@ from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
 from toolcell import packing
 from toolcell.audit import chain_check, indexing, receipt, records, redaction
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import (
     GENESIS,
     LOCK_FILE,
@@ -36,7 +37,7 @@ from toolcell.audit.format import (
     split_segment,
 )
 from toolcell.audit.keys import HmacKey
-from toolcell.audit.query import BROKEN, UNSIGNED, VERIFIED, Filter, Index
+from toolcell.audit.query import BROKEN, UNSIGNED, VERIFIED, Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.remote_witnesses import HttpWitness
 from toolcell.audit.run_diff import compare_runs

@@ -180,6 +180,28 @@ async def test_a_folder_is_imported_found_and_exported_as_it_was(
     assert digest_of(again) == digest_of(skill)
 
 
+async def test_a_folder_that_is_imported_again_replaces_its_skill(
+    store: MemoryStore, folder: Path, tmp_path: Path
+) -> None:
+    skills = Skills(store, HashEmbeddings(), folders=tmp_path / "kept")
+    first = await skills.import_folder(folder)
+    same = await skills.import_folder(folder)
+    assert (same.id, digest_of(same), same.created_at) == (first.id, digest_of(first), first.created_at)
+
+    (folder / "SKILL.md").write_text(SKILL_MD.replace("Run scripts/report.py.", "Count whales."))
+    (folder / "helper.py").unlink()
+    (folder / "data" / "x.txt").write_text("newer")
+    newer = await skills.import_folder(folder)
+    (kept,) = await store.list_skills()
+    assert (kept.id, kept.instructions) == (first.id, "# Steps\n\nCount whales.") == (newer.id, newer.instructions)
+    assert not (tmp_path / "kept" / first.id / "helper.py").exists()
+    await skills.export_folder(first.id, tmp_path / "out")
+    assert (tmp_path / "out" / "csv-report" / "data" / "x.txt").read_text() == "newer"
+
+    other = await skills.import_folder(folder, created_by="somebody else")
+    assert other.id != first.id and len(await store.list_skills()) == 2
+
+
 async def test_a_skill_that_a_model_wrote_is_exported(
     registry: ToolRegistry, store: MemoryStore, tmp_path: Path
 ) -> None:

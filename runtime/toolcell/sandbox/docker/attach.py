@@ -20,7 +20,7 @@ from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiple
 from toolcell.sandbox.stream import SocketStream
 
 if TYPE_CHECKING:
-    from toolcell.sandbox.docker.client import Client
+    from toolcell.sandbox.docker.client import EngineClient
 
 OUTPUT_BYTES = 4 << 20
 """Most raw output held for `take_output`. Beyond it nothing more is read, and the guest waits in its write()."""
@@ -38,7 +38,7 @@ PIECE_BYTES = 16 * 1024
 PUMP_BYTES = 64 * 1024
 
 
-async def attach(client: Client, container: str, *, end_marker: bytes = b"") -> AttachedStream:
+async def attach(client: EngineClient, container: str, *, end_marker: bytes = b"") -> AttachedStream:
     """Attach to a created container. Call it before the container is started, so that no output is missed.
 
     Raises:
@@ -47,7 +47,7 @@ async def attach(client: Client, container: str, *, end_marker: bytes = b"") -> 
     return AttachedStream(await client.call(_attach_now, client, container), end_marker=end_marker)
 
 
-def _attach_now(client: Client, container: str) -> socket.socket:
+def _attach_now(client: EngineClient, container: str) -> socket.socket:
     wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
     found: Any = client.api.attach_socket(container, params=wanted)
     response = getattr(found, "_response", None)

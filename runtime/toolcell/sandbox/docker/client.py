@@ -68,7 +68,7 @@ class Conflict(SandboxUnavailable):
     """The object is in the wrong state: it has already stopped, or is already being removed."""
 
 
-class Client:
+class EngineClient:
     """A connection to one daemon. Make it with `connect`."""
 
     def __init__(self, api: APIClient, info: DaemonInfo, address: str) -> None:
@@ -80,7 +80,7 @@ class Client:
         self._limiter = anyio.CapacityLimiter(CALLS_AT_ONCE)
 
     @classmethod
-    async def connect(cls, docker_host: str | None = None) -> Client:
+    async def connect(cls, docker_host: str | None = None) -> EngineClient:
         """Connect to the daemon at `docker_host`, else at DOCKER_HOST, else to the local one.
 
         DOCKER_TLS_VERIFY and DOCKER_CERT_PATH apply as in Docker's own command line.
@@ -91,7 +91,7 @@ class Client:
         return await daemon_threads.run_sync(cls.connect_now, docker_host)
 
     @classmethod
-    def connect_now(cls, docker_host: str | None = None) -> Client:
+    def connect_now(cls, docker_host: str | None = None) -> EngineClient:
         """Blocking form of `connect`."""
         address = _address(docker_host)
         with translate_errors(address):
@@ -166,7 +166,7 @@ class Client:
 
 
 def list_labelled(api: APIClient, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """Blocking form of `Client.list`."""
+    """Blocking form of `EngineClient.list`."""
     wanted = [key if value is None else f"{key}={value}" for key, value in labels.items()]
     found: list[dict[str, Any]] = api.containers(all=True, filters={"label": wanted})
     return found

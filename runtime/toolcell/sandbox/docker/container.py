@@ -18,7 +18,7 @@ from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.attach import AttachedStream
-from toolcell.sandbox.docker.client import Client, Conflict
+from toolcell.sandbox.docker.client import Conflict, EngineClient
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
 from toolcell_bridge.guest.errors import ASK_SIGNAL
@@ -79,7 +79,7 @@ class ContainerState:
 class Events:
     """The daemon's stream of events, read by a thread. Call `listen` again after the daemon was away."""
 
-    def __init__(self, client: Client, labels: dict[str, str]) -> None:
+    def __init__(self, client: EngineClient, labels: dict[str, str]) -> None:
         self._client = client
         self._filters = {"type": ["container"], "event": EVENT_NAMES, "label": [f"{k}={v}" for k, v in labels.items()]}
         self._states: dict[str, ContainerState] = {}
@@ -144,7 +144,7 @@ class Events:
 class ContainerOwner(Protocol):
     """What a container needs of the engine that started it."""
 
-    client: Client
+    client: EngineClient
 
     def run_in_background(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Run it in the background and ignore that the daemon is gone."""

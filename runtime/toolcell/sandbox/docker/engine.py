@@ -17,7 +17,7 @@ from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.container import END_S, Container, ContainerState, Events
 from toolcell.sandbox.docker.hardening import LABEL_MODE, Blueprint
 from toolcell.sandbox.docker.images.packages import ensure_image
@@ -27,7 +27,9 @@ from toolcell.sandbox.docker.images.reference import ImageRef
 class Engine:
     """An open connection to a daemon, and everything this backend has there."""
 
-    def __init__(self, client: Client, image: ImageRef, watcher: reaper.Watcher, tasks: TaskGroup, key: str) -> None:
+    def __init__(
+        self, client: EngineClient, image: ImageRef, watcher: reaper.Watcher, tasks: TaskGroup, key: str
+    ) -> None:
         self.client = client
         self.image = image
         self.key = key
@@ -48,7 +50,7 @@ class Engine:
         Raises:
             SandboxUnavailable: there is no daemon, image or runtime of that name; the message says what to do.
         """
-        client = await Client.connect(docker_host)
+        client = await EngineClient.connect(docker_host)
         try:
             if runtime is not None and client.info.runtimes and runtime not in client.info.runtimes:
                 known = ", ".join(client.info.runtimes)

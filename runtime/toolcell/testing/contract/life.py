@@ -94,7 +94,7 @@ async def closed_during_a_run(harness: BackendHarness) -> None:
                     await backend.close()
     except TimeoutError:
         raise ContractViolation("a run continues after its backend was closed") from None
-    expect(outcomes[0] in (Outcome.KILLED, Outcome.PROTOCOL_ERROR), f"the run ended as {outcomes[0]}")
+    expect(outcomes[0] in (Outcome.KILLED, Outcome.LOST, Outcome.PROTOCOL_ERROR), f"the run ended as {outcomes[0]}")
     expect(not connection.sandbox.is_alive(), "a sandbox outlives its backend")
     await connection.sandbox.destroy()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -38,6 +40,8 @@ from toolcell.tools.spec import ToolSpec
 TOP: Final = 5
 MAX_ITEMS: Final = 100
 NO_SKILL: Final = "skill not found: "
+_IMPORTED: Final = uuid.UUID("6c0f4c0e-3f0b-4b57-9d0e-5a3b8a1c7d21")
+"""The namespace of the ids of imported skills: a folder that is imported again is the same skill."""
 
 RUN_SCRIPT: Final = """
 import os, runpy, sys, traceback
@@ -269,6 +273,8 @@ class Skills(ToolPackage):
     async def import_folder(self, path: str | os.PathLike[str], *, created_by: str = "import") -> Skill:
         """Store the skill in a folder with a SKILL.md, and keep its files in `folders`.
 
+        A skill of the same name that `created_by` gave before is replaced, and keeps its id.
+
         Raises:
             UsageError: the folder is no skill, or it has files and there is no `folders` to keep them in.
         """
@@ -278,14 +284,29 @@ class Skills(ToolPackage):
                 f"the skill {read.name!r:.80} has {len(read.files)} files; give Skills a folders= for them"
             )
         skill = Skill(
+            id=str(uuid.uuid5(_IMPORTED, json.dumps([created_by, read.name]))),
             name=read.name, description=read.description, instructions=read.instructions, tools=read.tools,
             tags=read.tags, model=read.model, references=read.references, created_by=created_by,
         )  # fmt: skip
+        earlier = await self._store.get_skill(skill.id)
         for name, data in read.files.items():
             assert self._folders is not None
             await in_thread(self._folders.write, f"{skill.id}/{name}", data)
-        await self._create(skill)
+        if earlier is None:
+            await self._create(skill)
+            return skill
+        skill = replace(skill, created_at=earlier.created_at)
+        if not await self._store.update_skill(replace(skill, embedding=await self._embed(skill.description))):
+            await self._create(skill)  # somebody deleted it meanwhile
+        await in_thread(self._delete_files, skill.id, {*_paths(earlier)} - {*read.files})
         return skill
+
+    def _delete_files(self, skill_id: str, paths: Iterable[str]) -> None:
+        """Delete files that the skill has no longer."""
+        for path in paths:
+            if self._folders is not None:
+                with contextlib.suppress(ToolError):  # it is gone
+                    self._folders.delete(f"{skill_id}/{path}")
 
     async def export_folder(self, skill_id: str, directory: str | os.PathLike[str]) -> str:
         """Write a skill as a folder with a SKILL.md below `directory`, and return the folder's name.
@@ -309,6 +330,11 @@ class Skills(ToolPackage):
 
     async def _embed(self, text: str) -> list[float]:
         return (await embed_texts(self._embeddings, [text]))[0]
+
+
+def _paths(skill: Skill) -> Iterator[str]:
+    """Yield the paths of the files that came with a skill."""
+    return (path for path, digest in map(read_reference, skill.references) if digest)
 
 
 def digest_of(skill: Skill) -> str:

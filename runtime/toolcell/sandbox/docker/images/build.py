@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import toolcell
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Client, Conflict, NotFound, call_api
+from toolcell.sandbox.docker.client import Conflict, EngineClient, NotFound, call_api
 from toolcell.sandbox.docker.images import debian_base, reference
 from toolcell.sandbox.docker.images.check import PROBE_TIMEOUT_S, ask_python
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -51,7 +51,7 @@ def silent(text: str) -> None:
 STEP_TIMEOUT_S = 900
 """Longest silence of an engine while it builds. Copying a large layer is one silent step."""
 
-KEEP_S = {reference.STAGE: STEP_TIMEOUT_S, reference.SANDBOX: 24 * 3600}
+KEEP_S = {reference.STAGE: STEP_TIMEOUT_S, reference.SANDBOX: 24 * 3600, reference.SERVICE: 24 * 3600}
 """Age at which an image without a tag is removed. A younger stage may belong to a build in progress."""
 
 
@@ -79,7 +79,7 @@ def sources() -> Path:
 
 
 def build_python(
-    client: Client,
+    client: EngineClient,
     base: str | None = None,
     *,
     tag: str = reference.DEFAULT_IMAGE,
@@ -96,7 +96,7 @@ def build_python(
 
 
 def build_shell(
-    client: Client, base: str | None = None, *, tag: str = reference.SHELL_IMAGE, fresh: bool = False,
+    client: EngineClient, base: str | None = None, *, tag: str = reference.SHELL_IMAGE, fresh: bool = False,
     report: Report = silent,
 ) -> ImageRef:  # fmt: skip
     """Build the image for `Policy(shell=True)` on `base`, which has the programs, else on the official Python image.
@@ -108,10 +108,10 @@ def build_shell(
 
 
 def _build_guest(
-    client: Client, base: str | None, tag: str, more: Mapping[str, str], name: str, fresh: bool, report: Report
+    client: EngineClient, base: str | None, tag: str, more: Mapping[str, str], name: str, fresh: bool, report: Report
 ) -> ImageRef:
     on = find_base(client, base or DEFAULT_BASE, report)
-    with _context(name) as context:
+    with context_of(name) as context:
         if name == "shell":
             (context / "programs.txt").write_text("\n".join(NAMES), encoding="ascii")
         report(f"guest {reference.VERSION} for Python {on.python.version}")
@@ -127,7 +127,7 @@ def _build_guest(
         return build(client, context, on.id, tag, labels, fresh=fresh, keep_stages=True, report=report)
 
 
-def renew(client: Client, image: ImageRef, report: Report = silent) -> ImageRef:
+def renew(client: EngineClient, image: ImageRef, report: Report = silent) -> ImageRef:
     """Build a sandbox image again on its own base with this installation's guest. It takes seconds and no download.
 
     Raises:
@@ -138,7 +138,7 @@ def renew(client: Client, image: ImageRef, report: Report = silent) -> ImageRef:
 
 
 def build_data(
-    client: Client, on: ImageRef, *, tag: str = reference.DATA_IMAGE, fresh: bool = False, report: Report = silent
+    client: EngineClient, on: ImageRef, *, tag: str = reference.DATA_IMAGE, fresh: bool = False, report: Report = silent
 ) -> ImageRef:
     """Build the image with packages for looking at data, on the sandbox image `on`."""
     wanted = read_requirements((sources() / "python-data" / "packages.txt").read_text(encoding="utf-8").splitlines())
@@ -146,7 +146,7 @@ def build_data(
 
 
 def build_with_packages(
-    client: Client,
+    client: EngineClient,
     on: ImageRef,
     wanted: list[str],
     *,
@@ -161,7 +161,7 @@ def build_with_packages(
         UsageError, PackageError: a package is not available.
         SandboxUnavailable: the engine could not build.
     """
-    with _context("python-data") as context:
+    with context_of("python-data") as context:
         report(f"fetching {', '.join(wanted)} for Python {on.python}")
         site = context / "packages"
         install_packages(site, wanted, ask_python(client, on.id), on.packages)
@@ -173,7 +173,7 @@ def build_with_packages(
 
 
 @contextmanager
-def _context(name: str) -> Iterator[Path]:
+def context_of(name: str) -> Iterator[Path]:
     """Make a build context with the Dockerfile and prepare.py; the caller adds the rest."""
     folder = sources()
     with tempfile.TemporaryDirectory(prefix="toolcell-image-") as directory:
@@ -183,7 +183,7 @@ def _context(name: str) -> Iterator[Path]:
         yield context
 
 
-def find_base(client: Client, name: str, report: Report) -> Base:
+def find_base(client: EngineClient, name: str, report: Report) -> Base:
     """Find an image to build on; pull it when the engine does not have it.
 
     Raises:
@@ -203,7 +203,7 @@ def find_base(client: Client, name: str, report: Report) -> Base:
     return Base(str(inspected["Id"]), str((inspected.get("RepoDigests") or [inspected["Id"]])[0]), python)
 
 
-def _pull(client: Client, name: str) -> dict[str, Any]:
+def _pull(client: EngineClient, name: str) -> dict[str, Any]:
     try:
         call_api(client.api.pull, name)
         return dict(call_api(client.api.inspect_image, name))
@@ -215,7 +215,7 @@ def _pull(client: Client, name: str) -> dict[str, Any]:
 
 
 def build(
-    client: Client,
+    client: EngineClient,
     context: Path,
     base: str,
     tag: str,
@@ -246,7 +246,7 @@ def build(
     return found
 
 
-def _build(client: Client, archive: IO[bytes], tag: str, options: Mapping[str, Any], report: Report) -> list[str]:
+def _build(client: EngineClient, archive: IO[bytes], tag: str, options: Mapping[str, Any], report: Report) -> list[str]:
     """Build and return the ids of the stages below the result."""
     lines = client.api.build(
         fileobj=archive,
@@ -281,7 +281,7 @@ def stages_in(output: list[str]) -> list[str]:
     return stages
 
 
-def outdated_images(client: Client, own: list[str]) -> list[str]:
+def outdated_images(client: EngineClient, own: list[str]) -> list[str]:
     """Return images of earlier builds that have no tag and are so old that no program is about to use them."""
     old: list[str] = []
     for role, keep_s in KEEP_S.items():
@@ -290,7 +290,7 @@ def outdated_images(client: Client, own: list[str]) -> list[str]:
     return [each for each in old if not any(each.startswith(f"sha256:{stage}") for stage in own)]
 
 
-def remove_abandoned_probes(client: Client) -> None:
+def remove_abandoned_probes(client: EngineClient) -> None:
     """Remove probe containers of programs that died before the probe ended."""
     probes = call_api(client.api.containers, all=True, filters={"label": f"{reference.ROLE}={reference.PROBE}"})
     for each in probes:
@@ -301,7 +301,7 @@ def remove_abandoned_probes(client: Client) -> None:
                 continue
 
 
-def remove_unused(client: Client, image: str) -> None:
+def remove_unused(client: EngineClient, image: str) -> None:
     """Remove an image unless a tag, a container or another image still needs it."""
     try:
         inspected = call_api(client.api.inspect_image, image)
@@ -324,7 +324,7 @@ def pack(context: Path, target: IO[bytes]) -> None:
 
 
 def import_debian(
-    client: Client, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent,
+    client: EngineClient, *, suite: str = debian_base.SUITE, mirror: str = debian_base.MIRROR, report: Report = silent,
     shell: bool = False,
 ) -> str:  # fmt: skip
     """Import a base image of Debian packages, unless it has the same packages already; return its id.

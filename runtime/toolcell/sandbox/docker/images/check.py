@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Client, call_api
+from toolcell.sandbox.docker.client import EngineClient, call_api
 from toolcell.sandbox.docker.images import reference
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import DESCRIBE_PYTHON, ImagePython
@@ -63,7 +63,7 @@ SHELL_PROGRAMS = frozenset({*NAMES, "dash", "mawk", "gawk"})
 """What an image of a shell may have."""
 
 
-def ask_python(client: Client, image: str) -> ImagePython:
+def ask_python(client: EngineClient, image: str) -> ImagePython:
     """Run an image's interpreter once to learn its version and platform.
 
     Raises:
@@ -75,7 +75,7 @@ def ask_python(client: Client, image: str) -> ImagePython:
         raise SandboxUnavailable(f"the Python in {image} did not describe itself: {exc}") from exc
 
 
-def run_python(client: Client, image: str, code: str, runtime: str | None = None) -> str:
+def run_python(client: EngineClient, image: str, code: str, runtime: str | None = None) -> str:
     """Run our own code in a container of `image`, without network and nearly read-only; return what it printed.
 
     Raises:
@@ -115,7 +115,7 @@ def _probe_config(image: str, code: str, runtime: str | None) -> dict[str, Any]:
     }
 
 
-def problems(client: Client, image: ImageRef, runtime: str | None = None) -> list[str]:
+def problems(client: EngineClient, image: ImageRef, runtime: str | None = None) -> list[str]:
     """Return the problems of an image; an empty list means that it is sound.
 
     Args:
@@ -135,7 +135,7 @@ def problems(client: Client, image: ImageRef, runtime: str | None = None) -> lis
     return [*problems_of_config(config), *problems_inside(found, image)]
 
 
-def require_sound(client: Client, image: ImageRef) -> None:
+def require_sound(client: EngineClient, image: ImageRef) -> None:
     """Check that an image has no problems.
 
     Raises:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from packaging.utils import canonicalize_name
 
-from toolcell.sandbox.docker.client import Client
+from toolcell.sandbox.docker.client import EngineClient
 from toolcell.sandbox.docker.images import reference
 from toolcell.sandbox.docker.images.build import build_with_packages
 from toolcell.sandbox.docker.images.reference import ImageRef
@@ -26,7 +26,7 @@ _building = threading.Lock()
 """One build at a time in this process. When two processes build the same image at once, the engine keeps one."""
 
 
-def ensure_image(client: Client, image: str | None = None, packages: Sequence[str] = ()) -> ImageRef:
+def ensure_image(client: EngineClient, image: str | None = None, packages: Sequence[str] = ()) -> ImageRef:
     """Find the image to make containers of. With `packages` that it lacks, derive an image, once.
 
     Raises:
@@ -38,7 +38,7 @@ def ensure_image(client: Client, image: str | None = None, packages: Sequence[st
     return derive(client, found, packages) if packages else found
 
 
-def derive(client: Client, on: ImageRef, packages: Sequence[str]) -> ImageRef:
+def derive(client: EngineClient, on: ImageRef, packages: Sequence[str]) -> ImageRef:
     """Return an image that is `on` with `packages`; `on` itself when it has them.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 import toolcell_bridge
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.docker.client import Client, NotFound, call_api
+from toolcell.sandbox.docker.client import EngineClient, NotFound, call_api
 
 LABEL = "io.toolcell."
 GUEST, PYTHON, ROLE = f"{LABEL}guest", f"{LABEL}python", f"{LABEL}role"
@@ -32,13 +32,14 @@ KEY = f"{LABEL}key"
 
 REPOSITORY, DATA_REPOSITORY, SHELL_REPOSITORY = "toolcell/python", "toolcell/python-data", "toolcell/shell"
 DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell.sandbox.process.package_sources", "toolcell/debian"
-SANDBOX, DEBIAN, STAGE, PROBE = "sandbox", "debian", "stage", "question"
+SANDBOX, SERVICE, DEBIAN, STAGE, PROBE = "sandbox", "service", "debian", "stage", "question"
 """Roles. A stage is an intermediate image that makes the next build quick. A probe is a container that runs once."""
 
 VERSION = toolcell_bridge.__version__
 DEFAULT_IMAGE = f"{REPOSITORY}:{VERSION}"
 DATA_IMAGE = f"{DATA_REPOSITORY}:{VERSION}"
 SHELL_IMAGE = f"{SHELL_REPOSITORY}:{VERSION}"
+SERVICE_IMAGE = f"toolcell/service:{VERSION}"
 
 HOW_TO_BUILD = "toolcell images build (add --debian where no container registry can be reached)"
 
@@ -72,7 +73,7 @@ class ImageRef:
         return bool(self.guest_version)
 
 
-def require_image(client: Client, image: str | None = None) -> ImageRef:
+def require_image(client: EngineClient, image: str | None = None) -> ImageRef:
     """Find `image`, else the default one, and check that its guest speaks our protocol.
 
     Raises:
@@ -113,7 +114,7 @@ def why_unusable(found: ImageRef) -> str | None:
     return None
 
 
-def find_image(client: Client, name: str) -> ImageRef | None:
+def find_image(client: EngineClient, name: str) -> ImageRef | None:
     """Find an image by tag or id."""
     try:
         inspected = call_api(client.api.inspect_image, name)
@@ -148,17 +149,17 @@ def _packages(label: str) -> dict[str, str]:
     return {str(name): str(version) for name, version in found.items()} if isinstance(found, dict) else {}
 
 
-def list_images(client: Client) -> list[ImageRef]:
+def list_images(client: EngineClient) -> list[ImageRef]:
     """Return every image that a sandbox could be made of, by tag."""
     summaries = call_api(client.api.images, filters={"label": [f"{ROLE}={SANDBOX}"]})
     tags = sorted(tag for each in summaries for tag in _tags(each))
     return [found for tag in tags if (found := find_image(client, tag)) is not None]
 
 
-def list_build_images(client: Client) -> list[dict[str, Any]]:
+def list_build_images(client: EngineClient) -> list[dict[str, Any]]:
     """Return the images kept for later builds and running programs: Debian bases, stages, replaced images."""
     found: list[dict[str, Any]] = []
-    for role in (DEBIAN, STAGE, SANDBOX):
+    for role in (DEBIAN, STAGE, SANDBOX, SERVICE):
         summaries = call_api(client.api.images, filters={"label": [f"{ROLE}={role}"]})
         found += [each for each in summaries if role == DEBIAN or not _tags(each)]
     return found

@@ -1,0 +1,234 @@
+"""`python -m benchmarks.service_load`: many clients at `toolcell serve`, a tenth of their scripts hostile, for minutes.
+
+Every answer is checked: a script that behaves gets its value, a hostile one the outcome of what it does or a timeout,
+and a refusal is 503 with Retry-After. Before, service and library take turns with ordinary scripts, for their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
+
+TOOLS = 'def double(number: int) -> int:\n    """Return twice the number."""\n    return 2 * number\n'
+ORDINARY = "total = sum(call_tool('double', number=n) for n in range(3))\nset_result(total + x)"
+GARBAGE = r"""
+import os
+for descriptor in range(3, 64):
+    try: os.write(descriptor, b'\xff' * 100)
+    except OSError: pass
+while True: pass
+"""
+HOSTILE = {
+    "while True: pass": {"cpu_limit"},
+    "x = bytearray(1 << 30); x[:] = b'1' * len(x)": {"memory_limit", "error"},
+    "import os\nwhile True: os.fork()": {"process_limit", "error", "cpu_limit", "killed"},
+    "while True: print('x' * 10000)": {"output_limit", "cpu_limit"},
+    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": {"ok", "killed"},  # the kernel spares an init
+    GARBAGE: {"protocol_error", "cpu_limit", "error", "killed"},
+    "def deep(n): return deep(n + 1)\ndeep(0)": {"error"},
+    "for _ in range(10**6): call_tool('double', number=1)": {"call_limit", "host_work_limit", "error"},
+}
+"""Script to the outcomes that it may have, besides timeout: the machine may be slow."""
+LIMITS = {"wall_s": 2.0, "cpu_s": 1.0, "memory_bytes": 256 << 20}
+HEAD = "POST /v1/execute HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+SHARE = 0.1
+"""Of hostile scripts."""
+PAIR_S = 10.0
+"""How long each turn of the comparison takes."""
+
+
+class Tally:
+    """What came of the requests."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        """Of ordinary scripts that ran, from the request to its answer."""
+        self.ended: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+        self.refused = 0
+
+
+def requests(seed: int, share: float) -> Iterator[tuple[str, int]]:
+    """Return scripts and their input, without end."""
+    chance = random.Random(seed)
+    hostile = itertools.cycle(HOSTILE)
+    for number in itertools.count():
+        yield (next(hostile) if chance.random() < share else ORDINARY), number
+
+
+def check(tally: Tally, source: str, number: int, result: dict[str, Any], took_s: float) -> None:
+    """Compare an answer with what the script does."""
+    outcome = result["outcome"]
+    tally.ended[outcome] += 1
+    if source == ORDINARY:
+        tally.seconds.append(took_s)
+        if (outcome, result.get("value")) != ("ok", 6 + number):
+            tally.wrong.append(f"{outcome} {result.get('value')!r} {result.get('error')}"[:300])
+    elif outcome not in HOSTILE[source] | {"timeout"}:
+        tally.wrong.append(f"{outcome} of {source[:40]!r}: {result.get('error')}"[:300])
+
+
+async def client(port: int, seed: int, share: float, until: float, tally: Tally) -> None:
+    """Send requests over one connection, one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for source, number in requests(seed, share):
+        started = time.perf_counter()
+        if started >= until:
+            break
+        body = json.dumps({"code": source, "inputs": {"x": number}, "limits": LIMITS}).encode()
+        writer.write(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        status, headers, answer = await response(reader)
+        if status == 200:
+            check(tally, source, number, json.loads(answer), time.perf_counter() - started)
+        elif status == 503 and "retry-after" in headers:
+            tally.refused += 1
+            await asyncio.sleep(float(headers["retry-after"]))
+        else:
+            tally.wrong.append(f"{status} {answer[:200]!r}")
+    writer.close()
+
+
+async def response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Read an answer that has a Content-Length."""
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+    return int(lines[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def through_service(port: int, clients: int, seconds: float, share: float, seed: int) -> Tally:
+    """Send requests from many clients at once."""
+    tally, until = Tally(), time.perf_counter() + seconds
+    await asyncio.gather(*(client(port, seed + each, share, until, tally) for each in range(clients)))
+    return tally
+
+
+async def with_library(clients: int, seconds: float, concurrent: int) -> float:
+    """Return the ordinary scripts a second of a Runtime in this process, with as many places as the service has."""
+    registry = ToolRegistry()
+    namespace: dict[str, Any] = {}
+    exec(TOOLS, namespace)
+    registry.tool(namespace["double"])
+    done, places = 0, asyncio.Semaphore(concurrent)
+    async with Runtime(registry, limits=Limits(**LIMITS), pool=PoolConfig(cap=concurrent)) as runtime:
+        await runtime.execute_code("1")
+        until = time.perf_counter() + seconds
+
+        async def one() -> None:
+            nonlocal done
+            while time.perf_counter() < until:
+                async with places:
+                    result = await runtime.execute_code(ORDINARY, inputs={"x": 1}, limits=Limits(**LIMITS))
+                assert result.value == 7, result
+                done += 1
+
+        await asyncio.gather(*(one() for _ in range(clients)))
+    return done / seconds
+
+
+@contextmanager
+def service(folder: Path, places: int) -> Iterator[tuple[psutil.Process, int]]:
+    """Start `toolcell serve`; yields its process and port."""
+    (folder / "tools.py").write_text(TOOLS)
+    (folder / "service.toml").write_text(
+        f'concurrent_runs = {places}\nqueued_runs = 1000\n[defaults]\ntools = ["{folder / "tools.py"}"]\n'
+        f"concurrent_runs = {places}\nqueued_runs = 1000\nqueue_s = 60\npool = {{ cap = {places} }}\n"
+    )
+    command = [sys.executable, "-m", "toolcell", "serve", "--config", str(folder / "service.toml")]
+    process = subprocess.Popen(
+        [*command, "--state", str(folder / "state"), "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        assert "serving http://" in line, line
+        yield psutil.Process(process.pid), int(line.rsplit(":", 1)[1])
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def library_turn(clients: int, places: int) -> float:
+    """Return the library's scripts a second, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.service_load", "--library", str(clients), str(places)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def memory_of(process: psutil.Process) -> float:
+    """Return the memory of the host process, in MiB; sandboxes and zygotes have their own."""
+    return float(process.memory_full_info().uss) / (1 << 20)
+
+
+def compare(port: int, clients: int, places: int, rounds: int) -> None:
+    """Print the service's and the library's scripts a second, by turns."""
+    ratios = []
+    for each in range(rounds):
+        served = len(asyncio.run(through_service(port, clients, PAIR_S, 0.0, each)).seconds) / PAIR_S
+        direct = library_turn(clients, places)
+        ratios.append(served / direct)
+        print(f"  serve {served:.0f}/s, library {direct:.0f}/s, ratio {served / direct:.2f}", flush=True)
+    print(f"ratio, median: {statistics.median(ratios):.2f}")
+
+
+def load(process: psutil.Process, port: int, clients: int, minutes: float) -> bool:
+    """Print what came of each minute, and of all; return False if an answer was wrong."""
+    whole, ended_at, memories = Tally(), time.monotonic() + 60 * minutes, []
+    while (left := ended_at - time.monotonic()) > 0.5:
+        tally = asyncio.run(through_service(port, clients, min(60.0, left), SHARE, int(left * 1000)))
+        for name in ("seconds", "wrong"):
+            getattr(whole, name).extend(getattr(tally, name))
+        whole.ended += tally.ended
+        whole.refused += tally.refused
+        memories.append(memory_of(process))
+        print(f"  {sum(tally.ended.values())} answers, {memories[-1]:.1f} MiB", flush=True)
+    if not whole.seconds:
+        print("no answers")
+        return False
+    ordered = sorted(whole.seconds)
+    p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+    print(f"answers: {dict(whole.ended.most_common())}; refused for the moment: {whole.refused}")
+    print(f"ordinary scripts: p50 {p50:.3f} s, p99 {p99:.3f} s; memory {min(memories):.1f} to {max(memories):.1f} MiB")
+    for each in whole.wrong[:10]:
+        print(f"WRONG {each}")
+    print(f"wrong answers: {len(whole.wrong)}")
+    return not whole.wrong
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service_load", description=__doc__)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with the library")
+    parser.add_argument("--places", type=int, default=4 * (os.cpu_count() or 1), help="scripts that run at once")
+    parser.add_argument("--library", nargs=2, type=int, metavar=("CLIENTS", "PLACES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.library:
+        print(asyncio.run(with_library(options.library[0], PAIR_S, options.library[1])))
+        return
+    with tempfile.TemporaryDirectory() as folder, service(Path(folder), options.places) as (process, port):
+        if options.rounds:
+            compare(port, options.clients, options.places, options.rounds)
+        is_right = load(process, port, options.clients, options.minutes)
+    sys.exit(not is_right)
+
+
+if __name__ == "__main__":
+    main()

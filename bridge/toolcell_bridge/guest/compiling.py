@@ -1,0 +1,122 @@
+"""Compile a script, or a statement of one that comes in parts, so that the value of its last expression is kept."""
+
+from __future__ import annotations
+
+import _ast
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell_bridge.guest.scripts import SCRIPT
+from toolcell_bridge.wire.messages import Plain, RunScript
+
+LAST: Final = "<last>"
+"""Name in the script's namespace for the value of the expression it ends with. No source can contain this name."""
+
+LAST_RESULT: Final = "<set_result>"
+"""What a script calls when its last statement is a call of set_result."""
+
+WENT_ON: Final = "<went on>"
+"""Name in the script's namespace for the value of a statement with a `return` that was not reached."""
+
+ONLY_AST: Final = 0x400
+TOP_LEVEL_AWAIT: Final = 0x2000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is compiled: a whole script, or a statement of one."""
+
+    flags: int = 0
+    """Of the compiler: from the `__future__` imports of statements before."""
+    is_first: bool = True
+    is_last: bool = True
+
+
+WHOLE: Final = Part()
+
+
+class Denied(Exception):
+    """The lint profile refused the script."""
+
+    def __init__(self, error: dict[str, Plain]) -> None:
+        super().__init__(error["message"])
+        self.error = error
+
+
+def parse(run: RunScript, name: str = SCRIPT, part: Part = WHOLE) -> tuple[types.CodeType, dict[str, Any]]:
+    """Compile a script under this file name; returns it with the names it needs. Its last value will be under `LAST`.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: as compile() does.
+        Denied: the lint profile found something.
+    """
+    flags = TOP_LEVEL_AWAIT | part.flags
+    if run.lint == "off":
+        tree = compile(run.source, name, "exec", ONLY_AST | flags, dont_inherit=True)
+        return _compiled(tree, part, lambda tree: compile(tree, name, "exec", flags, dont_inherit=True)), {}
+    from toolcell_bridge.guest.lint import check, compile_tree
+
+    checked = check(run.source, run.lint, name)  # type: ignore[arg-type]
+    if checked.tree is None:
+        raise Denied(_denied(checked.findings))
+    return _compiled(checked.tree, part, lambda tree: compile_tree(tree, "exec", name, flags)), checked.guards
+
+
+def _compiled(tree: Any, part: Part, compiled: Callable[[Any], Any]) -> Any:
+    """Compile a script that keeps its last value."""
+    try:
+        return compiled(_keep_last_value(tree, part))
+    except SyntaxError as exc:
+        from toolcell_bridge.guest import top_level_return
+
+        if exc.msg != top_level_return.OUTSIDE:
+            raise
+        last = tree.body[-1]
+        if isinstance(last, _ast.Assign) and isinstance(last.value, _ast.Call):
+            called: Any = last.value.func
+            if isinstance(called, _ast.Name) and called.id == LAST_RESULT:
+                called.id = "set_result"
+        return top_level_return.compile_as_function(tree, LAST, exc, compiled, "" if part.is_last else WENT_ON)
+
+
+def _keep_last_value(tree: Any, part: Part) -> Any:
+    """Keep the value of the expression that a script ends with under `LAST`."""
+    if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
+        return tree
+    last = tree.body[-1]
+    if part.is_first and not part.is_last and isinstance(last.value, _ast.Constant):
+        return tree  # the script's docstring
+    tree.body[-1] = _kept(last, part.is_last)
+    return tree
+
+
+def _kept(last: _ast.Expr, is_last: bool) -> _ast.Assign:
+    """Turn the statement `last` into an assignment to `LAST`."""
+    called = last.value.func if isinstance(last.value, _ast.Call) else None
+    if is_last and isinstance(called, _ast.Name) and called.id == "set_result":
+        called.id = LAST_RESULT
+    name, kept = _ast.Name(LAST, _ast.Store()), _ast.Assign([], last.value)
+    kept.targets.append(name)
+    for node in (name, kept):
+        node.lineno, node.col_offset = last.lineno, last.col_offset
+        node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
+    return kept
+
+
+def _denied(findings: Any) -> dict[str, Plain]:
+    first = findings[0]
+    plain = [
+        {"line": each.line, "column": each.column, "rule": each.rule, "message": each.message} for each in findings[:50]
+    ]
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return {
+        "type": "Denied",
+        "message": f"{first.message}{more}",
+        "line": first.line,
+        "column": first.column,
+        "traceback": "\n".join(f"line {each['line']}, column {each['column']}: {each['message']}" for each in plain),
+        "findings": plain,
+        "denied": True,
+    }

@@ -1,0 +1,72 @@
+"""Which runs of a log are wanted, as data and as a condition on the rows of its index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+Place = tuple[int, int, str]
+"""Start, seq and chain of a run: where it stands in a list of all runs."""
+
+NEWEST_FIRST: Final = "started_ns DESC, seq DESC, chain DESC"
+
+_HAS_TEXT: Final = """(
+    WITH wanted(text) AS (VALUES (?))
+    SELECT instr(lower(coalesce(id, '') || char(10) || coalesce(title, '')), text)
+        OR instr(lower(coalesce(user, '') || char(10) || coalesce(session, '')), text)
+        OR EXISTS (
+            SELECT 1 FROM calls WHERE calls.chain = runs.chain AND calls.run = runs.seq AND instr(lower(tool), text)
+        )
+    FROM wanted
+)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Selects runs. A field that is None selects all."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+    outcome: str | None = None
+    tool: str | None = None
+    """Name or glob of a tool that the run called."""
+    sha256: str | None = None
+    """Beginning of the script's digest."""
+    session: str | None = None
+    """Thread, chat or channel that the run belongs to, or its parent run."""
+    user: str | None = None
+    trust: str | None = None
+    """verified, unsigned, unverified or broken."""
+    text: str | None = None
+    """Part of the id, title, user or session, or of the name of a tool that the run called; in either case."""
+    before: Place | None = None
+    """Runs that stand behind this one in a list with the newest first."""
+    after: Place | None = None
+    """Runs that stand before it."""
+    limit: int | None = 50
+    """Select only this many of the newest runs."""
+
+
+def conditions(wanted: Filter) -> tuple[str, list[Any]]:
+    """Return a WHERE clause and its values. No text of a caller becomes SQL."""
+    rows: tuple[tuple[str, Any], ...] = (
+        ("started_ns >= ?", wanted.since_ns),
+        ("started_ns < ?", wanted.until_ns),
+        ("outcome = ?", wanted.outcome),
+        ("user = ?", wanted.user),
+        ("session = ?", wanted.session),
+        ("instr(sha256, ?) = 1", wanted.sha256.lower() if wanted.sha256 is not None else None),
+        (
+            "EXISTS (SELECT 1 FROM calls WHERE calls.chain = runs.chain AND calls.run = runs.seq AND tool GLOB ?)",
+            wanted.tool,
+        ),
+    )
+    chosen = [(text, value) for text, value in rows if value is not None]
+    if wanted.text:
+        chosen.append((_HAS_TEXT, wanted.text.lower()))
+    where, values = ["1", *(text for text, _ in chosen)], [value for _, value in chosen]
+    for comparison, place in (("<", wanted.before), (">", wanted.after)):
+        if place is not None:
+            where.append(f"(started_ns, seq, chain) {comparison} (?, ?, ?)")
+            values += place
+    return " AND ".join(where), values

@@ -1,0 +1,131 @@
+"""`toolcell serve`: sandboxes for agents elsewhere, over HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from toolcell.cli.access import AccessFlags
+from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
+from toolcell.cli.flags import with_flags
+from toolcell.cli.mcp_servers import McpFlags
+from toolcell.cli.run import NamingCommand, audit_folder, split
+from toolcell.cli.terminal import reporting
+from toolcell.config import Limits, PoolConfig
+from toolcell.errors import UsageError
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name, cls=NamingCommand)(reporting(with_flags(serve)))
+
+
+def serve(
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings of service and tenants, as TOML.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="0 is any free one.")] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="DIR", help="Folder of what outlives the service.")
+    ] = None,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tools", "-t", metavar="FILE|MODULE", help="Tools that scripts may call.")
+    ] = None,
+    packages: Annotated[
+        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package that scripts may import.")
+    ] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option("--preload", metavar="MODULE", help="Imported before a script starts.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None,
+    audit: Annotated[
+        str | None, typer.Option("--audit", metavar="DIR", help="Record the runs in the audit log in this directory.")
+    ] = None,
+    warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None,
+    drain_s: Annotated[
+        float | None, typer.Option("--drain-s", metavar="SECONDS", help="What runs may take to finish at SIGTERM.")
+    ] = None,
+    compat: Annotated[
+        bool, typer.Option("--compat", help="Speak POST /execute with callbacks; SANDBOX_* variables are its settings.")
+    ] = False,
+    builtins: BuiltinFlags,
+    servers: McpFlags,
+    access: AccessFlags,
+    limits: Limits,
+) -> None:
+    """Serve /v1/execute, sessions, runs and tools over HTTP. Flags stand above the settings of --config.
+
+    On 127.0.0.1 programs of this machine are let in. With --tokens or --oidc, callers have to say who they are; without
+    them, the service listens nowhere else. SIGTERM lets runs finish; a second
+    one ends the service at once.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise UsageError("toolcell serve needs its web server: pip install 'toolcell[service]'")
+    from toolcell.service.config import ServiceConfig
+
+    base = ServiceConfig.from_toml(config) if config is not None else ServiceConfig()
+    tenant = {
+        "tools": tuple(tools or ()),
+        "packages": split(packages),
+        "preload": split(preload),
+        "backend": backend,
+        "audit": audit_folder(audit),
+        "mcp": {name: {"approve": servers.mcp_approve, **each} for name, each in servers.servers().items()},
+        "pool": PoolConfig(warm=warm) if warm is not None else None,
+        "limits": limits if limits.model_fields_set else None,
+    }
+    defaults = base.defaults.model_copy(update={name: each for name, each in tenant.items() if each})
+    own: dict[str, Any] = {"host": host, "port": port, "state": state, "drain_s": drain_s, "defaults": defaults}
+    own = {name: each for name, each in own.items() if each is not None} | access.settings(base)
+    settings = ServiceConfig(**{name: getattr(base, name) for name in base.model_fields_set} | own)
+    with redirect_stdout(sys.stderr):
+        registry = builtins.with_tools(None, settings.defaults.backend)
+        if compat:
+            if registry is not None or settings.defaults.tools or settings.defaults.mcp:
+                raise UsageError("with --compat the tools are the client's: leave out --tools, --mcp and --builtin")
+            anyio.run(_serve_compat, settings, (host, port, state if config is None else settings.state))
+        else:
+            anyio.run(_serve, settings, registry)
+
+
+async def _serve(settings: Any, registry: Any) -> None:
+    from toolcell.asgi import listening
+    from toolcell.service.app import create_app
+    from toolcell.service.server import check_host
+    from toolcell.service.server import serve as serve_app
+    from toolcell.service.service import Service
+
+    service = Service(settings, registry)
+    check_host(service, settings.host)
+    with closing(listening(settings.host, settings.port)) as listener:
+        async with opened_dependencies():
+            await serve_app(create_app(service), listener, lambda text: typer.echo(text, err=True))
+
+
+async def _serve_compat(settings: Any, flags: tuple[str | None, int | None, Path | None]) -> None:
+    from toolcell.asgi import listening
+    from toolcell.service.compat.app import app_of
+    from toolcell.service.compat.front import CompatFront, service_of
+    from toolcell.service.compat.settings import CompatSettings
+    from toolcell.service.server import check_host
+    from toolcell.service.server import serve as serve_app
+
+    host, port, state = flags
+    own = CompatSettings.from_environment(os.environ)
+    config = settings if state is not None else settings.model_copy(update={"state": Path(own.workspace) / ".state"})
+    front = CompatFront(own, service_of(own, config))
+    found = own.listens_at(has_tokens=front.has_tokens)
+    address = found[0] if host is None else host, found[1] if port is None else port
+    check_host(front.service, address[0])
+    with closing(listening(*address)) as listener:
+        async with front:
+            await serve_app(app_of(front), listener, lambda text: typer.echo(text, err=True))

@@ -1,0 +1,154 @@
+"""`toolcell tokens`: make, list, rotate and revoke the tokens with which callers of the service say who they are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.table import Table
+
+from toolcell.cli.flags import with_flags
+from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
+from toolcell.errors import UsageError
+from toolcell.service.principal import Scope
+from toolcell.service.tokens import IssuedToken, TokenDatabase, TokenRecord
+
+SUMMARY = "Tokens with which callers of `toolcell serve --tokens FILE` say who they are."
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+File = Annotated[
+    Path, typer.Option("--tokens", "-f", metavar="FILE", envvar="TOOLCELL_TOKENS", help="The store: an SQLite file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `tokens list` shows it: the part between the two `_`.")]
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    for command_name, command in (("create", create), ("list", show_list), ("revoke", revoke), ("rotate", rotate)):
+        group.command(command_name)(reporting(with_flags(command)))
+    app.add_typer(group, name=name)
+
+
+def create(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose runs, sessions and files it is for.")],
+    *,
+    tokens: File,
+    scope: Annotated[list[Scope] | None, typer.Option("--scope", "-s", help="May be given more than once.")] = None,
+    name: Annotated[str, typer.Option("--name", "-n", help="Who or what uses it; quotas and logs show it.")] = "",
+    expires: Annotated[str, typer.Option("--expires", metavar="TIME", help="90d, 12h, 30m, 45s, or never.")] = "90d",
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and print it. It cannot be shown again. Without --scope it may execute and read."""
+    with _opened(tokens) as store:
+        scopes = scope or [Scope.EXECUTE, Scope.READ]
+        issued = store.create(tenant, scopes, name=name, lifetime_s=None if expires == "never" else seconds(expires))
+    _show_issued(issued, as_json)
+
+
+def show_list(
+    tenant: Annotated[str | None, typer.Argument(metavar="TENANT", help="Only those of this tenant.")] = None,
+    *,
+    tokens: File,
+    as_json: AsJson = False,
+) -> None:
+    """List the tokens: whose they are, what they allow, until when, and when they were used last."""
+    with _opened(tokens, must_exist=True) as store:
+        records, now = store.list(tenant), store.now()
+    if as_json:
+        print_json([_to_dict(each, now) for each in records])
+        return
+    if not records:
+        stderr().print("no tokens")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("id", "tenant", "name", "scopes", "state", "expires (UTC)", "last used (UTC)"):
+        table.add_column(heading, header_style="bold", overflow="fold", no_wrap=heading in ("id", "state"))
+    for each in records:
+        texts = (each.id, each.tenant, each.name, " ".join(sorted(each.scopes)), each.state(now))
+        table.add_row(*map(safe, (*texts, _moment(each.expires_at) or "never", _moment(each.last_used_at) or "never")))
+    stdout().print(table)
+
+
+def revoke(token_id: Id, *, tokens: File, as_json: AsJson = False) -> None:
+    """End a token now. Services that run notice at its next request."""
+    with _opened(tokens, must_exist=True) as store:
+        record = store.revoke(token_id)
+    if as_json:
+        print_json(_to_dict(record, time.time()))
+    else:
+        stderr().print(safe(f"token {record.id} of {record.tenant} is revoked"))
+
+
+def rotate(
+    token_id: Id,
+    *,
+    tokens: File,
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="TIME", help="How long the old one goes on: 24h, 30m, 0s.")
+    ] = "24h",
+    as_json: AsJson = False,
+) -> None:
+    """Make a token in place of another and print it: same tenant, name and scopes, and it lives as long."""
+    with _opened(tokens, must_exist=True) as store:
+        issued = store.rotate(token_id, overlap_s=seconds(overlap))
+    _show_issued(issued, as_json)
+
+
+def seconds(text: str) -> float:
+    """Return a length of time.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
+        raise UsageError(f"{text!r:.40} is no length of time; write a number and s, m, h or d, such as 90d")
+    return float(match[1]) * UNITS[match[2]]
+
+
+@contextmanager
+def _opened(path: Path, *, must_exist: bool = False) -> Iterator[TokenDatabase]:
+    if must_exist and not path.exists():
+        raise UsageError(f"there is no store {path}; `toolcell tokens create` makes it")
+    store = TokenDatabase(path)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _show_issued(issued: IssuedToken, as_json: bool) -> None:
+    """Write the token alone to stdout, so that a script can take it from there."""
+    record = issued.record
+    if as_json:
+        print_json(_to_dict(record, time.time()) | {"token": issued.text})
+        return
+    until = f"until {_moment(record.expires_at)} UTC" if record.expires_at is not None else "for ever"
+    scopes = " ".join(sorted(record.scopes))
+    stderr().print(safe(f"token {record.id} of {record.tenant}: {scopes}; {until}. It is not shown again:"))
+    typer.echo(issued.text)
+
+
+def _to_dict(record: TokenRecord, now: float) -> dict[str, object]:
+    times = {name: getattr(record, name) for name in ("created_at", "expires_at", "last_used_at", "revoked_at")}
+    return {
+        "id": record.id,
+        "tenant": record.tenant,
+        "name": record.name,
+        "scopes": sorted(record.scopes),
+        "state": record.state(now),
+        **times,
+        "replaced_by": record.replaced_by,
+    }
+
+
+def _moment(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

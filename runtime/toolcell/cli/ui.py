@@ -1,0 +1,56 @@
+"""`toolcell ui`: look at an audit log in a browser on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from toolcell.audit.format import read_log_id
+from toolcell.cli.audit_arguments import Dir, KeyFiles, ReadOnly, default_directory, known_keys
+from toolcell.cli.terminal import reporting
+from toolcell.errors import UsageError
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+    from toolcell.audit.keys import Verifier
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command."""
+    app.command(name)(reporting(ui))
+
+
+def ui(
+    directory: Dir = None,
+    *,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0 is any free one.")] = 0,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="Of replays: process or docker.")
+    ] = "process",
+) -> None:
+    """Show the runs of a log in a browser: scripts, calls, output, limits, and whether the log was changed.
+
+    It listens on this machine only, and prints an address with a token: whoever has the address sees the log.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise UsageError("toolcell ui needs its web server: pip install 'toolcell[service]'")
+    from toolcell.asgi import listening
+
+    path = directory or default_directory()
+    read_log_id(path)
+    with closing(listening("127.0.0.1", port)) as listener:
+        anyio.run(_serve, path, known_keys(key), read_only, backend, listener)
+
+
+async def _serve(path: Path, keys: list[Verifier], read_only: bool, backend: str, listener: socket.socket) -> None:
+    from toolcell.service.viewer.server import serve_log
+
+    await serve_log(path, keys, listener, in_memory=read_only, backend=backend, on_address=typer.echo)

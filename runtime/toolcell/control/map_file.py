@@ -1,0 +1,188 @@
+"""`MapFile`: which items of a `Runtime.map` have ended, in one file of the journal directory.
+
+While an item is under way, its run has a journal of its own there. The order of writes keeps every effect from being
+made twice: the run's journal has each call before it is made; then this file has the item's end; then the journal goes.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell.control.directory import MAP_SUFFIX, item_run
+from toolcell.control.journal_file import SUFFIX, JournalFile, OlderCopy
+from toolcell.control.map_item import MapItem
+from toolcell.control.store import JournalStore
+from toolcell.errors import ResumeError, UsageError
+from toolcell.packing import pack, unpack, value_digest
+from toolcell.results import ErrorInfo, Outcome
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue
+
+MAP, END = "map", "end"
+
+KEPT_BYTES: Final = 1 << 20
+"""Of one value, as msgpack. A larger one is not kept."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,48}")
+
+_ERROR_FIELDS: Final = tuple(each.name for each in fields(ErrorInfo) if each.name not in ("findings", "frames"))
+
+
+class MapFile:
+    """The open file of a map. Only one process has it open at a time."""
+
+    def __init__(self, store: JournalStore, name: str) -> None:
+        assert store.config is not None
+        self.name = name
+        self._store = store
+        self._folder = store.config.directory
+        self._path = self._folder / f"{name}{MAP_SUFFIX}"
+        self._file: JournalFile | None = None
+        self._places = array("q")
+        """Where the end of each item is in the file, or -1."""
+
+    @property
+    def ended(self) -> int:
+        """Items that had ended before this process."""
+        return sum(place >= 0 for place in self._places)
+
+    def open(self, source_sha256: str, resume: bool) -> None:
+        """Open or make the file.
+
+        Raises:
+            UsageError: there is a map of that name already, it is under way, damaged, or that of another script.
+        """
+        if self._path.exists() and not resume:
+            raise UsageError(
+                f"there is a map {self.name!r} in {self._folder} already: carry it on with resume=True, or take "
+                "another map_id"
+            )
+        try:
+            self._file = JournalFile(self._path, self._store.marks, self._store.key)
+        except (ResumeError, OSError) as exc:
+            why = "another process has it open" if isinstance(exc, ResumeError) else str(exc)
+            raise UsageError(f"map {self.name!r} cannot be opened: {why}") from exc
+        try:
+            self._load(source_sha256)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, source_sha256: str) -> None:
+        assert self._file is not None
+        is_new = True
+        try:
+            for place, (kind, *row) in self._file.records():
+                if kind == MAP:
+                    is_new, before = False, row[1]
+                else:
+                    self._note(row[0], place)
+        except OlderCopy as exc:
+            raise UsageError(f"map {self.name!r}: {exc}") from exc
+        except (OSError, ValueError, TypeError, IndexError, OverflowError) as exc:
+            raise UsageError(f"map {self.name!r} is damaged ({type(exc).__name__}: {exc}): {self._path}") from exc
+        if is_new:
+            self._write(MAP, self.name, source_sha256)
+        elif before != source_sha256:
+            raise UsageError(f"map {self.name!r} began with another script; carry it on with the one it began with")
+
+    def _note(self, index: int, place: int) -> None:
+        missing = index + 1 - len(self._places)
+        if missing > 0:
+            self._places.extend([-1] * missing)
+        self._places[index] = place
+
+    def _write(self, *record: Any) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(*record)
+        except OSError as exc:
+            raise UsageError(f"the file of map {self.name!r} cannot be written: {exc}; carry it on later") from exc
+
+    def close(self) -> None:
+        """Close the file, so that others may open it. Safe to call twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # Items
+
+    def recorded(self, index: int, inputs: Mapping[str, Any]) -> MapItem | None:
+        """Return an item that has ended, as far as it was kept; None if it has not.
+
+        Raises:
+            UsageError: the item had other inputs, or the file cannot be read.
+        """
+        place = self._places[index] if index < len(self._places) else -1
+        if place < 0:
+            return None
+        assert self._file is not None
+        try:
+            _, _, digest, outcome, has_value, packed, error = self._file.read_at(place)
+            found = Outcome(outcome)
+        except (OSError, ValueError) as exc:
+            raise UsageError(f"item {index} of map {self.name!r} cannot be read: {exc}") from exc
+        self.check_inputs(index, inputs, digest)
+        self.remove_run(index)  # its host may have been killed before this
+        value = unpack(packed) if isinstance(packed, bytes) else None
+        unkept = f"its value has {packed} bytes, and {KEPT_BYTES} are kept" if isinstance(packed, int) else ""
+        return MapItem(
+            index, inputs, item_run(self.name, index), found, value, has_value, ErrorInfo(**error) if error else None,
+            0, is_recorded=True, unkept=unkept,
+        )  # fmt: skip
+
+    def check_inputs(self, index: int, inputs: Mapping[str, Any], digest: str) -> None:
+        """Check that an item has the inputs that it began with.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if input_digest(inputs) != digest:
+            raise UsageError(
+                f"input {index} of map {self.name!r} is another than before: carry a map on with the same inputs in "
+                "the same order"
+            )
+
+    def write_end(self, item: MapItem) -> None:
+        """Record that an item has ended, and remove the journal of its run.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        packed: bytes | int | None = pack(item.value) if item.has_value else None
+        if isinstance(packed, bytes) and len(packed) > KEPT_BYTES:
+            packed = len(packed)
+        error = {name: getattr(item.error, name) for name in _ERROR_FIELDS} if item.error is not None else None
+        digest = input_digest(item.inputs)
+        self._write(END, item.index, digest, str(item.outcome), item.has_value, packed, error)
+        self.remove_run(item.index)
+
+    def has_run(self, index: int) -> bool:
+        """Return whether the run of an item has a journal: it has begun, and its end is not recorded."""
+        return self._journal(index).exists()
+
+    def remove_run(self, index: int) -> None:
+        """Remove the journal of a run, which nobody is to carry on, and its mark."""
+        self._journal(index).unlink(missing_ok=True)
+        if self._store.marks is not None:
+            (self._store.marks / f"{item_run(self.name, index)}.mark").unlink(missing_ok=True)
+
+    def _journal(self, index: int) -> Path:
+        return self._folder / f"{item_run(self.name, index)}{SUFFIX}"
+
+
+def input_digest(inputs: Mapping[str, Any]) -> str:
+    """Return a short digest of an item's inputs, as they are sent.
+
+    Raises:
+        UsageError: they cannot be sent.
+    """
+    try:
+        return value_digest(to_plain(dict(inputs), "inputs"))[:16]
+    except (UnsendableValue, ValueError, TypeError) as exc:
+        raise UsageError(str(exc)) from exc

@@ -1,0 +1,172 @@
+"""`ItemRuns`: run an item of a map: answer it from the map's file, carry its run on, or begin it; try again; record it.
+
+Whether a call may be made a second time is never decided here. The journal of the item's run answers the calls that
+were made, and holds the run at a call in doubt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final
+
+import anyio
+
+from toolcell import daemon_threads
+from toolcell.control.controlled import RESUMABLE, ControlledRuntime
+from toolcell.control.directory import item_run
+from toolcell.control.journal import Journal
+from toolcell.control.map_file import NAME, MapFile, input_digest
+from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
+from toolcell.control.resume_checks import NoSuchRun
+from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.packing import text_digest
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.checks import check_count, shown
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+"""Before another attempt. Each pause is twice as long as the one before."""
+
+
+class ItemRuns:
+    """Runs the items of one map."""
+
+    def __init__(
+        self,
+        runtime: ControlledRuntime,
+        execute: Callable[..., Awaitable[ExecutionResult]],
+        source: str,
+        tools: CallableTools,
+        options: dict[str, Any],
+    ) -> None:
+        self._runtime, self._execute = runtime, execute
+        self._source, self._tools = source, tools
+        self._context: RunContext | None = options.pop("context", None)
+        self._options = options
+        self._retries = 0
+        self._retry_on: frozenset[Outcome] = OF_THE_MACHINE
+        self.name = f"map_{os.urandom(4).hex()}"
+        self._file: MapFile | None = None
+
+    def try_again(self, retries: int, outcomes: Collection[Outcome | str] | None) -> None:
+        """Set how often an item is tried again, and after which outcomes.
+
+        Raises:
+            UsageError: one of them is wrong.
+        """
+        check_count("retries=", retries, 0)
+        self._retries = retries
+        if outcomes is not None:
+            self._retry_on = _outcomes(outcomes)
+
+    def keep(self, name: str) -> None:
+        """Keep a record in the journal directory.
+
+        Raises:
+            UsageError: there is no such directory, or the name is none.
+        """
+        if not NAME.fullmatch(str(name)):
+            raise UsageError(f"map_id= must be 1 to 48 letters, digits, '_' or '-', not {shown(name)}")
+        if not self._runtime._journals.is_durable:
+            raise UsageError("map_id= keeps a record in the journal directory: use a Runtime(journal=DIRECTORY)")
+        self.name = name
+        self._file = MapFile(self._runtime._journals, name)
+
+    async def open(self, resume: bool) -> Callable[[], None]:
+        """Open the record, if there is one, and return what closes it.
+
+        Raises:
+            UsageError: it cannot be used.
+        """
+        file = self._file
+        if file is None:
+            return _nothing
+        await daemon_threads.run_sync(file.open, text_digest(self._source), resume)
+        return file.close
+
+    # One item
+
+    async def run(self, index: int, inputs: Mapping[str, Any]) -> MapItem:
+        """Return what becomes of an item.
+
+        Raises:
+            UsageError: its inputs cannot be sent, or are not those it began with; or the record cannot be written.
+            AuditError: its run could not be recorded.
+        """
+        if self._file is not None and (recorded := self._file.recorded(index, inputs)) is not None:
+            return recorded
+        attempts, pause_s = 1, FIRST_PAUSE_S
+        while not self._is_over(item := await self._attempt(index, inputs, attempts)):
+            if self._file is not None and not self._is_carried_on(item):
+                self._file.remove_run(index)  # nothing of it was done: it begins anew
+            await anyio.sleep(pause_s)
+            attempts, pause_s = attempts + 1, min(2 * pause_s, LONGEST_PAUSE_S)
+        if item.outcome not in UNDECIDED:
+            self._record(item)
+        return item
+
+    def _is_over(self, item: MapItem) -> bool:
+        """Return whether an item is not tried again."""
+        if item.outcome not in self._retry_on or item.attempts > self._retries:
+            return True
+        return not (self._is_carried_on(item) or had_no_effect(item.result, self._tools))
+
+    def _is_carried_on(self, item: MapItem) -> bool:
+        """Return whether the next attempt goes on where this one ended: its calls are answered from its journal."""
+        return self._file is not None and (item.outcome in RESUMABLE or item.result is None)
+
+    async def _attempt(self, index: int, inputs: Mapping[str, Any], attempts: int) -> MapItem:
+        run_id = item_run(self.name, index)
+        try:
+            found = await self._begun(index, inputs, run_id)
+        except SandboxUnavailable as exc:
+            error = ErrorInfo(type(exc).__name__, str(exc))
+            return MapItem(index, inputs, run_id, Outcome.UNAVAILABLE, error=error, attempts=attempts)
+        if isinstance(found, Suspension):
+            return MapItem(index, inputs, run_id, Outcome.SUSPENDED, attempts=attempts, suspension=found)
+        return item_of(index, inputs, run_id, attempts, found)
+
+    async def _begun(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
+        """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
+        context = (self._context or RunContext()).child(run_id=run_id, item=run_id)
+        if self._file is None or not self._file.has_run(index):
+            return await self._execute(self._source, inputs=inputs, tools=self._tools, context=context, **self._options)
+        runtime, digest, file = self._runtime, input_digest(inputs), self._file
+
+        def check(journal: Journal) -> None:
+            file.check_inputs(index, journal.header["inputs"], digest)
+
+        if isinstance(waits := runtime._journals.waiting(run_id), Suspension):
+            return waits
+        try:
+            journal = runtime._taken(run_id, None, self._tools, check, even_ended=True)
+        except NoSuchRun:  # its host was killed before it began
+            file.remove_run(index)
+            return await self._begun(index, inputs, run_id)
+        again = context.child(run_id=f"{run_id}.{os.urandom(4).hex()}")
+        return await runtime._carry_on(journal, self._tools, again, (None, None, None))
+
+    def _record(self, item: MapItem) -> None:
+        """Record the end of an item. The journal of its run has done its work."""
+        if self._file is not None:
+            self._file.write_end(item)
+        elif item.result is not None:
+            self._runtime._journals.remove(item.result.journal_id)
+
+
+def _nothing() -> None:
+    """Close no file."""
+
+
+def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
+    """Return the outcomes that are tried again.
+
+    Raises:
+        UsageError: one is none, or is no failure.
+    """
+    known = {str(each): each for each in Outcome if each not in (Outcome.OK, Outcome.SUSPENDED)}
+    if isinstance(given, str) or not {str(each) for each in given} <= known.keys():
+        raise UsageError(f"retry_on= takes outcomes of failures, such as {{'lost', 'timeout'}}, not {shown(given)}")
+    return frozenset(known[str(each)] for each in given)

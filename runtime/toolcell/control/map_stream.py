@@ -1,0 +1,244 @@
+"""`RunMap`: the items of `Runtime.map`, for `async for`. Tasks pull inputs and run them; their reader may be slow.
+
+At most `WINDOW` inputs for each task are pulled and not read yet, so memory does not grow with the number of inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from toolcell.control.map_item import MapItem
+from toolcell.control.map_progress import MapProgress
+from toolcell.errors import MapStopped, UsageError
+from toolcell.tools.checks import shown
+
+WINDOW: Final = 4
+"""Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
+
+Inputs = Mapping[str, Any]
+OnError = Literal["yield", "raise", "stop"]
+
+
+class MapPump:
+    """The tasks of a map, and what they have ready. They hold it, and not the `RunMap`: so one that nobody reads any
+    more is noticed."""
+
+    def __init__(
+        self,
+        inputs: Iterable[Inputs] | AsyncIterable[Inputs],
+        run_item: Callable[[int, Inputs], Awaitable[MapItem]],
+        progress: MapProgress | None,
+        *,
+        concurrency: int,
+        ordered: bool,
+        on_error: OnError,
+    ) -> None:
+        self._inputs = _iterator_of(inputs)
+        self._run_item = run_item
+        self._progress = progress
+        self._concurrency, self._ordered, self._on_error = concurrency, ordered, on_error
+        self._ready: dict[int, MapItem] = {}
+        self._pulled = 0
+        self._taken = 0
+        self._pulling = anyio.Lock()
+        self._changed = anyio.Event()
+        self._is_stopped = False
+        """No more inputs are pulled."""
+        self.scope = anyio.CancelScope()
+        self.over = anyio.Event()
+        self.failure: BaseException | None = None
+        self.is_left = False
+        """Nobody reads any more."""
+
+    def leave(self) -> None:
+        """End the runs under way: nobody reads any more."""
+        self.is_left = True
+        self.scope.cancel()
+        self._change()
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    # The tasks
+
+    async def run(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
+        """Be the task of the map. `opened` opens its file and returns what closes it."""
+        self.failure = UsageError("the Runtime was closed before the map was over")
+        try:
+            with self.scope:
+                await self._run(opened)
+                self.failure = None
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as exc:  # it is the reader's; in the task group of the Runtime it would end every run
+            self.failure = _first(exc)
+        finally:
+            self.over.set()
+            self._change()
+
+    async def _run(self, opened: Callable[[], Awaitable[Callable[[], None]]]) -> None:
+        close = await opened()
+        try:
+            if self._progress is not None:
+                self._progress.start()
+            async with anyio.create_task_group() as group:
+                for _ in range(self._concurrency):
+                    group.start_soon(self._work)
+        finally:
+            if self._progress is not None:
+                self._progress.stop()
+            close()
+
+    async def _work(self) -> None:
+        while (pulled := await self._pull()) is not None:
+            item = await self._run_item(*pulled)
+            self._ready[item.index] = item
+            if not item.ok and self._on_error != "yield":
+                self._is_stopped = True
+            if self._progress is not None:
+                self._progress.count(item)
+            self._change()
+
+    async def _pull(self) -> tuple[int, Inputs] | None:
+        """Return the next input and its number, when there is room for its item; None after the last one."""
+        async with self._pulling:
+            while not self._is_stopped and self._pulled - self._taken >= WINDOW * self._concurrency:
+                await self._changed.wait()
+            if self._is_stopped:
+                return None
+            try:
+                inputs = await anext(self._inputs) if isinstance(self._inputs, AsyncIterator) else next(self._inputs)
+            except (StopIteration, StopAsyncIteration):
+                self._is_stopped = True
+                return None
+            index = self._pulled
+            if not isinstance(inputs, Mapping):
+                raise UsageError(
+                    f'input {index} of a map must be a dict from names to values, such as {{"x": ...}}, not '
+                    f"{shown(inputs)}"
+                )
+            self._pulled += 1
+            return index, inputs
+
+    # The reader's end
+
+    async def take(self) -> MapItem | None:
+        """Return the next item; None after the last one.
+
+        Raises:
+            MapStopped: the item failed, and `on_error` is "raise".
+            Exception: the map failed with it.
+        """
+        while (index := self._next()) is None:
+            if self.over.is_set() or self.is_left:
+                failure, self.failure = self.failure, None
+                if failure is not None and not self.is_left:
+                    raise failure
+                return None
+            await self._changed.wait()
+        item = self._ready.pop(index)
+        self._taken += 1
+        self._change()
+        if self._on_error == "raise" and not item.ok:
+            why = item.error.message if item.error is not None else "without a word"
+            raise MapStopped(f"item {index} ended as {item.outcome}: {why}", item)
+        return item
+
+    def _next(self) -> int | None:
+        if self._ordered:
+            return self._taken if self._taken in self._ready else None
+        return next(iter(self._ready), None)
+
+
+def _iterator_of(inputs: object) -> Iterator[Inputs] | AsyncIterator[Inputs]:
+    if isinstance(inputs, AsyncIterable):
+        return aiter(inputs)
+    if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping | str | bytes):
+        return iter(inputs)
+    raise UsageError(f"map takes an iterable or async iterator of dicts, one for each run, not {shown(inputs)}")
+
+
+def _first(exc: BaseException) -> BaseException:
+    """Return what the tasks failed with, without the group around it."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+class RunMap:
+    """The items of a map: `async for item in runtime.map(source, inputs)`. It begins with the first step.
+
+    Leaving the loop early ends the runs under way. `async with runtime.map(...) as items` also waits for their end.
+    """
+
+    def __init__(
+        self,
+        pump: MapPump,
+        opened: Callable[[], Awaitable[Callable[[], None]]],
+        tasks: Callable[[], TaskGroup],
+    ) -> None:
+        self._pump, self._opened, self._tasks = pump, opened, tasks
+        self._is_begun = False
+        self._thread = threading.get_ident()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MapItem:
+        """Return the next item.
+
+        Raises:
+            MapStopped: an item failed, with `on_error="raise"`.
+            UsageError: an input cannot be sent, or the map's file cannot be used.
+            AuditError: a run could not be recorded.
+            Exception: the inputs raised this.
+
+        Cancellation: the runs under way end.
+        """
+        if not self._is_begun:
+            self._is_begun, self._thread = True, threading.get_ident()
+            self._tasks().start_soon(self._pump.run, self._opened, name="toolcell map")
+        try:
+            item = await self._pump.take()
+        except anyio.get_cancelled_exc_class():
+            self._pump.leave()
+            raise
+        except MapStopped:
+            await self.aclose()
+            raise
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """End the runs under way, and wait for their end. Does nothing when it is over."""
+        self._pump.leave()
+        if not self._is_begun:
+            self._is_begun = True
+            self._pump.over.set()
+        with anyio.CancelScope(shield=True):
+            await self._pump.over.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        pump: MapPump | None = getattr(self, "_pump", None)
+        if pump is None or pump.over.is_set() or not self._is_begun:
+            return
+        if threading.get_ident() == self._thread:
+            pump.leave()
+        else:  # a scope is cancelled in the thread of its loop: the tasks stop with the next thing that happens there
+            pump.is_left = True

@@ -1,0 +1,289 @@
+"""`Login`: gives each request to an MCP server its token, and gets one when the server asks for it.
+
+The SDK's provider makes the steps of a login; requests that have a token do not wait for each other here, as they would
+there. A login that fails fails the request that needed it, and not the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import anyio
+import httpx2
+from mcp.client.auth import OAuthFlowError, OAuthRegistrationError, OAuthTokenError
+from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
+from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth
+from mcp.shared.auth import AuthorizationCodeResult
+from pydantic import ValidationError
+
+from toolcell.errors import McpServerError
+from toolcell.mcp.address_guard import FAILED, OF_LOGIN, AddressGuard
+from toolcell.mcp.loopback import Loopback, read_answer
+from toolcell.mcp.oauth import Auth, OAuth
+from toolcell.mcp.providers import PersonProvider, Provider, person_provider, program_provider
+from toolcell.mcp.requests import called
+from toolcell.mcp.tokens import KeptLogin, store_of
+from toolcell.tools.strangers import safe_text
+
+MAX_TRIES = 3
+"""Of one request: as it is, with a refreshed token, after a login."""
+MAX_STEP_UPS = 10
+"""Logins for more rights, of one client: a server could ask without end."""
+MAX_SCOPE_CHARS = 2_000
+MAX_PROBLEM_CHARS = 500
+
+_NOWHERE = "http://127.0.0.1/callback"
+"""Where nobody comes back to: nobody is asked."""
+_NOBODY = 'nobody is logged in there; log in first, with "toolcell mcp login --mcp NAME=URL" or a program that asks'
+_USELESS = "it refuses the token that it was logged in for"
+
+_is_quiet: ContextVar[bool] = ContextVar("toolcell_quiet_login", default=False)
+_ERROR = re.compile(r'"error"\s*:\s*"([A-Za-z0-9_-]{1,60})"')
+
+
+def _may_log(record: logging.LogRecord) -> bool:
+    """The SDK logs tracebacks of logins that fail, with what servers sent: codes and secrets among it."""
+    return not _is_quiet.get()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    for name in ("mcp.client.auth.oauth2", "mcp.client.auth.utils"):
+        logging.getLogger(name).addFilter(_may_log)  # adding it again changes nothing
+    token = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
+
+
+class Login(httpx2.Auth):
+    """The login of one client at one server. It outlives connections."""
+
+    def __init__(self, name: str, url: str, auth: Auth) -> None:
+        """Prepare; nothing is sent.
+
+        Raises:
+            UsageError: tokens would be sent to the server in clear.
+        """
+        self._name, self._url, self._auth = name, url, auth
+        self.guard = AddressGuard(url, auth.issuer, auth.private)
+        self._kept = KeptLogin(url, store_of(auth.store, url, isinstance(auth, OAuth)))
+        self._bearer: str | None = None
+        self._is_loaded = False
+        self._lock = anyio.Lock()
+        self._granted = set[str]()
+        """Scopes that were logged in for: a server that asks for them again would ask forever."""
+        self._step_ups = 0
+        self._asked_in_vain = False
+        self._last_answer: httpx2.Response | None = None
+        self.problem = ""
+        """Why the last login failed; empty when it did not."""
+
+    def begin_connection(self, *, by_person: bool = False) -> None:
+        """Try again after a failure. Where a person was asked in vain, only if a person wants it."""
+        self._asked_in_vain = self._asked_in_vain and not by_person
+        if not self._asked_in_vain:
+            self.problem = ""
+
+    def hide(self, text: str) -> str:
+        """Replace the tokens in a text that a model may read."""
+        kept = self._kept.kept
+        secrets = [kept.tokens.access_token, kept.tokens.refresh_token] if kept.tokens else []
+        secrets += [kept.client.client_secret] if kept.client else []
+        for each in secrets:
+            text = text.replace(each, "[redacted]") if each and len(each) >= 8 else text
+        return text
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send a request with a token, and again with another one when the server wants that."""
+        if not self._is_loaded:
+            await self._load()
+        for attempt in range(MAX_TRIES):
+            refused = self._bearer
+            if refused is not None:
+                request.headers["Authorization"] = f"Bearer {refused}"
+            response = yield request
+            problem = self._refusal(response, attempt)
+            if problem is None:
+                return
+            try:
+                if problem:
+                    raise McpServerError(problem)
+                async with self._lock:
+                    if self._bearer == refused:  # otherwise another request has logged in meanwhile
+                        steps = self._steps(request, response, may_refresh=not attempt)
+                        try:
+                            outgoing = await anext(steps)
+                            while True:
+                                outgoing = await steps.asend((yield outgoing))
+                        except StopAsyncIteration:
+                            pass
+                        finally:
+                            await steps.aclose()
+            except McpServerError as exc:
+                if response.status_code == 401:
+                    self.problem = str(exc)
+                request.extensions = {**request.extensions, FAILED: str(exc)}
+                yield request
+                return
+
+    def _refusal(self, response: httpx2.Response, attempt: int) -> str | None:
+        """Return "" for an answer that a login is made for, why there is none, or None for every other answer."""
+        if response.status_code == 401:
+            return self.problem or (_USELESS if attempt == MAX_TRIES - 1 else "")
+        if response.status_code != 403 or extract_field_from_www_auth(response, "error") != "insufficient_scope":
+            return None
+        wanted = set((extract_scope_from_www_auth(response) or "")[:MAX_SCOPE_CHARS].split())
+        named = safe_text(" ".join(sorted(wanted)), MAX_PROBLEM_CHARS)
+        if not wanted - self._granted:
+            return f"it wants the scopes {named!r}, for which it was logged in already"
+        if self._step_ups >= MAX_STEP_UPS:
+            return f"it wants the scopes {named!r}; it has asked for more {MAX_STEP_UPS} times, and no more is given"
+        self._granted |= wanted
+        self._step_ups += 1
+        return ""
+
+    async def _load(self) -> None:
+        try:
+            kept = await self._kept.load()
+        except McpServerError as exc:
+            self.problem = str(exc)
+        else:
+            self._bearer = kept.tokens.access_token if kept.tokens is not None else None
+        self._is_loaded = True
+
+    async def _steps(
+        self, request: httpx2.Request, refusal: httpx2.Response, may_refresh: bool
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Yield the requests of a login, until there is a token.
+
+        Raises:
+            McpServerError: it failed, and why.
+        """
+        auth = self._auth
+        loopback = None
+        if isinstance(auth, OAuth) and auth.ask and auth.redirect is None:
+            loopback = Loopback(self._name, auth.open_browser)
+        try:
+            provider = await self._provider(loopback, may_refresh and refusal.status_code == 401)
+            flow = provider.async_auth_flow(request)
+            try:
+                before = request.headers.get("Authorization")
+                with self._translated():
+                    outgoing = await anext(flow)
+                is_refresh = outgoing is not request
+                while outgoing is not request or request.headers.get("Authorization") == before:
+                    if outgoing is request:
+                        if isinstance(auth, OAuth) and not auth.ask:
+                            raise McpServerError(_NOBODY)
+                        answer, is_refresh = refusal, False
+                    else:
+                        outgoing.extensions[OF_LOGIN] = True
+                        answer = yield outgoing
+                        self._last_answer = answer
+                        if (problem := answer.extensions.get(FAILED)) is not None:
+                            raise McpServerError(problem)
+                    if is_refresh and (answer.status_code >= 500 or answer.status_code == 429):
+                        raise McpServerError(f"its token cannot be refreshed now: HTTP {answer.status_code}")
+                    with self._translated():
+                        outgoing = await flow.asend(answer)
+            finally:
+                with _quiet():
+                    await flow.aclose()
+        finally:
+            if loopback is not None:
+                loopback.close()
+        self._bearer, self.problem = request.headers["Authorization"].partition(" ")[2], ""
+        self._asked_in_vain = False
+        if isinstance(provider, PersonProvider) and provider.context.current_tokens is not None:
+            self._granted |= set((provider.context.current_tokens.scope or "").split())
+
+    async def _provider(self, loopback: Loopback | None, may_refresh: bool) -> Provider:
+        """Return a provider that knows what is kept."""
+        auth, made = self._auth, None
+        if not isinstance(auth, OAuth):
+            made = program_provider(self._url, self._kept, auth)
+            if isinstance(made, IdentityAssertionOAuthProvider):
+                return made
+        else:
+            kept = await self._kept.load()
+            redirect_uri = auth.redirect_uri or _NOWHERE
+            if loopback is not None:
+                known = [str(uri) for uri in (kept.client and kept.client.redirect_uris) or ()]
+                redirect_uri = await _listening(loopback, auth.port, known)
+                if known and redirect_uri not in known:
+                    kept.client = None  # the server would refuse another port than the registered one
+                    await self._kept.save()
+            made = person_provider(self._url, self._kept, auth, redirect_uri)
+            self._set_handlers(made, auth, loopback)
+        await made.recall(self._bearer, may_refresh)
+        return made
+
+    def _set_handlers(self, provider: PersonProvider, auth: OAuth, loopback: Loopback | None) -> None:
+        """Let the provider ask the person: the URL goes out, and the answer comes back, in one step."""
+        answers: list[str] = []
+
+        async def redirect(url: str) -> None:
+            await self.guard.addresses(httpx2.URL(url))
+            self._asked_in_vain = True
+            ask = loopback.ask if loopback is not None else auth.redirect
+            assert ask is not None
+            try:
+                with anyio.fail_after(auth.timeout_s):
+                    answers.append(str(await called(ask, url)))
+            except TimeoutError:
+                raise McpServerError(f"nobody logged in within {auth.timeout_s:g} s") from None
+            except McpServerError:
+                raise
+            except Exception as exc:  # a function of the host program: its text may hold the code
+                raise McpServerError(f"the login's redirect failed: {type(exc).__name__}") from None
+
+        async def answer() -> AuthorizationCodeResult:
+            code, state, issuer = read_answer(answers.pop())
+            return AuthorizationCodeResult(code=code, state=state, iss=issuer)
+
+        provider.context.redirect_handler, provider.context.callback_handler = redirect, answer
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what a login can raise into an error of ours, without what servers said in it."""
+        try:
+            with _quiet():
+                yield
+        except StopAsyncIteration:
+            raise McpServerError("the login gave no token") from None
+        except (OAuthTokenError, OAuthRegistrationError, ValidationError) as exc:
+            what = "register the client" if isinstance(exc, OAuthRegistrationError) else "give a token"
+            raise McpServerError(f"the authorization server did not {what}{self._answered()}") from None
+        except OAuthFlowError as exc:
+            said = "the login's state is wrong" if str(exc).startswith("State parameter") else str(exc)
+            raise McpServerError(f"the login failed: {safe_text(self.hide(said), MAX_PROBLEM_CHARS)}") from None
+        except (ValueError, TypeError, httpx2.InvalidURL) as exc:
+            raise McpServerError(f"the login failed: {type(exc).__name__}") from None
+
+    def _answered(self) -> str:
+        """Return status and error code of the last answer: its text could hold what was sent."""
+        if self._last_answer is None:
+            return ""
+        error = _ERROR.search(self._last_answer.text[:MAX_SCOPE_CHARS])
+        return f": HTTP {self._last_answer.status_code}" + (f", {error[1]}" if error is not None else "")
+
+
+async def _listening(loopback: Loopback, port: int, known: list[str]) -> str:
+    """Listen where the client was registered, else on a free port.
+
+    Raises:
+        McpServerError: the port that the user wants is taken.
+    """
+    registered = next((httpx2.URL(uri).port for uri in known if httpx2.URL(uri).host == "127.0.0.1"), None)
+    try:
+        return await loopback.listen(port or registered or 0)
+    except OSError as exc:
+        if port or not registered:
+            raise McpServerError(f"the login cannot listen on port {port} of 127.0.0.1: {exc.strerror}") from None
+        return await loopback.listen(0)

@@ -1,0 +1,139 @@
+"""Tokens of one MCP server, from one login to the next: a file that only its owner may read, or an object's text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken, ProtectedResourceMetadata
+from pydantic import BaseModel, ValidationError
+
+from toolcell.atomic import write_file
+from toolcell.errors import McpServerError
+from toolcell.mcp.oauth import LoginStore, Store
+from toolcell.mcp.requests import called
+
+MAX_STORED_CHARS = 256 * 1024
+
+
+class TokenFile:
+    """Keeps the text in a file of mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> str | None:
+        """Return the file's text; None when there is no file."""
+        try:
+            with self.path.open(encoding="utf-8", errors="replace") as file:
+                return file.read(MAX_STORED_CHARS)
+        except FileNotFoundError:
+            return None
+
+    def save(self, text: str) -> None:
+        """Write the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(self.path, text.encode())
+
+
+class TokenMemory:
+    """Keeps the text as long as the program runs."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def load(self) -> str | None:
+        """Return the text."""
+        return self._text
+
+    def save(self, text: str) -> None:
+        """Keep the text."""
+        self._text = text
+
+
+def default_path(url: str) -> Path:
+    """Return the file of the tokens of the server at `url`."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", url.partition("://")[2].partition("/")[0])[:80]
+    name = f"{host}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    return platformdirs.user_data_path("toolcell", appauthor=False) / "mcp-tokens" / name
+
+
+def store_of(given: Store, url: str, is_of_person: bool) -> LoginStore:
+    """Return the store that `store=` means: without one, a file for a person's tokens, memory for a program's."""
+    if isinstance(given, str | Path):
+        return TokenFile(Path(given).expanduser())
+    if given is not None:
+        return given
+    return TokenFile(default_path(url)) if is_of_person else TokenMemory()
+
+
+class LoginRecord(BaseModel):
+    """What is kept of a login."""
+
+    server: str
+    tokens: OAuthToken | None = None
+    expires_at: float | None = None
+    client: OAuthClientInformationFull | None = None
+    metadata: OAuthMetadata | None = None
+    """Of the authorization server: where a token is refreshed after a restart."""
+    resource: ProtectedResourceMetadata | None = None
+
+
+class KeptLogin:
+    """What is kept of the login at one server. A `TokenStorage` of the SDK."""
+
+    def __init__(self, url: str, store: LoginStore) -> None:
+        self._url, self._store = url, store
+        self.kept = LoginRecord(server=url)
+
+    async def load(self) -> LoginRecord:
+        """Read again: another process may have refreshed the tokens. What is of another server is not used.
+
+        Raises:
+            McpServerError: the store fails.
+        """
+        text = await self._asked("load")
+        try:
+            found = LoginRecord.model_validate_json(text) if isinstance(text, str) else None
+        except ValidationError:
+            found = None
+        self.kept = found if found is not None and found.server == self._url else LoginRecord(server=self._url)
+        return self.kept
+
+    async def save(self) -> None:
+        """Write everything.
+
+        Raises:
+            McpServerError: the store fails.
+        """
+        await self._asked("save", self.kept.model_dump_json(exclude_none=True))
+
+    async def _asked(self, method: str, *args: str) -> Any:
+        try:
+            return await called(getattr(self._store, method), *args)
+        except Exception as exc:  # its text may hold what was to be saved
+            number = f" ({exc.strerror}: {exc.filename})" if isinstance(exc, OSError) and exc.strerror else ""
+            raise McpServerError(f"the store of its tokens failed to {method}: {type(exc).__name__}{number}") from None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Return the tokens."""
+        return self.kept.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Keep tokens."""
+        self.kept.tokens = tokens
+        self.kept.expires_at = time.time() + tokens.expires_in if tokens.expires_in is not None else None
+        await self.save()
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Return the client's registration."""
+        return self.kept.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Keep the client's registration."""
+        self.kept.client = client_info
+        await self.save()

@@ -1,0 +1,217 @@
+"""`RayBackend`: sandboxes on the nodes of a Ray cluster. Ray schedules the nodes' actors and notices dead nodes.
+
+Ray carries no byte of a sandbox. Each sandbox has a connection of its own to its node; the key that both ends prove is
+passed through Ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import anyio
+import msgpack
+from anyio.abc import TaskGroup
+
+from toolcell import daemon_threads
+from toolcell.config import Limits, Policy, names_of
+from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
+from toolcell.sandbox.ray import node_stream
+from toolcell.sandbox.ray.cluster import RayCluster
+from toolcell.sandbox.ray.node_server import NodeAddress
+from toolcell.sandbox.ray.sandbox import RaySandbox
+from toolcell.tools.checks import check_count
+
+logger = logging.getLogger("toolcell.ray")
+
+WATCH_S: Final = 2.0
+"""How often Ray is asked which nodes there are."""
+
+TRIES: Final = 3
+"""Nodes that are tried for one sandbox."""
+
+
+@dataclass(slots=True)
+class RayNode:
+    """A node of the cluster on which sandboxes can start."""
+
+    id: str
+    name: str
+    address: NodeAddress
+    actor: Any
+    busy: int = 0
+    is_lost: bool = False
+
+
+class RayBackend:
+    """Starts sandboxes on the nodes of a cluster."""
+
+    name: ClassVar[str] = "ray"
+    isolates: ClassVar[bool] = True
+    descriptors_per_sandbox: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        sandboxes_per_node: int = 64,
+        packages: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        policy: Policy | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        """`address`: of the cluster, as `ray.init` takes it; a program that is connected with one already needs none.
+        `resources`: what an actor, one for each node, takes of its node; a node that has not got it is not used.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        check_count("sandboxes_per_node=", sandboxes_per_node, 1)
+        self._policy = policy or Policy()
+        if self._policy.profile != "full":
+            raise UsageError('profile="container" is not built for nodes; use the full profile')
+        settings = (self._policy.model_dump(), names_of(packages, "packages"), names_of(preload, "preload"))
+        self._cluster = RayCluster(address, dict(resources or {}), settings)
+        self._slots = sandboxes_per_node
+        self._nodes: dict[str, RayNode] = {}
+        self.unusable: dict[str, str] = {}
+        """Nodes on which no sandbox can start, with the reason."""
+        self._count = itertools.count(1)
+        self._tasks: TaskGroup | None = None
+        self._freed = anyio.Event()
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Limits that a node cannot hold, with the reason."""
+        return {name: why for node in self._nodes.values() for name, why in node.address.unsupported.items()}
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Nodes on which sandboxes can start, and how many of this Runtime's are there."""
+        return {node.name: node.busy for node in self._nodes.values()}
+
+    async def open(self) -> None:
+        """Start an actor on each node, and wait for them.
+
+        Raises:
+            SandboxUnavailable: there is no cluster, or no node that can start sandboxes; names each with its reason.
+            MissingPackage: Ray is not installed.
+        """
+        try:
+            await daemon_threads.run_sync(self._cluster.connect)
+        except ImportError as exc:
+            raise MissingPackage("the Ray backend needs Ray: pip install 'toolcell[ray]'") from exc
+        try:
+            await self._look()
+            if not self._nodes:
+                found = "; ".join(f"{name}: {why}" for name, why in self.unusable.items()) or "the cluster has no node"
+                raise SandboxUnavailable(f"no node of the Ray cluster can start sandboxes: {found}")
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._watch)
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(WATCH_S)
+            try:
+                await self._look()
+            except Exception as exc:  # the head restarts: what runs goes on, and the next look may succeed
+                logger.warning("the nodes of the Ray cluster are not known just now: %s", exc)
+
+    async def _look(self) -> None:
+        """Use new nodes, and forget those that are gone or were lost."""
+        alive = await daemon_threads.run_sync(self._cluster.alive)
+        for ident in [each.id for each in self._nodes.values() if each.is_lost or each.id not in alive]:
+            node = self._nodes.pop(ident)
+            await daemon_threads.run_sync(self._cluster.kill, node.actor)
+        new = {ident: name for ident, name in alive.items() if ident not in self._nodes and name not in self.unusable}
+        self.unusable |= await daemon_threads.run_sync(self._cluster.lacking, new)
+        new = {ident: name for ident, name in new.items() if name not in self.unusable}
+        for ident, name, actor, problem, address in await daemon_threads.run_sync(self._cluster.start, new):
+            if problem:
+                self.unusable[name] = problem
+                logger.warning("node %s is not used: %s", name, problem)
+            else:
+                self._nodes[ident] = RayNode(ident, name, address, actor)
+        self._free()
+
+    def _free(self) -> None:
+        freed, self._freed = self._freed, anyio.Event()
+        freed.set()
+
+    async def start(self, limits: Limits) -> RaySandbox:
+        """Start a sandbox on the node with the most free places; wait for a place while there is none.
+
+        Raises:
+            SandboxUnavailable: nothing was started and nothing needs cleaning up.
+        """
+        packed, problem = msgpack.packb(limits.model_dump()), ""
+        for _ in range(TRIES):
+            node = await self._place()
+            try:
+                return await self._start_on(node, packed, limits)
+            except (OSError, TimeoutError) as exc:
+                node.is_lost, problem = True, f"node {node.name}: {str(exc) or type(exc).__name__}"
+        raise SandboxUnavailable(f"no node could be reached: {problem}")
+
+    async def _place(self) -> RayNode:
+        while True:
+            if self._tasks is None:
+                raise SandboxUnavailable("the Ray backend is not open")
+            usable = [node for node in self._nodes.values() if not node.is_lost]
+            if not usable:
+                raise SandboxUnavailable("no node of the Ray cluster is left that can start sandboxes")
+            best = min(usable, key=lambda node: node.busy)
+            if best.busy < self._slots:
+                return best
+            await self._freed.wait()
+
+    async def _start_on(self, node: RayNode, packed: bytes, limits: Limits) -> RaySandbox:
+        node.busy += 1
+        try:
+            stream = await node_stream.start(node.address, packed)
+        except BaseException:
+            self._leave(node)
+            raise
+        ident = f"{node.name}:{stream.started}.{next(self._count)}"
+        return PlacedSandbox(
+            stream, ident, limits, self._policy.require, node.address.cgroup, lambda: self._leave(node)
+        )
+
+    def _leave(self, node: RayNode) -> None:
+        node.busy -= 1
+        self._free()
+
+    async def close(self) -> None:
+        """End the actors, and every sandbox with them."""
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            self._free()
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        self._nodes.clear()
+        with anyio.CancelScope(shield=True):
+            await daemon_threads.run_sync(self._cluster.close)
+
+
+class PlacedSandbox(RaySandbox):
+    """A sandbox that gives its place back."""
+
+    def __init__(self, *args: Any) -> None:
+        *others, self._leave = args
+        super().__init__(*others)
+
+    async def destroy(self) -> None:
+        """End it, and give its place back."""
+        await super().destroy()
+        leave, self._leave = self._leave, lambda: None
+        leave()

@@ -1,0 +1,129 @@
+"""`RayCluster`: everything that is asked of Ray. Its calls block, so they are made in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.ray.node_actor import NodeActor
+from toolcell.sandbox.ray.node_server import NodeAddress
+
+OPEN_S: Final = 300.0
+"""How long the actors may take to start: packages are installed once on each node."""
+
+CLOSE_S: Final = 30.0
+
+Started = tuple[str, str, Any, str, NodeAddress]
+"""Id and name of a node, its actor, what is wrong, where it listens."""
+
+
+class RayCluster:
+    """The connection with one cluster, and the actors on its nodes."""
+
+    def __init__(self, address: str | None, resources: Mapping[str, float], settings: Sequence[Any]) -> None:
+        self._address, self._resources, self._settings = address, dict(resources), settings
+        self._is_ours = False
+        """This connected, so this disconnects."""
+        self._actors: set[Any] = set()
+        self._is_closed = False
+        self._changing = threading.Lock()
+        """Held while an actor is made: a start that nobody waits for any more makes none after `close`."""
+
+    def connect(self) -> None:
+        """Connect, unless this process is connected.
+
+        Raises:
+            ImportError: Ray is not installed.
+            SandboxUnavailable: there is no cluster.
+        """
+        import ray
+
+        self._is_closed = False
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(address=self._address or "auto", log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as exc:
+            raise SandboxUnavailable(f"no Ray cluster answers at {self._address or 'auto'}: {exc}") from exc
+        self._is_ours = True
+
+    def alive(self) -> dict[str, str]:
+        """Return the nodes that Ray takes for alive: id to name."""
+        import ray
+
+        found = [each for each in ray.nodes() if each["Alive"]]
+        return {each["NodeID"]: f"{each['NodeManagerAddress']}/{each['NodeID'][:8]}" for each in found}
+
+    def lacking(self, nodes: Mapping[str, str]) -> dict[str, str]:
+        """Return the nodes that do not have the wanted resources: name to reason. No actor could ever start there."""
+        import ray
+
+        found = {}
+        for each in ray.nodes():
+            missing = [name for name, amount in self._resources.items() if each["Resources"].get(name, 0) < amount]
+            if each["NodeID"] in nodes and missing:
+                found[nodes[each["NodeID"]]] = f"it does not have the resources: {', '.join(missing)}"
+        return found
+
+    def start(self, nodes: Mapping[str, str]) -> list[Started]:
+        """Start an actor on each of these nodes, and wait until each listens or says what is wrong."""
+        import ray
+
+        began = []
+        for ident, name in nodes.items():
+            actor = self._actor(ident)
+            began.append((ident, name, actor, actor.open.remote(*self._settings)))
+        done = []
+        for ident, name, actor, opened in began:
+            try:
+                problem, address = ray.get(opened, timeout=OPEN_S)
+            except Exception as exc:
+                problem, address = f"{type(exc).__name__}: {exc}".splitlines()[0], None
+            if problem:
+                self.kill(actor)
+            done.append((ident, name, actor, problem, address))
+        return done
+
+    def _actor(self, node: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        with self._changing:
+            if self._is_closed:
+                raise SandboxUnavailable("the Ray backend is closed")
+            options = {
+                "num_cpus": 0,
+                "resources": self._resources,
+                "max_restarts": 0,
+                "max_concurrency": 2,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+            }
+            actor = ray.remote(NodeActor).options(**options).remote()
+            self._actors.add(actor)
+            return actor
+
+    def kill(self, actor: Any) -> None:
+        """End an actor at once. Its sandboxes die with it."""
+        import ray
+
+        self._actors.discard(actor)
+        with suppress(Exception):
+            ray.kill(actor)
+
+    def close(self) -> None:
+        """End the actors in order, and disconnect if this connected."""
+        import ray
+
+        with self._changing:
+            self._is_closed, actors = True, list(self._actors)
+        closed = [actor.close.remote() for actor in actors]
+        if closed:
+            ray.wait(closed, num_returns=len(closed), timeout=CLOSE_S)
+        for actor in actors:
+            self.kill(actor)
+        if self._is_ours:
+            self._is_ours = False
+            ray.shutdown()

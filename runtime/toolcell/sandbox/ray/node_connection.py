@@ -1,0 +1,259 @@
+"""`NodeConnection`: on a node, the connection of a caller to one sandbox. Closing it ends the sandbox.
+
+The node trusts nobody who has not proved the key. It never reads what a guest sends: it passes it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final
+
+import msgpack
+
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.process.sandbox import ProcessSandbox
+from toolcell.sandbox.ray import frames
+from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
+
+PROOF_S: Final = 10.0
+"""In which a caller must prove the key."""
+
+REPORT_S: Final = 0.05
+"""Between two measurements of a sandbox that runs a script."""
+
+FRESH_S: Final = 0.002
+"""A measurement younger than this is not repeated when the guest sends something."""
+
+ASKED_S: Final = 0.002
+ASKED_TIMES: Final = 100
+"""How often raw output is looked for after the script was asked for its line."""
+
+SIGNALS: Final = frozenset({"ask_line", "interrupt"})
+
+
+class NodeConnection(asyncio.Protocol):
+    """One caller, one sandbox."""
+
+    def __init__(self, backend: ProcessBackend, key: bytes, tasks: set[asyncio.Task[None]]) -> None:
+        self._backend, self._key, self._tasks = backend, key, tasks
+        self._nonce = os.urandom(frames.NONCE_BYTES)
+        self._unproved = b""
+        self._is_proved = False
+        self._frames = FrameBuffer()
+        self._sandbox: ProcessSandbox | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._to_guest: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._is_closed = False
+        self._reported = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    # The connection
+
+    def connection_made(self, transport: Any) -> None:
+        """Ask for the proof."""
+        self._transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(transport.get_extra_info("socket"))
+        transport.write(self._nonce)
+        self._late = self._loop.call_later(PROOF_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Check the proof; then take frames."""
+        if not self._is_proved:
+            self._unproved += data
+            if len(self._unproved) < frames.NONCE_BYTES + frames.PROOF_BYTES:
+                return
+            nonce = self._unproved[: frames.NONCE_BYTES]
+            given, data = self._unproved[frames.NONCE_BYTES :][: frames.PROOF_BYTES], self._unproved[64:]
+            if not hmac.compare_digest(given, proof(self._key, b"caller", self._nonce, nonce)):
+                self._transport.abort()
+                return
+            self._late.cancel()
+            self._is_proved, self._unproved = True, b""
+            self._transport.write(proof(self._key, b"node", self._nonce, nonce))
+        try:
+            for kind, body in self._frames.frames(data):
+                self._take(kind, body)
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        """The caller wants the sandbox dead, and still wants to know how it ended."""
+        if self._sandbox is not None:
+            self._sandbox.kill()
+        elif self._task is None:
+            return False
+        self._end()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is there any more."""
+        self._late.cancel()
+        if self._sandbox is not None:
+            self._sandbox.kill()
+        self._end()
+        self._may_write.set()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._changed.set()
+
+    def pause_writing(self) -> None:
+        """The caller reads too slowly: the guest waits."""
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._may_write.set()
+
+    def _write(self, kind: bytes, body: bytes = b"") -> None:
+        if not self._transport.is_closing():
+            self._transport.write(frame(kind, body))
+
+    # Frames of the caller
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        sandbox = self._sandbox
+        if kind == frames.BRIDGE:
+            self._to_guest.append(body)
+            self._changed.set()
+        elif kind == frames.START and self._task is None:
+            self._task = self._loop.create_task(self._serve(Limits(**msgpack.unpackb(body))))
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
+        elif sandbox is None:
+            raise ValueError("nothing was started")
+        elif kind == frames.SAMPLE:
+            self._report(last=True)
+        elif kind == frames.ACCEPT:
+            with suppress(SandboxUnavailable):  # the caller knows what it requires
+                sandbox.accept(msgpack.unpackb(body))
+        elif kind == frames.PREPARE:
+            self._run(self._prepare(sandbox, Limits(**msgpack.unpackb(body))))
+        elif kind == frames.SIGNAL and (name := body.decode()) in SIGNALS:
+            getattr(sandbox, name)()
+            if name == "ask_line":
+                self._run(self._look_often())
+
+    def _run(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, sandbox: ProcessSandbox, limits: Limits) -> None:
+        problem = ""
+        try:
+            await sandbox.prepare(limits)
+        except OSError as exc:
+            problem = str(exc) or type(exc).__name__
+        self._write(frames.PREPARED, problem.encode())
+
+    # The sandbox
+
+    async def _serve(self, limits: Limits) -> None:
+        """Start the sandbox, pass bytes on, and leave nothing of it."""
+        try:
+            sandbox = self._sandbox = await self._backend.start(limits)
+        except Exception as exc:
+            self._write(frames.FAILED, str(exc).encode())
+            self._transport.close()
+            return
+        try:
+            self._write(frames.STARTED, sandbox.id.encode())
+            if self._is_closed:
+                sandbox.kill()
+            helpers = [self._loop.create_task(work) for work in (self._feed(sandbox), self._watch())]
+            try:
+                await self._pass_on(sandbox)
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+            await self._finish(sandbox)
+        finally:
+            await sandbox.destroy()
+            self._transport.close()
+
+    async def _pass_on(self, sandbox: ProcessSandbox) -> None:
+        """Pass on what the guest sends, until it is gone. Each piece comes after a measurement and raw output."""
+        while data := await sandbox.stream.receive():
+            self._report()
+            self._write(frames.BRIDGE, data)
+            await self._may_write.wait()
+
+    async def _feed(self, sandbox: ProcessSandbox) -> None:
+        """Pass on what the caller sends."""
+        taken = 0
+        while not self._is_closed:
+            self._changed.clear()
+            while self._to_guest:
+                data = self._to_guest.popleft()
+                await sandbox.stream.send(data)
+                taken += len(data)
+                if taken >= frames.ACKNOWLEDGE_BYTES:
+                    self._write(frames.ACKNOWLEDGED, taken.to_bytes(8, "big"))
+                    taken = 0
+            await self._changed.wait()
+
+    async def _watch(self) -> None:
+        while not self._is_closed:
+            await asyncio.sleep(REPORT_S)
+            if self._may_write.is_set():
+                self._report()
+
+    async def _look_often(self) -> None:
+        for _ in range(ASKED_TIMES):
+            self._report()
+            await asyncio.sleep(ASKED_S)
+
+    def _report(self, *, last: bool = False) -> None:
+        """Send a measurement and raw output, if they are not the same as before."""
+        sandbox, now = self._sandbox, self._loop.time()
+        if sandbox is None:
+            return
+        out, err = sandbox.read_output() if self._may_write.is_set() else (b"", b"")
+        if not (last or out or err or now - self._reported >= FRESH_S):
+            return
+        self._reported = now
+        each = sandbox.sample(last=last)
+        self._write(
+            frames.USAGE,
+            msgpack.packb(
+                [
+                    last, out, err, each.cpu_s, each.peak_memory_bytes, each.processes, each.peak_processes,
+                    each.memory_kills, each.refused_processes,
+                ]
+            ),
+        )  # fmt: skip
+
+    async def _finish(self, sandbox: ProcessSandbox) -> None:
+        """Tell how the sandbox ended. Nothing of it is left then."""
+        if sandbox.is_alive():
+            while sandbox.is_alive() and not self._is_closed:  # it closed its bridge, and goes on
+                self._report()
+                await asyncio.sleep(REPORT_S)
+            sandbox.kill()
+        end = await sandbox.ended()
+        while any(output := sandbox.read_output()):
+            self._write(frames.USAGE, msgpack.packb([False, *output]))
+        self._report(last=True)
+        await sandbox.destroy()
+        body = msgpack.packb([end.signal, end.code, end.cpu_s, end.peak_memory_bytes, end.problem])
+        self._write(frames.END, body)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Notice a network that was cut: within about 15 seconds, and 20 with data on the way."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,108 @@
+"""`NodeServer`: on a node, a process backend and the port on which callers reach its sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from toolcell.config import Policy
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.process import packages as environments
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.process.child_probe import Probe
+from toolcell.sandbox.process.probes import probe_all
+from toolcell.sandbox.process.root_filesystem import interpreter
+from toolcell.sandbox.ray.node_connection import NodeConnection
+
+
+def missing_layers(probes: Iterable[Probe], required: Collection[str]) -> str:
+    """Say which required layers are not live on this node, why, and what to do; nothing if all are."""
+    return "; ".join(
+        f"layer {each.name} is not live: {each.detail}; {each.fix}"
+        for each in probes
+        if each.name in required and not each.live
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where a node listens, and what it can do."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+    unsupported: dict[str, str]
+    cgroup: str
+    """How its sandboxes are measured; empty without a cgroup."""
+
+
+class NodeServer:
+    """Listens until it is stopped. Its event loop runs in a thread: the process belongs to Ray."""
+
+    def __init__(self, host: str, policy: Policy, packages: Sequence[str], preload: Sequence[str]) -> None:
+        self._host, self._policy = host, policy
+        self._packages, self._preload = tuple(packages), tuple(preload)
+        self._ready: Future[NodeAddress] = Future()
+        self._stop: Any = None
+        self._thread = threading.Thread(target=self._main, name="toolcell-node", daemon=True)
+
+    def start(self) -> NodeAddress:
+        """Start to listen.
+
+        Raises:
+            SandboxUnavailable: this node cannot start sandboxes; the message says why.
+            PackageError: its packages cannot be had.
+        """
+        self._thread.start()
+        return self._ready.result()
+
+    def stop(self) -> None:
+        """End every sandbox, and wait for that."""
+        if self._stop is not None:
+            self._stop()
+        self._thread.join(30.0)
+
+    def _main(self) -> None:
+        try:
+            anyio.run(self._serve, backend="asyncio")
+        except BaseException as exc:
+            if not self._ready.done():
+                self._ready.set_exception(exc)
+
+    async def _serve(self) -> None:
+        if missing := missing_layers(probe_all(), self._policy.require):
+            raise SandboxUnavailable(missing)
+        backend = ProcessBackend(policy=self._policy, packages=self._environment(), preload=self._preload)
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        key, tasks = os.urandom(32), set[asyncio.Task[None]]()
+        await backend.open()
+        try:
+            server = await loop.create_server(
+                lambda: NodeConnection(backend, key, tasks), self._host, 0, family=socket.AF_INET
+            )
+            try:
+                self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+                port = server.sockets[0].getsockname()[1]
+                cgroup = getattr(backend._cgroups, "description", "")
+                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), cgroup))
+                await stopped.wait()
+            finally:
+                server.close()
+        finally:
+            await backend.close()  # its sandboxes end, and with them the tasks of their connections
+            if tasks:
+                await asyncio.wait(tasks, timeout=10.0)
+
+    def _environment(self) -> Path | None:
+        if not self._packages:
+            return None
+        return environments.resolve(list(self._packages), python=interpreter(None).executable).path

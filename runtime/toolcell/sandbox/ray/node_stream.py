@@ -1,0 +1,258 @@
+"""`NodeStream`: the caller's end of the connection to one sandbox on a node. It is the `ByteStream` of the bridge.
+
+Frames about the sandbox are taken as they pass; so what the node measured before the guest's last word is known when
+that word is received.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import msgpack
+
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.ray import frames
+from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
+from toolcell.sandbox.ray.node_connection import keep_alive
+from toolcell.sandbox.ray.node_server import NodeAddress
+from toolcell.sandbox.stream import SocketStream, wait_writable
+
+CONNECT_S: Final = 10.0
+ANSWER_S: Final = 0.5
+"""How long the event loop waits for a last measurement, which is asked for when a script has failed."""
+
+HELD_BYTES: Final = 1 << 20
+"""Bridge bytes that are kept while nobody receives."""
+
+PIECE_BYTES: Final = 1 << 18
+
+
+class NodeStream:
+    """Frames over one socket."""
+
+    def __init__(self, sock: socket.socket, where: str) -> None:
+        self._sock = sock
+        self._socket = SocketStream(sock)
+        self._where = where
+        self._frames = FrameBuffer()
+        self._bridge = bytearray()
+        self._unacknowledged = 0
+        self._is_receiving = False
+        self._news = anyio.Event()
+        self._writing: anyio.Lock = anyio.Lock()
+        self.is_over = False
+        """No frame will follow."""
+        self.was_asked = False
+        """The script was asked for its line: its answer is looked for without waiting."""
+        self.started: str | None = None
+        self.prepared: str | None = None
+        self.problem = ""
+        self.exit: Exit | None = None
+        self.last = Sample()
+        self._answers = 0
+        """Measurements that were asked for, and came."""
+        self.raw = (bytearray(), bytearray())
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    @classmethod
+    async def connect(cls, address: NodeAddress) -> NodeStream:
+        """Connect with a node, and prove the key to each other.
+
+        Raises:
+            OSError: the node is not there, or not the one with the key.
+        """
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock)
+            with suppress(BlockingIOError):
+                sock.connect((address.host, address.port))
+            with anyio.fail_after(CONNECT_S):
+                await wait_writable(sock)
+                if problem := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    raise OSError(problem, os.strerror(problem))
+                stream = cls(sock, f"{address.host}:{address.port}")
+                await stream._prove(address.key)
+                return stream
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _prove(self, key: bytes) -> None:
+        theirs, ours = await self._exactly(frames.NONCE_BYTES), os.urandom(frames.NONCE_BYTES)
+        await self._socket.send(ours + proof(key, b"caller", theirs, ours))
+        if not hmac.compare_digest(await self._exactly(frames.PROOF_BYTES), proof(key, b"node", theirs, ours)):
+            raise ConnectionError(f"what listens at {self._where} does not have the key of the node")
+
+    async def _exactly(self, count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            if not (data := await self._socket.receive()):
+                raise ConnectionError(f"the node at {self._where} ended the connection")
+            got += data
+        return got
+
+    # Frames
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            for kind, body in self._frames.frames(data):
+                self._take(kind, body)
+        except (ValueError, TypeError, msgpack.UnpackException) as exc:
+            self.problem, data = f"the node at {self._where} sent what is no frame: {exc}", b""
+        if not data:
+            self.is_over = True
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        if kind == frames.BRIDGE:
+            self._bridge += body
+        elif kind == frames.USAGE:
+            is_answer, out, err, *usage = msgpack.unpackb(body)
+            self.raw[0].extend(out)
+            self.raw[1].extend(err)
+            if usage:
+                self.last = Sample(*usage)
+            self._answers += is_answer
+        elif kind == frames.ACKNOWLEDGED:
+            self._unacknowledged -= int.from_bytes(body, "big")
+        elif kind == frames.END:
+            self.exit = Exit(*msgpack.unpackb(body))
+            self.is_over = True
+        elif kind == frames.STARTED:
+            self.started = body.decode()
+        elif kind == frames.FAILED:
+            self.problem, self.is_over = body.decode(), True
+        elif kind == frames.PREPARED:
+            self.prepared = body.decode()
+
+    def look(self) -> None:
+        """Take what has arrived, without waiting. While somebody receives, that one takes it."""
+        if self._is_receiving and not self.was_asked:
+            return
+        while not self.is_over and len(self._bridge) < HELD_BYTES:
+            if (data := self._socket.receive_now()) is None:
+                return
+            self._feed(data)
+
+    async def wait(self, is_reached: Callable[[], bool]) -> None:
+        """Wait until `is_reached` holds, or no frame will follow."""
+        while not is_reached() and not self.is_over:
+            if self._is_receiving:
+                await self._news.wait()
+                continue
+            self._is_receiving = True
+            try:
+                self._feed(await self._socket.receive())
+            finally:
+                self._is_receiving = False
+                news, self._news = self._news, anyio.Event()
+                news.set()  # somebody else who waits goes on with this
+
+    def ask(self) -> Sample:
+        """Return a measurement that is made now. The event loop waits for it, a network's way to the node and back."""
+        until, wanted = time.monotonic() + ANSWER_S, self._answers + 1
+        self.look()
+        if self.post(frames.SAMPLE):
+            while self._answers < wanted and not self.is_over and (left := until - time.monotonic()) > 0:
+                select.select([self._sock], [], [], left)
+                if (data := self._socket.receive_now()) is not None:
+                    self._feed(data)
+        return self.last
+
+    def post(self, kind: bytes, body: bytes = b"") -> bool:
+        """Send a short frame without waiting; False when that cannot be done now."""
+        if self.is_over or self._writing.locked():
+            return False
+        data = frame(kind, body)
+        try:
+            sent = self._sock.send(data)
+        except OSError:
+            return False
+        if sent < len(data):  # half a frame: nothing can follow it
+            self.end()
+        return True
+
+    async def tell(self, kind: bytes, body: bytes = b"") -> None:
+        """Send a frame."""
+        async with self._writing:
+            await self._socket.send(frame(kind, body))
+
+    # The bridge
+
+    async def receive(self) -> bytes:
+        """Return the bridge's next bytes, or b"" when the other end is gone."""
+        if not self._bridge:
+            await self.wait(lambda: bool(self._bridge))
+        data = bytes(self._bridge)
+        self._bridge.clear()
+        self.received_bytes += len(data)
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`, after whatever is being written already."""
+        self.sent_bytes += len(data)
+        async with self._writing:
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = data[at : at + PIECE_BYTES] if len(data) > PIECE_BYTES else data
+                self._unacknowledged += len(piece)
+                if self._unacknowledged > frames.WINDOW_BYTES:
+                    await self.wait(lambda: self._unacknowledged <= frames.WINDOW_BYTES)
+                if self.is_over:
+                    return
+                await self._socket.send(frame(frames.BRIDGE, piece))
+
+    # The end
+
+    def end(self) -> None:
+        """Have the node kill the sandbox. Any thread may call it, at any time."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def lost(self) -> str:
+        """Say why nobody knows how the sandbox ended."""
+        return self.problem or f"the node at {self._where} is gone, or cannot be reached"
+
+    def rest(self) -> None:
+        """Take note that the guest sends nothing more."""
+        self._socket.rest()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_over = True
+        self._socket.close()
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+
+async def start(address: NodeAddress, limits: bytes) -> NodeStream:
+    """Start a sandbox on a node. `limits` are packed.
+
+    Raises:
+        SandboxUnavailable: the node cannot start one, and says why.
+        OSError: the node cannot be reached.
+    """
+    stream = await NodeStream.connect(address)
+    try:
+        await stream.tell(frames.START, limits)
+        await stream.wait(lambda: stream.started is not None)
+        if stream.started is None:
+            if stream.problem:
+                raise SandboxUnavailable(stream.problem)
+            raise ConnectionError(stream.lost())
+    except BaseException:
+        stream.close()
+        raise
+    return stream

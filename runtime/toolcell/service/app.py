@@ -1,0 +1,68 @@
+"""`create_app`: the service as an ASGI application, for `toolcell serve` or for any ASGI server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from toolcell.errors import ToolcellError
+from toolcell.service.config import ServiceConfig
+from toolcell.service.endpoints import Endpoint, json_response
+from toolcell.service.framing import OneFraming
+from toolcell.service.openapi import OPENAPI, document
+from toolcell.service.problems import Problem, answer_problem
+from toolcell.service.routes import execute, health, measurements, plans, runs, sessions, suspended, tools
+from toolcell.service.service import Service
+from toolcell.service.socket import server as socket_server
+from toolcell.service.viewer.mounted import viewer_of
+from toolcell.tools import ToolRegistry
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *execute.ENDPOINTS,
+    *plans.ENDPOINTS,
+    *sessions.ENDPOINTS,
+    *suspended.ENDPOINTS,
+    *runs.ENDPOINTS,
+    *tools.ENDPOINTS,
+)
+"""Everything under /v1, in the order of the documentation."""
+
+
+def create_app(config: ServiceConfig | Service | None = None, *, registry: ToolRegistry | None = None) -> Starlette:
+    """Return the application. It opens the service when the ASGI server starts it, and closes it at the end.
+
+    `registry`: tools that every tenant has; a `Service` has its own.
+    """
+    service = config if isinstance(config, Service) else Service(config, registry)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with service:
+            yield
+
+    handlers = dict.fromkeys((Problem, ToolcellError, HTTPException, Exception), answer_problem)
+    routes = [*_routes(), viewer_of(service)]
+    outermost = [Middleware(OneFraming)]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=outermost)
+    app.state.service = service
+    if service.config.trusted_proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[*service.config.trusted_proxies])
+    return app
+
+
+def _routes() -> list[BaseRoute]:
+    routes = [*(each.route() for each in ENDPOINTS), Route(OPENAPI, _openapi)]
+    return [*routes, *health.ROUTES, *measurements.ROUTES, *socket_server.ROUTES]
+
+
+async def _openapi(request: Request) -> Response:
+    return json_response(document(ENDPOINTS))

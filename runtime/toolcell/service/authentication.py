@@ -1,0 +1,106 @@
+"""Find out who asks. Without a store of tokens, only this machine is let in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from toolcell.asgi import is_loopback
+from toolcell.service.principal import Principal, Scope
+from toolcell.service.problems import Problem
+
+LOOPBACK_TENANT = "default"
+
+
+class Authenticator(Protocol):
+    """Says who sent a request."""
+
+    async def principal(self, headers: Mapping[str, str], client: str) -> Principal:
+        """Return who it is; `client` is the address that the request came from.
+
+        Raises:
+            Problem: it is nobody that is known (401), or too many attempts failed (429).
+        """
+
+    def close(self) -> None:
+        """Let go of what it has open."""
+
+
+class LoopbackAuthenticator:
+    """Lets in programs of this machine, as one tenant that may do everything."""
+
+    _anybody = Principal(LOOPBACK_TENANT, "local", frozenset(Scope))
+
+    async def principal(self, headers: Mapping[str, str], client: str) -> Principal:
+        """Return the one principal there is."""
+        if why := _not_local(headers, client):
+            detail = f"{why}, and without a store of tokens only programs of this machine are let in"
+            raise Problem(401, "unauthorized", "Not let in", detail)
+        return self._anybody
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+
+HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
+"""A name or an address, with a port or without."""
+
+FORWARDED: Final = (
+    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-server", "x-real-ip",
+    "x-client-ip", "true-client-ip", "cf-connecting-ip",
+)  # fmt: skip
+"""Headers of proxies: behind one, everybody has its address."""
+
+
+def _not_local(headers: Mapping[str, str], client: str) -> str:
+    """Say why a request is not one of a program of this machine; empty if it is one.
+
+    A web page that a browser of this machine shows is none: its name may lead here (Host), and it says so (Origin).
+    """
+    host = headers.get("host", "")
+    if not is_loopback(client):
+        return f"{client or 'the client'} is not this machine"
+    if not HOST.fullmatch(host) or not is_loopback(_hostname(f"//{host}")):
+        return f"the request is for the host {host!r:.80}"
+    if (origin := headers.get("origin")) is not None and _netloc(origin) != host:
+        return f"a web page of {origin!r:.80} sent it"
+    if forwarded := [name for name in FORWARDED if name in headers]:
+        return f"a proxy forwarded it ({forwarded[0]})"
+    return ""
+
+
+def _netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+async def principal_of(connection: HTTPConnection, scope: Scope) -> Principal:
+    """Return who sent a request, if they may do this.
+
+    Raises:
+        Problem: they are not known (401), may not do it (403), or tried too often (429).
+    """
+    authenticator: Authenticator = _service(connection).authenticator
+    client = connection.client.host if connection.client is not None else ""
+    principal = await authenticator.principal(connection.headers, client)
+    if not principal.may(scope):
+        had = ", ".join(sorted(principal.scopes)) or "none"
+        raise Problem(403, "forbidden", "Not allowed", f"this needs the scope {scope}, and yours are: {had}")
+    return principal
+
+
+def _service(connection: HTTPConnection) -> Any:
+    return connection.app.state.service

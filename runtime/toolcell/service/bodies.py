@@ -1,0 +1,139 @@
+"""Read a request's body: no more than may be, no longer than may be, and checked against its model."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from toolcell import daemon_threads
+from toolcell.service.problems import Problem
+from toolcell.text import one_line
+from toolcell_bridge.wire.messages import MAX_ELEMENTS
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_ERRORS = 20
+"""Of one request that are told."""
+MAX_SHOWN_CHARS = 80
+SMALL_BYTES: Final = 65_536
+"""A body this short is read in a millisecond or two. Others wait for a thread, so that nobody waits for them."""
+MOST_ELEMENTS: Final = 2 * MAX_ELEMENTS
+"""Of a body: lists, objects, and what is in them. Each takes up to a hundred times as much memory as it has bytes."""
+_ELEMENT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+"""A text, or the beginning of something else. It matches every text, so it never goes back."""
+
+
+async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
+    """Return the body.
+
+    Raises:
+        Problem: it is too large (413) or too slow (408).
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(f"{int(declared)} bytes", max_bytes)
+    body = bytearray()
+    with anyio.move_on_after(max_s) as scope:
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+        except ClientDisconnect:
+            raise Problem(400, "incomplete_body", "The body ended early", f"after {len(body)} bytes") from None
+    if scope.cancelled_caught:
+        detail = f"{len(body)} bytes of it came in {max_s:g} seconds, which is the limit"
+        raise Problem(408, "body_too_slow", "The body came too slowly", detail, headers={"Connection": "close"})
+    return bytes(body)
+
+
+def _too_large(size: str, limit: int) -> Problem:
+    # The rest of the body is not read; so the connection cannot be used again.
+    return Problem(
+        413, "body_too_large", "The body is too large", f"it has {size}, and the limit is {limit}",
+        headers={"Connection": "close"}, limit=limit,
+    )  # fmt: skip
+
+
+def check_json(request: Request) -> None:
+    """Check that the body is said to be JSON.
+
+    Raises:
+        Problem: it is said to be something else (415).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        detail = f"Content-Type is {kind!r:.80}; send application/json"
+        headers = {"Accept": "application/json"}
+        raise Problem(415, "unsupported_media_type", "The body is not JSON", detail, headers=headers)
+
+
+async def parsed_body(model: type[Model], body: bytes) -> Model:
+    """Return a JSON body as its model. The event loop turns meanwhile.
+
+    Raises:
+        Problem: it has too many elements (413); or as from `parsed`.
+    """
+    if len(body) <= SMALL_BYTES:
+        return parsed(model, body)
+    return await daemon_threads.run_sync(_parsed_large, model, body)
+
+
+def _parsed_large(model: type[Model], body: bytes) -> Model:
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_ELEMENTS:  # of which some may be in texts
+        for number, _ in enumerate(_ELEMENT.finditer(body)):
+            if number >= MOST_ELEMENTS:
+                raise _too_large(f"more than {MOST_ELEMENTS} elements", MOST_ELEMENTS)
+    return parsed(model, body)
+
+
+def parsed(model: type[Model], body: bytes) -> Model:
+    """Return a JSON body as its model.
+
+    Raises:
+        Problem: it is no JSON (400), or not of this form (422).
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as exc:
+        if exc.errors(include_url=False)[0]["type"] == "json_invalid":
+            said = exc.errors(include_url=False)[0]["msg"].removeprefix("Invalid JSON: ")
+            raise Problem(400, "invalid_json", "The body is no JSON", said) from exc
+        raise wrong_fields(exc, "body") from exc
+
+
+def of_query(model: type[Model], request: Request) -> Model:
+    """Return the query as its model.
+
+    Raises:
+        Problem: a parameter is wrong, unknown, or there twice (422).
+    """
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in given:
+            detail = f"the parameter {name[:MAX_SHOWN_CHARS]!r} is there twice"
+            raise Problem(422, "invalid_request", "The request is wrong", detail)
+        given[name] = value
+    try:
+        return model.model_validate(given)
+    except ValidationError as exc:
+        raise wrong_fields(exc, "query") from exc
+
+
+def wrong_fields(error: ValidationError, where: str) -> Problem:
+    """Return the answer that names each wrong field, its value and what it should be."""
+    errors = [
+        {
+            "field": ".".join(map(str, each["loc"]))[:200] or where,
+            "message": one_line(each["msg"].removeprefix("Value error, "), 300),
+            "value": one_line(repr(each["input"]), MAX_SHOWN_CHARS),
+        }
+        for each in error.errors(include_url=False, include_context=False)[:MAX_ERRORS]
+    ]
+    first = errors[0]
+    detail = f"{first['field']} = {first['value']}: {first['message']}"
+    return Problem(422, "invalid_request", "The request is wrong", detail, errors=errors)

@@ -1,0 +1,312 @@
+"""`Client`: a `Runtime` whose sandboxes are at a service. The tools stay here, with their hooks and secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+
+from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
+from toolcell.control.controlled import Refresh
+from toolcell.control.decisions import ResumeDecision
+from toolcell.control.steps_of_plans import PlanRows
+from toolcell.control.suspension import OnApproval, check_on_approval
+from toolcell.effects import CommitResult, Preflight, RevertResult
+from toolcell.errors import UsageError
+from toolcell.keywords import keywords_known
+from toolcell.lifetime import Lifetime, OpenedInBlock
+from toolcell.results import AbandonedThread, ExecutionResult, Suspension
+from toolcell.run.arguments import check_run_arguments
+from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.held import check_hold
+from toolcell.run.input_files import FileContent, FileInput
+from toolcell.run.streaming import RunStream
+from toolcell.service.client_base import AskingClient
+from toolcell.service.client_session import ClientSession
+from toolcell.service.socket.arguments import plain_decisions
+from toolcell.service.socket.asked import (
+    asked_dry_run,
+    asked_files,
+    asked_limits,
+    asked_repairs,
+    asked_script,
+    asked_token,
+)
+from toolcell.service.socket.link import ServiceLink, socket_url
+from toolcell.service.socket.values import reference_to
+from toolcell.tools import RunContext, ToolRegistry
+from toolcell.tools.call import CallableTools
+from toolcell.tools.checks import check_seconds, shown
+from toolcell.tools.code import plan_of
+from toolcell.tools.registry import registry_of
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+
+Tools = CallableTools | Iterable[Any] | None
+
+
+class Client(OpenedInBlock, AskingClient):
+    """Runs scripts at a service, with the registry's tools here. It has the methods of `Runtime`."""
+
+    @keywords_known
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        registry: ToolRegistry | Iterable[Any] | None = None,
+        server_tools: bool = False,
+        connect_s: float = 10.0,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`registry`: this program's tools; without it, scripts call those of the service. `server_tools`: they call
+        both. `connect_s`: what a request waits for the connection. `tls`: for a service with a certificate of its own.
+        """
+        socket_url(url)
+        check_seconds("connect_s", connect_s)
+        given: object = token
+        if not (given is None or (isinstance(given, str) and given.isascii() and given.isprintable())):
+            raise UsageError("token= is the text that `toolcell tokens create` has printed")
+        self.url, self._connect_s, self._tls = url, connect_s, tls
+        self._headers = dict(headers or {})
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._has_tools, self._server_tools = registry is not None, server_tools
+        self.registry = registry_of(registry, "Client")
+        self._lifetime = Lifetime("Client", self._open)
+        self._begin_asking()
+
+    def __repr__(self) -> str:
+        return f"<Client {self.url} {'open' if self._lifetime.is_open else 'closed'}>"
+
+    # Opening and closing.
+
+    async def open(self) -> None:
+        """Connect. `async with` does this and closes at the end of its block.
+
+        Raises:
+            UsageError: it is open already, the service does not let it in, or the event loop is not asyncio's.
+            ServiceUnavailable: the service cannot be reached.
+        """
+        if asyncio._get_running_loop() is None:
+            raise UsageError("a Client needs asyncio, which the library websockets is made for; trio has SyncClient")
+        await self._lifetime.open()
+
+    async def close(self) -> None:
+        """End everything that runs at the service for this client, and disconnect. May be called twice."""
+        await self._lifetime.close()
+
+    def check_open(self) -> None:
+        """Check that it can be used here and now.
+
+        Raises:
+            Misconfigured: it is not open, or belongs to another event loop or to the parent process.
+        """
+        self._lifetime.check()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        self._link = ServiceLink(self.url, self._headers, self._connect_s, self._tls)
+        self._tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._tasks.cancel_scope.cancel)
+        stack.push_async_callback(self._link.end)
+        self._tasks.start_soon(self._link.keep)
+        await self._link.ready(is_first=True)
+
+    # Running scripts.
+
+    @keywords_known
+    async def execute_code(
+        self,
+        source: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
+        tools: Tools = None,
+        limits: Limits | None = None,
+        lint: LintProfile | None = None,
+        context: RunContext | None = None,
+        seed: int | None = None,
+        clock: float | None = None,
+        on_approval: OnApproval = "ask",
+        hold_s: float = 0.0,
+        repairs: ExecutionResult | str | None = None,
+        refresh: Refresh = "",
+        dry_run: bool = False,
+        preflight: bool = False,
+        check_types: bool | CheckTypes | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Run a script at the service; see `Runtime.execute_code`. Calls of `tools` are made here.
+
+        `limits` may be less than those of the service, never more. Of `context` the service gets the ids of thread,
+        channel and chat; all else stays here.
+
+        Raises:
+            UsageError, SandboxUnavailable, AuditError: as from `Runtime.execute_code`.
+            ServiceUnavailable: the service cannot be reached, and nothing began.
+            ServiceError: the answer was lost. `may_have_begun` and `calls` say what may have happened.
+
+        Cancellation: the run is ended. When the service is not there to answer, that is not waited for.
+        """
+        check_run_arguments(lint, seed, clock, cancel, context, on_log=on_log, on_progress=on_progress)
+        check_on_approval(on_approval)
+        asked = asked_script(source, inputs) | {
+            "files": asked_files(files), "limits": asked_limits(limits), "lint": lint, "seed": seed,
+            "clock": None if clock is None else float(clock), "on_approval": on_approval,
+            "hold_s": check_hold(hold_s, on_approval) or None, "repairs": asked_repairs(repairs),
+            "refresh": refresh or None, "dry_run": asked_dry_run(dry_run) or None, "preflight": bool(preflight) or None,
+            "check_types": check_types_of(check_types),
+        }  # fmt: skip
+        handlers = (cancel, on_log, on_progress)
+        result = await self._ask(
+            "execute_code", asked, "result", tools=tools, context=context, limits=limits, handlers=handlers
+        )
+        assert isinstance(result, ExecutionResult)
+        return result
+
+    def stream(self, source: str, **options: Any) -> RunStream:
+        """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`."""
+        self._lifetime.check()
+        return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
+
+    @keywords_known
+    async def execute_plan(
+        self,
+        steps: Sequence[Mapping[str, Any]],
+        *,
+        tools: Tools = None,
+        context: RunContext | None = None,
+        on_approval: OnApproval = "ask",
+    ) -> PlanRows:
+        """Run independent tool calls at once; see `Runtime.execute_plan`."""
+        check_run_arguments(context=context)
+        check_on_approval(on_approval)
+        try:
+            plain = to_plain(plan_of(steps)["steps"], "steps")
+        except (UnsendableValue, ValueTooLarge) as exc:
+            raise UsageError(str(exc)) from exc
+        asked = {"steps": plain, "on_approval": on_approval}
+        rows = await self._ask("execute_plan", asked, "plan", tools=tools, context=context)
+        assert isinstance(rows, PlanRows)
+        return rows
+
+    @keywords_known
+    async def preflight(self, source: str, *, tools: Tools = None, limits: Limits | None = None) -> Preflight:
+        """Return the calls that a script can make; see `Runtime.preflight`."""
+        asked = {"source": asked_script(source, None)["source"], "limits": asked_limits(limits)}
+        found = await self._ask("preflight", asked, "preflight", tools=tools, makes_calls=False, offers=True)
+        assert isinstance(found, Preflight)
+        return found
+
+    # What waits.
+
+    @keywords_known
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: Tools = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry a suspended run on; see `Runtime.resume`."""
+        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
+        handlers = (cancel, on_log, on_progress)
+        result = await self._ask("resume", asked, "result", tools=tools, context=context, handlers=handlers)
+        assert isinstance(result, ExecutionResult)
+        return result
+
+    @keywords_known
+    async def commit(
+        self,
+        draft: ExecutionResult | str,
+        approve: Literal["all"] | Iterable[str] = "all",
+        *,
+        recheck: bool = False,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        tools: Tools = None,
+        context: RunContext | None = None,
+    ) -> CommitResult:
+        """Make the effects of a dry run; see `Runtime.commit`."""
+        check_run_arguments(context=context)
+        if not isinstance(draft, ExecutionResult | str):
+            raise UsageError(f"commit takes the result of a dry run or a draft_id, not {shown(draft)}")
+        asked = {
+            "draft": draft if isinstance(draft, str) else reference_to(draft),
+            "approve": "all" if approve == "all" else list(approve),
+            "recheck": recheck, "decisions": plain_decisions(decisions),
+        }  # fmt: skip
+        made = await self._ask("commit", asked, "commit", tools=tools, context=context)
+        assert isinstance(made, CommitResult)
+        return made
+
+    @keywords_known
+    async def revert(
+        self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
+    ) -> RevertResult:
+        """Undo what a run or a commit has made; see `Runtime.revert`. The tools' `revert=` runs here."""
+        check_run_arguments(context=context)
+        if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
+            raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(result)}")
+        asked = {"result": reference_to(result)}
+        undone = await self._ask("revert", asked, "revert", context=context)
+        assert isinstance(undone, RevertResult)
+        return undone
+
+    async def suspended_runs(self) -> list[Suspension]:
+        """Return what each suspended run waits for; see `Runtime.suspended_runs`."""
+        found: list[Suspension] = await self._ask("suspended_runs", {}, "suspensions", makes_calls=False)
+        return found
+
+    async def interrupted_runs(self) -> list[str]:
+        """Return the ids of runs that `resume` can carry on without a token; see `Runtime.interrupted_runs`."""
+        found: list[str] = await self._ask("interrupted_runs", {}, "names", makes_calls=False)
+        return found
+
+    async def kept_sessions(self) -> list[str]:
+        """Return the names of sessions whose journals are at the service; see `Runtime.kept_sessions`."""
+        found: list[str] = await self._ask("kept_sessions", {}, "names", makes_calls=False)
+        return found
+
+    async def forget_session(self, name: str) -> None:
+        """Remove the journal of a session that is closed; see `Runtime.forget_session`."""
+        await self._ask("forget_session", {"name": name}, "nothing", makes_calls=False)
+
+    def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
+        """Return threads of tools of this program that run on after their calls; see `Runtime.abandoned_threads`."""
+        return self._abandoned.list()
+
+    # Sessions.
+
+    @keywords_known
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        limits: Limits | None = None,
+        idle_s: float | None = None,
+        cpu_s: float | None = None,
+        tool_calls: int | None = None,
+        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
+        tools: Tools = None,
+        context: RunContext | None = None,
+    ) -> ClientSession:
+        """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
+        check_run_arguments(context=context)
+        asked = {
+            "name": name, "limits": asked_limits(limits), "cpu_s": None if cpu_s is None else float(cpu_s),
+            "idle_s": None if idle_s is None else float(idle_s), "tool_calls": tool_calls, "restore": restore,
+        }  # fmt: skip
+        return ClientSession(self, asked, tools, context)

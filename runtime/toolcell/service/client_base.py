@@ -1,0 +1,138 @@
+"""`AskingClient`: how a client asks its service for something. `Client` and its sessions are made with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import anyio
+
+from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
+from toolcell.lifetime import Lifetime
+from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.service.socket.asked import asked_context, given_only
+from toolcell.service.socket.caller_tools import CallerTools
+from toolcell.service.socket.exchange import Exchange
+from toolcell.service.socket.link import ServiceLink
+from toolcell.service.socket.messages import Ask
+from toolcell.service.socket.offer import offer_key, offered_tools
+from toolcell.service.socket.peer import ChannelLost
+from toolcell.service.socket.values import READERS
+from toolcell.tools import RunContext, ToolRegistry
+from toolcell.tools.registry import registry_of
+from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+
+ATTEMPTS: Final = 5
+"""To send a request whose session was lost before anything of it was sent."""
+
+KEPT_OFFERS: Final = 16
+"""The service keeps as many."""
+
+
+class AskingClient:
+    """The part of a client that asks."""
+
+    registry: ToolRegistry
+    _link: ServiceLink
+    _lifetime: Lifetime
+    _server_tools: bool
+    _has_tools: bool
+
+    def _begin_asking(self) -> None:
+        self._offers: dict[Any, tuple[str, int, ToolRegistry]] = {}
+        """Toolsets that the service has: by what is in them, its session, their number and their tools."""
+        self._numbers = itertools.count(1)
+        self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
+
+    async def _ask(
+        self,
+        method: str,
+        arguments: Mapping[str, Any],
+        kind: str,
+        *,
+        tools: Any = None,
+        context: RunContext | None = None,
+        limits: Any = None,
+        handlers: tuple[anyio.Event | None, OnLog | None, OnProgress | None] = (None, None, None),
+        makes_calls: bool = True,
+        offers: bool | None = None,
+        session: str = "",
+    ) -> Any:
+        """Ask for something, and return it as an object of its `kind`.
+
+        `makes_calls`: its tools may be called here. `offers`: the service has to know the tools; by default when they
+        may be called. `session`: the client's session that it is about.
+
+        Raises:
+            ToolcellError: as the method of the runtime; ServiceUnavailable, ServiceError: there is no answer.
+        """
+        self._lifetime.check()
+        registry = self._tools_of(tools)
+        abandoned = AbandonedThreads(self._abandoned)
+        own: dict[str, Any] = {"abandoned": abandoned, "runtime": self, "limits": limits}
+        context = (context or RunContext()).child(**own)
+        caller = CallerTools(registry, context)
+        cancel, on_log, on_progress = handlers
+        plain = given_only(arguments)
+        if makes_calls:
+            plain |= given_only({"context": asked_context(context), "notes_calls": caller.is_heard or None})
+        plain |= {"wants_logs": True} if on_log is not None else {}
+        plain |= {"wants_progress": True} if on_progress is not None else {}
+        for _ in range(ATTEMPTS):
+            await self._link.ready()
+            if session and session != self._link.session:
+                raise ServiceError("the service lost this session with its connection", may_have_begun=False)
+            try:
+                if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
+                    plain["toolset"] = await self._offered(registry)
+                answer = await self._exchanged(method, plain, caller, on_log, on_progress, cancel)
+            except ChannelLost:
+                continue  # nothing of it was sent, so it is safe to send it
+            return self._read(kind, answer, abandoned)
+        raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
+
+    async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, *handlers: Any) -> Any:
+        channel = await self._link.channel(is_run=not method.startswith("session.") or method.endswith("_code"))
+        try:
+            most = self._link.peer.protocol.sent_bytes
+            try:
+                body = channel.encode(Ask(method, plain))
+            except (UnsendableValue, ValueTooLarge) as exc:
+                raise UsageError(f"{method} cannot be sent: {exc}") from exc
+            if len(body) > most:
+                raise UsageError(f"{method} takes {len(body)} bytes, and the service takes {most} (message_bytes)")
+            channel.send_encoded(body)
+            return await Exchange(channel, most, caller, *handlers).answer()
+        finally:
+            channel.close()
+            self._link.note_change()
+
+    def _read(self, kind: str, answer: Any, abandoned: AbandonedThreads) -> Any:
+        try:
+            read = READERS[kind](answer)
+        except RemoteProtocolError as exc:
+            raise ServiceError(f"the answer of the service cannot be read: {exc}", may_have_begun=True) from exc
+        return read
+
+    def _tools_of(self, tools: Iterable[Any] | Any) -> ToolRegistry:
+        given: Any = self.registry if tools is None else registry_of(tools, "tools=")
+        if not isinstance(given, ToolRegistry):
+            raise UsageError(f"tools= of a Client takes a ToolRegistry or a list of tools, not {type(given).__name__}")
+        return given.snapshot()
+
+    async def _offered(self, registry: ToolRegistry) -> int:
+        """Return the number of a toolset at the service; offer it if it is not there."""
+        key = offer_key(registry)
+        session, number, _ = self._offers.get(key, ("", 0, registry))
+        if session == self._link.session:
+            self._offers[key] = self._offers.pop(key)  # the latest used is the last one, as at the service
+            return number
+        number = next(self._numbers)
+        offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
+        await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), None, None, None)
+        while len(self._offers) >= KEPT_OFFERS:
+            del self._offers[next(iter(self._offers))]
+        self._offers[key] = self._link.session, number, registry  # keeps the tools, so that their ids stay theirs
+        return number

@@ -1,0 +1,223 @@
+"""`ClientSession`: a session at a service: scripts that share one sandbox there, with the tools here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+
+from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
+from toolcell.control.decisions import ResumeDecision
+from toolcell.control.suspension import OnApproval, check_on_approval
+from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
+from toolcell.keywords import keywords_known
+from toolcell.lifetime import OpenedInBlock
+from toolcell.results import ExecutionResult, Suspension
+from toolcell.run.arguments import check_run_arguments
+from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.input_files import FileContent, FileInput
+from toolcell.run.streaming import RunStream
+from toolcell.service.socket.arguments import plain_decisions
+from toolcell.service.socket.asked import asked_dry_run, asked_files, asked_limits, asked_script, asked_token
+from toolcell.service.socket.values import READERS
+from toolcell.sessions.workspace import SessionFile
+from toolcell.tools import RunContext
+from toolcell.tools.call import CallableTools
+
+Handlers = tuple[anyio.Event | None, OnLog | None, OnProgress | None]
+
+
+class ClientSession(OpenedInBlock):
+    """A sandbox that stays at the service. It has the methods of `Session`."""
+
+    def __init__(self, client: Any, asked: Mapping[str, Any], tools: Any = None, context: RunContext | None = None):
+        """`asked`: what its session is opened with. A `Client` makes it."""
+        self._client, self._asked, self._tools, self._context = client, asked, tools, context
+        self._number = 0
+        self._home = ""
+        """The client's session with the service: this one ends with it."""
+        self._state: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<ClientSession {self.id!r} {'open' if self._number else 'closed'}>"
+
+    @property
+    def id(self) -> str:
+        """Its name, or what it has in the place of one. Empty before it is opened."""
+        return str(self._state.get("id", ""))
+
+    @property
+    def is_live(self) -> bool:
+        """True while it has a sandbox, as of the last answer of the service."""
+        return bool(self._state.get("is_live"))
+
+    @property
+    def is_paused(self) -> bool:
+        """True while its sandbox is stopped, as of the last answer of the service."""
+        return bool(self._state.get("is_paused"))
+
+    @property
+    def used_cpu_s(self) -> float:
+        """CPU seconds of all scripts so far."""
+        return float(self._state.get("used_cpu_s", 0.0))
+
+    @property
+    def used_calls(self) -> int:
+        """Tool calls of all scripts so far."""
+        return int(self._state.get("used_calls", 0))
+
+    @property
+    def waiting(self) -> Suspension | str:
+        """What the last script waits for; see `Session.waiting`."""
+        found = self._state.get("waiting") or ""
+        waiting: Suspension | str = READERS["suspension"](found) if isinstance(found, dict) else str(found)
+        return waiting
+
+    async def open(self) -> None:
+        """Start the sandbox; see `Session.open`."""
+        if self._number:
+            raise UsageError(f"session {self.id!r} was opened already; session() makes another one")
+        await self._open_as("session.open", self._asked)
+
+    async def _open_as(self, method: str, asked: Mapping[str, Any], session: str = "") -> None:
+        opened = await self._client._ask(
+            method, asked, "state", tools=self._tools, makes_calls=False, offers=method == "session.open",
+            session=session,
+        )  # fmt: skip
+        self._number, self._state, self._home = opened["value"], opened["state"], self._client._link.session
+
+    async def close(self) -> None:
+        """End the script under way, and destroy the sandbox. May be called twice."""
+        number, self._number = self._number, 0
+        if not number or self._home != self._client._link.session or not self._client._lifetime.is_open:
+            return  # it ended with the client's session
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._client._ask("session.close", {"session": number}, "nothing", makes_calls=False)
+        except ToolcellError:
+            return  # the service ends it by itself when this client does not come back
+
+    async def __aenter__(self) -> ClientSession:
+        if not self._number:
+            await self.open()
+        return self
+
+    async def _does(self, method: str, kind: str, asked: Mapping[str, Any], **options: Any) -> Any:
+        if not self._number:
+            raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
+        options.setdefault("makes_calls", False)
+        given = {"session": self._number, **asked}
+        try:
+            answer = await self._client._ask(f"session.{method}", given, "state", session=self._home, **options)
+        except ServiceError as exc:
+            if not exc.may_have_begun:
+                raise SessionError(f"session {self.id!r} is closed: {exc}") from exc
+            raise
+        self._state = answer["state"]
+        return READERS[kind](answer["value"])
+
+    # Scripts.
+
+    @keywords_known
+    async def execute_code(
+        self,
+        source: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        files: Iterable[FileInput] | Mapping[str, FileContent] = (),
+        tools: CallableTools | Iterable[Any] | None = None,
+        limits: Limits | None = None,
+        lint: LintProfile | None = None,
+        context: RunContext | None = None,
+        on_approval: OnApproval = "ask",
+        dry_run: bool = False,
+        check_types: bool | CheckTypes | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Run a script in the session's sandbox; see `Session.execute_code` and `Client.execute_code`."""
+        check_run_arguments(lint, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        check_on_approval(on_approval)
+        asked = asked_script(source, inputs) | {
+            "files": asked_files(files), "limits": asked_limits(limits), "lint": lint, "on_approval": on_approval,
+            "dry_run": asked_dry_run(dry_run) or None, "check_types": check_types_of(check_types),
+        }  # fmt: skip
+        return await self._run("execute_code", asked, tools, context, (cancel, on_log, on_progress))
+
+    def stream(self, source: str, **options: Any) -> RunStream:
+        """Run a script as `execute_code` does, and return what happens as events; see `Session.stream`."""
+        options = {**options, "context": options.get("context") or self._context}
+        return RunStream(partial(self.execute_code, source), options, lambda: self._client._tasks)
+
+    @keywords_known
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry the script on that waits; see `Session.resume`."""
+        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
+        return await self._run("resume", asked, tools, context, (cancel, on_log, on_progress))
+
+    async def _run(
+        self, method: str, asked: Mapping[str, Any], tools: Any, context: RunContext | None, handlers: Handlers
+    ) -> ExecutionResult:
+        options = {"tools": tools if tools is not None else self._tools, "context": context or self._context}
+        result = await self._does(method, "result", asked, makes_calls=True, handlers=handlers, **options)
+        assert isinstance(result, ExecutionResult)
+        return result
+
+    async def abandon(self) -> None:
+        """Give up the script that waits; see `Session.abandon`."""
+        await self._does("abandon", "nothing", {})
+
+    async def interrupt(self) -> bool:
+        """Interrupt the script under way; see `Session.interrupt`."""
+        if not self._number:
+            return False
+        return bool(await self._does("interrupt", "bool", {}))
+
+    # The state as a whole.
+
+    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
+        """Write files to the workspace; see `Session.put_files`."""
+        await self._does("put_files", "nothing", {"files": asked_files(files)})
+
+    async def files(self) -> tuple[SessionFile, ...]:
+        """List the files in the workspace; see `Session.files`."""
+        found: tuple[SessionFile, ...] = await self._does("files", "files", {})
+        return found
+
+    async def read_file(self, name: str) -> bytes:
+        """Return the content of a file in the workspace; see `Session.read_file`."""
+        return bytes(await self._does("read_file", "bytes", {"name": name}))
+
+    async def reset(self) -> None:
+        """Forget everything; see `Session.reset`."""
+        await self._does("reset", "nothing", {})
+
+    async def put_down(self) -> None:
+        """Destroy the sandbox until the next script; see `Session.put_down`."""
+        await self._does("put_down", "nothing", {})
+
+    async def pause(self) -> bool:
+        """Stop the sandbox's processes until the next script; see `Session.pause`."""
+        return bool(await self._does("pause", "bool", {}))
+
+    async def fork(self, name: str | None = None) -> ClientSession:
+        """Return another open session with the same state; see `Session.fork`."""
+        if not self._number:
+            raise SessionError(f"session {self.id!r} is not open; use it as `async with client.session() as session:`")
+        copy = ClientSession(self._client, self._asked, self._tools, self._context)
+        await copy._open_as("session.fork", {"session": self._number, "name": name}, self._home)
+        return copy

@@ -1,0 +1,200 @@
+"""Settings of the service and of its tenants. Loadable from TOML: `toolcell serve --config service.toml`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import platformdirs
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from toolcell.config import KIB, MIB, Limits, Policy, PoolConfig, SettingsModel
+from toolcell.errors import UsageError
+from toolcell.quotas import Quota
+from toolcell.service.access_config import OidcConfig, check_networks
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Of tenants. It is a folder's name, too."""
+
+
+def default_state() -> Path:
+    """Return where the service keeps what outlives it: ~/.local/state/toolcell/service on Linux."""
+    return platformdirs.user_state_path("toolcell", appauthor=False) / "service"
+
+
+class TenantConfig(SettingsModel):
+    """What one tenant's scripts may use, and where their runs are recorded."""
+
+    backend: Literal["process", "docker"] = "process"
+    """Where sandboxes are started."""
+
+    limits: Limits = Field(default_factory=Limits)
+    """Of each run. A request may ask for less, never for more."""
+
+    policy: Policy = Field(default_factory=Policy)
+    """Which isolation is required, and what scripts find in their environment."""
+
+    pool: PoolConfig = Field(default_factory=PoolConfig)
+    """How many sandboxes are kept."""
+
+    python: str | None = None
+    """The interpreter of the scripts. None: the service's own."""
+
+    packages: tuple[str, ...] = ()
+    """What scripts may import besides the standard library."""
+
+    preload: tuple[str, ...] = ()
+    """Modules that are imported before a script starts."""
+
+    tools: tuple[str, ...] = ()
+    """Files or modules whose tools scripts may call, as `toolcell run --tools` takes them."""
+
+    mcp: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """MCP servers by name: `command` or `url`, and the other options of `add_mcp_server`."""
+
+    quota: Quota | None = None
+    """What may be used in a time."""
+
+    quota_by: Literal["subject", "tenant"] = "subject"
+    """Whether each subject may use that much, or all of them together."""
+
+    concurrent_runs: PositiveInt = 64
+    """Runs at once. Further ones wait in the queue."""
+
+    queued_runs: int = Field(default=256, ge=0)
+    """Runs that wait. One more is refused, with the status 503."""
+
+    queue_s: PositiveFloat = Field(default=30.0, le=3600)
+    """Seconds that a run waits at most."""
+
+    sessions: PositiveInt = 64
+    """Sessions that are open at once."""
+
+    audit: Path | None = None
+    """Folder of the audit log; in `defaults`, the folder in which each tenant has one, under its name. None: nothing is
+    recorded, and there is no list of runs."""
+
+    audit_key: Path | None = None
+    """File of the key that signs it. None: where callers have tokens or JWTs, a key of the tenant alone, which is made
+    in the state folder: `tenants/<name>/audit.key`; otherwise the user's own key."""
+
+
+class ServiceConfig(SettingsModel):
+    """How the service listens, what it lets in, and who its tenants are."""
+
+    other_names: ClassVar = {"bind": "host", "address": "host", "tenant": "tenants", "default": "defaults"}
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8700, ge=0, le=65_535)
+
+    state: Path = Field(default_factory=default_state)
+    """Folder of what outlives the service: journals of runs and sessions, and what the service notes about requests."""
+
+    defaults: TenantConfig = Field(default_factory=TenantConfig)
+    """What holds for each tenant where its own table says nothing."""
+
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
+    """Tenants with settings of their own, by name."""
+
+    body_bytes: int = Field(default=64 * MIB, ge=KIB)
+    """Bytes of a request's body. A larger one is refused before it is read."""
+
+    body_s: PositiveFloat = Field(default=30.0, le=3600)
+    """Seconds in which a body must arrive."""
+
+    head_s: PositiveFloat = Field(default=10.0, le=3600)
+    """Seconds in which the line and the headers of a request must arrive, from when the connection is there."""
+
+    write_s: PositiveFloat = Field(default=60.0, le=3600)
+    """Seconds after which the connection of a client that reads nothing of its answer is ended."""
+
+    connections: PositiveInt = 2048
+    """Connections at once. Requests of further ones are answered with the status 503."""
+
+    heartbeat_s: PositiveFloat = Field(default=15.0, le=3600)
+    """Seconds without an event after which a stream of events sends a comment."""
+
+    grace_s: float = Field(default=60.0, ge=0, le=3600)
+    """Seconds for which runs and sessions of a `Client` go on while it has no connection."""
+
+    socket_requests: int = Field(default=64, ge=8, le=4096)
+    """Requests of one `Client` that are under way at once."""
+
+    drain_s: float = Field(default=30.0, ge=0, le=86_400)
+    """Seconds in which runs may finish after SIGTERM. Then they are cancelled."""
+
+    tokens: Path | None = None
+    """The store of tokens: `toolcell tokens` makes it."""
+
+    oidc: OidcConfig | None = None
+    """An issuer whose JWTs are taken."""
+
+    tls_cert: Path | None = None
+    """Certificate, with its chain, as PEM. Without it, TLS is the business of a proxy before the service."""
+
+    tls_key: Path | None = None
+    """Key of the certificate, as PEM."""
+
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of the proxies before the service. Of nobody else, X-Forwarded-For is believed."""
+
+    concurrent_runs: PositiveInt = 256
+    """Runs at once, of all tenants together."""
+
+    queued_runs: int = Field(default=1024, ge=0)
+    """Runs that wait, of all tenants together."""
+
+    idempotency_s: PositiveFloat = Field(default=86_400.0, le=366 * 86_400)
+    """Seconds in which a request with an Idempotency-Key is answered again, and not carried out again."""
+
+    idempotency_keys: PositiveInt = 100_000
+    """Keys of one tenant that are kept. One more is refused until the oldest is that old."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        check_networks(value)
+        return value
+
+    @model_validator(mode="after")
+    def _tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        return self
+
+    @field_validator("tenants")
+    @classmethod
+    def _names(cls, value: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")
+        return value
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the service, the longest first: no answer names them."""
+        each = [self.defaults, *self.tenants.values()]
+        paths = [self.state, *(path for one in each for path in (one.audit, one.audit_key) if path is not None)]
+        return sorted({path.absolute() for path in paths}, key=lambda path: -len(str(path)))
+
+    @property
+    def knows_callers(self) -> bool:
+        """True when callers say who they are, so that there may be several tenants."""
+        return self.tokens is not None or self.oidc is not None
+
+    def tenant(self, name: str) -> TenantConfig:
+        """Return the settings of one tenant.
+
+        Raises:
+            UsageError: this can be no tenant's name.
+        """
+        if not NAME.fullmatch(name):
+            raise UsageError(f"the tenant name {name!r:.80} must be 1 to 64 letters, digits, - and _")
+        own = self.tenants.get(name)
+        given = {field: getattr(own, field) for field in own.model_fields_set} if own is not None else {}
+        if "audit" not in given and self.defaults.audit is not None:
+            given["audit"] = self.defaults.audit / name
+        if self.knows_callers and "audit_key" not in given and self.defaults.audit_key is None:
+            given["audit_key"] = self.state / "tenants" / name / "audit.key"
+        return self.defaults.model_copy(update=given)

@@ -1,0 +1,135 @@
+"""`Endpoint`: one row for each thing that can be asked under /v1. Routes and the OpenAPI document are made of the rows.
+
+A handler gets a request that was checked: its sender is known and may ask this, its body and query have their form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from toolcell.json_text import exact_json_text
+from toolcell.service.authentication import principal_of
+from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
+from toolcell.service.keyed import HEADER, Asked
+from toolcell.service.principal import Principal, Scope
+from toolcell.service.problems import Problem
+from toolcell.service.routes.models import NoQuery, RequestModel
+from toolcell.service.tenants import Tenant
+from toolcell.tools.run_state import new_id
+
+if TYPE_CHECKING:
+    from toolcell.service.service import Service
+
+JSON: Final = "application/json"
+BYTES: Final = "application/octet-stream"
+TEXT: Final = "text/plain"
+
+PART: Final = r"[A-Za-z0-9_.:-]{1,200}"
+"""A name in a path. Files of a workspace have a `path` instead, which is looked up and never opened here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A checked request."""
+
+    http: Request
+    service: Service
+    principal: Principal
+    tenant: Tenant
+    body: Any
+    """The endpoint's `body` model; None when it has none."""
+    query: Any
+    """The endpoint's `query` model."""
+    sent: bytes = b""
+    """The body as it came, where the endpoint has a `body` model."""
+    run_id: str = field(default_factory=new_id)
+    """Of the run that it begins, if it begins one."""
+    began: anyio.Event = field(default_factory=anyio.Event)
+    """Set when it has begun: from then on, something may have been done for it."""
+
+    @property
+    def path(self) -> Mapping[str, Any]:
+        """The parts of the path that stand for something."""
+        return self.http.path_params
+
+
+Handler = Callable[[ApiRequest], Awaitable[Response | Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One method of one path."""
+
+    method: str
+    path: str
+    scope: Scope
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    query: type[RequestModel] = NoQuery
+    answer: type[BaseModel] | None = None
+    status: int = 200
+    takes: str = JSON
+    """Media type of the body. Only a body of JSON is read before the handler."""
+    gives: str = JSON
+    """Media type of the answer."""
+    streams: bool = False
+    """It also answers with server-sent events."""
+    is_keyed: bool = False
+    """With an Idempotency-Key, it is carried out once."""
+
+    def route(self) -> Route:
+        """Return the route that leads to the handler."""
+
+        async def answer(http: Request) -> Response:
+            request = await self._checked(http)
+            if HEADER not in http.headers or self.method in ("GET", "PUT", "DELETE"):
+                return await self._handled(request)
+            return await self._once(request)
+
+        return Route(self.path, answer, methods=[self.method])
+
+    async def _handled(self, request: ApiRequest) -> Response:
+        found = await self.handler(request)
+        return found if isinstance(found, Response) else json_response(found, self.status)
+
+    async def _once(self, request: ApiRequest) -> Response:
+        """Carry out a request that has a key, or answer what became of it."""
+        if not self.is_keyed:
+            raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", f"{self.path} takes no Idempotency-Key")
+        run_id = request.path.get("run_id", request.run_id)  # a run that is carried on keeps its id
+        asked = Asked(request.http, request.tenant, request.sent, run_id, request.began)
+        return await request.service.keyed.answer(asked, lambda http: self._handled(replace(request, http=http)))
+
+    async def _checked(self, http: Request) -> ApiRequest:
+        service: Service = http.app.state.service
+        principal = await principal_of(http, self.scope)
+        _check_path(http.path_params)
+        query = of_query(self.query, http)
+        body, sent = None, b""
+        if self.body is not None:
+            check_json(http)
+            sent = await read_body(http, service.config.body_bytes, service.config.body_s)
+            body = await parsed_body(self.body, sent)
+        return ApiRequest(http, service, principal, await service.tenants.get(principal.tenant), body, query, sent)
+
+
+def _check_path(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name != "path" and (not re.fullmatch(PART, value) or value in (".", "..")):
+            detail = f"{name} = {value!r:.80}: want 1 to 200 letters, digits and _.:-"
+            raise Problem(422, "invalid_request", "The request is wrong", detail, field=name)
+
+
+def json_response(data: object, status: int = 200) -> Response:
+    """Return data as JSON from which it can be read again."""
+    return Response(exact_json_text(data), status, media_type=JSON)

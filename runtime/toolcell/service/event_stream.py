@@ -1,0 +1,128 @@
+"""`RunEventStream`: a run's events as server-sent events. Source: https://html.spec.whatwg.org/multipage/server-sent-events
+
+The run begins when the answer does. A reader that falls behind holds it up; one that goes ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from toolcell.errors import ToolcellError
+from toolcell.json_text import exact_json_text
+from toolcell.run.streaming import (
+    CallEnded,
+    CallStarted,
+    FileReturned,
+    LogPrinted,
+    ProgressReported,
+    RunEvent,
+    RunFinished,
+    RunStream,
+)
+from toolcell.service.endpoints import ApiRequest
+from toolcell.service.problems import Problem, problem_in
+from toolcell.service.results import result_members
+from toolcell.service.running import gone, under_way
+from toolcell.service.under_way import RunUnderWay
+
+MEDIA_TYPE: Final = "text/event-stream"
+
+HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+]
+
+_NAMES: Final = {
+    LogPrinted: "log",
+    ProgressReported: "progress",
+    CallStarted: "call_started",
+    CallEnded: "call_ended",
+}
+
+
+def wants_events(http: Request) -> bool:
+    """Return True if the client asks for server-sent events."""
+    accepted = http.headers.get("accept", "").lower().split(",")
+    return any(each.partition(";")[0].strip() == MEDIA_TYPE for each in accepted)
+
+
+class RunEventStream(Response):
+    """The answer that is a stream of events. `begin` starts the run; it gets the event that ends it."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, request: ApiRequest, begin: Callable[[anyio.Event], RunStream]) -> None:
+        super().__init__()
+        self._request, self._begin = request, begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Errors before the first byte are raised, later ones are an event."""
+        async with under_way(self._request) as run:
+            stream = self._begin(run.cancel)
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async with anyio.create_task_group() as tasks, stream:
+                writer = _Writer(send, self._request.service.config.heartbeat_s)
+                tasks.start_soon(writer.beat)
+                tasks.start_soon(self._leave_when_gone, run, tasks.cancel_scope)
+                await _copy(stream, writer, self._request.http)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                tasks.cancel_scope.cancel()
+
+    async def _leave_when_gone(self, run: RunUnderWay, scope: anyio.CancelScope) -> None:
+        await gone(self._request.http)
+        run.cancel.set()
+        scope.cancel()
+
+
+async def _copy(stream: RunStream, writer: _Writer, http: Request) -> None:
+    try:
+        async for event in stream:
+            await writer.event(*_told(event))
+    except Problem as problem:
+        await writer.event("problem", problem.to_dict())
+    except ToolcellError as error:
+        await writer.event("problem", problem_in(http, error).to_dict())
+
+
+def _told(event: RunEvent) -> tuple[str, Any]:
+    """Return the name and the data of an event."""
+    match event:
+        case RunFinished(result):
+            return "end", result_members(result)
+        case FileReturned(file):
+            members = {name: getattr(file, name) for name in ("name", "media_type", "size", "sha256", "problem")}
+            return "file", members
+    return _NAMES[type(event)], {name: getattr(event, name) for name in event.__slots__}
+
+
+class _Writer:
+    """Writes events, and a comment when there is none for long, so that nobody between ends the connection."""
+
+    def __init__(self, send: Send, heartbeat_s: float) -> None:
+        self._send, self._heartbeat_s = send, heartbeat_s
+        self._number = 0
+        self._last = anyio.current_time()
+
+    async def event(self, name: str, data: Any) -> None:
+        """Send one event. JSON text has no line break."""
+        self._number += 1
+        await self._write(f"id: {self._number}\nevent: {name}\ndata: {exact_json_text(data)}\n\n")
+
+    async def beat(self) -> None:
+        """Send comments, for ever."""
+        while True:
+            if (left := self._last + self._heartbeat_s - anyio.current_time()) > 0:
+                await anyio.sleep(left)
+            else:
+                await self._write(": still here\n\n")
+
+    async def _write(self, text: str) -> None:
+        self._last = anyio.current_time()
+        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})

@@ -1,0 +1,237 @@
+"""Answer requests that have an `Idempotency-Key`: each is carried out once, and answered as often as it is sent.
+
+Such a request goes on when its client has gone: the client comes back with the same key for the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from toolcell import daemon_threads
+from toolcell.errors import SandboxUnavailable, StoreError, ToolcellError
+from toolcell.lifetime import Lifetime
+from toolcell.service.http_protocol import CONNECTION
+from toolcell.service.idempotency import (
+    KEY,
+    Answered,
+    Begun,
+    Full,
+    IdempotencyStore,
+    Interrupted,
+    OtherRequest,
+    StillRunning,
+    digest_of,
+)
+from toolcell.service.interrupted import interrupted_problem
+from toolcell.service.problems import Problem, problem_in
+from toolcell.service.tenants import Tenant
+
+logger = logging.getLogger("toolcell.service.keyed")
+
+HEADER: Final = "idempotency-key"
+"""Source: draft-ietf-httpapi-idempotency-key-header."""
+REPLAYED: Final = {"Idempotency-Replayed": "true"}
+LONGEST_WAIT_S: Final = 300.0
+RETRY_S: Final = 1
+_WAIT: Final = re.compile(r"(?:^|[,;]\s*)wait=([0-9]{1,6})(?:$|\s*[,;])")
+
+CarryOut = Callable[[Request], Awaitable[Response]]
+"""Gets the request without its client: it does not end when the client goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked with a key."""
+
+    http: Request
+    tenant: Tenant
+    sent: bytes
+    """The body as it came."""
+    run_id: str
+    began: anyio.Event
+    """Set once something may have been done."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A request that is being carried out here."""
+
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    answer: Response | Problem | None = None
+
+
+class KeyedRequests:
+    """The requests of a service that have keys."""
+
+    def __init__(self, store: IdempotencyStore) -> None:
+        self._store = store
+        self._here: dict[tuple[str, str], _UnderWay] = {}
+        self._lifetime = Lifetime("KeyedRequests", self._open)
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self._lifetime.open()
+
+    async def close(self) -> None:
+        """Cancel what is carried out, and close the store. What had no answer yet is interrupted."""
+        await self._lifetime.close()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        await daemon_threads.run_sync(self._store.open)
+        stack.callback(self._store.close)
+        self._tasks = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._tasks.cancel_scope.cancel)
+
+    async def answer(self, request: Asked, carry_out: CarryOut) -> Response:
+        """Carry a request out if its key is new; otherwise answer with what became of the one that had it.
+
+        Raises:
+            Problem: the key is none (400), was used for another request (422), its request is under way (409) or was
+                interrupted (409), or the tenant has too many keys (429).
+        """
+        tenant, key = request.tenant.name, key_of(request.http)
+        if "text/event-stream" in request.http.headers.get("accept", "").lower():
+            detail = "a stream of events is not kept, so send a key with Accept: application/json"
+            raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", detail)
+        url = request.http.url
+        digest = digest_of(request.http.method, url.path, url.query, request.sent)
+        until = anyio.current_time() + wanted_wait_s(request.http)
+        while True:
+            match await self._entry(tenant, key, digest, request.run_id):
+                case Begun():
+                    return await self._begin(request, key, carry_out)
+                case Answered(run_id, status, media_type, body):
+                    if body is None:
+                        raise _not_kept(run_id)
+                    return Response(body, status, REPLAYED, media_type)
+                case StillRunning(run_id, is_here):
+                    if not is_here or not await self._ended((tenant, key), until):
+                        raise _in_progress(run_id)
+                case Interrupted(run_id):
+                    raise await interrupted_problem(request.tenant, run_id)
+                case OtherRequest():
+                    detail = f"{key!r} was used for another request; a new request needs a new key"
+                    raise Problem(422, "key_reused", "The Idempotency-Key was used before", detail)
+                case Full(retry_after_s):
+                    headers = {"Retry-After": f"{retry_after_s:.0f}"}
+                    detail = "as many keys are kept as may be, and none is forgotten before its time"
+                    raise Problem(429, "too_many_keys", "Too many keys", detail, headers=headers)
+
+    async def _entry(self, tenant: str, key: str, digest: bytes, run_id: str) -> Any:
+        try:
+            return await daemon_threads.run_sync(self._store.begin, tenant, key, digest, run_id)
+        except StoreError as exc:
+            logger.error("the store of keys: %s", exc)
+            headers = {"Retry-After": f"{RETRY_S}"}
+            detail = "the key could not be noted, so nothing was begun"
+            raise Problem(503, "store_error", "The store of keys cannot be used", detail, headers=headers) from exc
+
+    async def _ended(self, place: tuple[str, str], until: float) -> bool:
+        """Wait until a request has ended. Return False if it has not."""
+        if (found := self._here.get(place)) is None:
+            return False
+        with anyio.move_on_after(until - anyio.current_time()):
+            await found.ended.wait()
+        return found.ended.is_set()
+
+    async def _begin(self, request: Asked, key: str, carry_out: CarryOut) -> Response:
+        # Between the note in the store and this task there is no await: the note is always followed by the work.
+        under_way = self._here[request.tenant.name, key] = _UnderWay()
+        self._tasks.start_soon(self._carry_out, request, key, carry_out, under_way)
+        await under_way.ended.wait()
+        if isinstance(under_way.answer, Response):
+            return under_way.answer
+        raise under_way.answer or _in_progress(request.run_id)
+
+    async def _carry_out(self, request: Asked, key: str, carry_out: CarryOut, under_way: _UnderWay) -> None:
+        try:
+            answer, is_final = await self._answer_of(request, carry_out)
+            kept = answer.response() if isinstance(answer, Problem) else answer
+            with anyio.CancelScope(shield=True):
+                await self._note(request.tenant.name, key, kept if is_final else None)
+            under_way.answer = answer
+        finally:
+            del self._here[request.tenant.name, key]
+            under_way.ended.set()
+
+    async def _answer_of(self, request: Asked, carry_out: CarryOut) -> tuple[Response | Problem, bool]:
+        """Return the answer, and whether it is final: anything may have been done before it."""
+        is_about_start = False
+        try:
+            scope = {name: each for name, each in request.http.scope.items() if name != CONNECTION}
+            return await carry_out(Request(scope, _never)), True
+        except Problem as exc:
+            problem = exc
+        except ToolcellError as exc:
+            problem, is_about_start = problem_in(request.http, exc), isinstance(exc, SandboxUnavailable)
+        except Exception:
+            logger.exception("request %s failed", request.run_id)
+            problem = Problem(500, "internal_error", "The service failed", "its log has the reason")
+        is_final = request.began.is_set() and not is_about_start
+        if is_final:
+            problem.extra.setdefault("run_id", request.run_id)
+        return problem, is_final
+
+    async def _note(self, tenant: str, key: str, answer: Response | None) -> None:
+        """Keep an answer; with None, free the key. A store that fails is logged: the run was made, and is answered."""
+        try:
+            if answer is None:
+                await daemon_threads.run_sync(self._store.release, tenant, key)
+                return
+            media_type = answer.headers.get("content-type", "application/octet-stream")
+            await daemon_threads.run_sync(
+                self._store.finish, tenant, key, answer.status_code, media_type, bytes(answer.body)
+            )
+        except StoreError as exc:
+            logger.error("the answer to key %r of %s could not be kept: %s", key, tenant, exc)
+
+
+def key_of(http: Request) -> str:
+    """Return the key of a request.
+
+    Raises:
+        Problem: it is none, or there are two (400).
+    """
+    keys = http.headers.getlist(HEADER)
+    key = keys[0].strip() if keys else ""
+    if len(keys) == 1 and len(key) > 2 and key[0] == key[-1] == '"':
+        key = key[1:-1]  # the draft writes a string of structured fields
+    if len(keys) != 1 or not KEY.fullmatch(key):
+        detail = "send one Idempotency-Key of 1 to 255 printable ASCII characters without spaces"
+        raise Problem(400, "invalid_key", "The Idempotency-Key is wrong", detail)
+    return key
+
+
+def wanted_wait_s(http: Request) -> float:
+    """Return how long the client wants to wait for a request that is under way: `Prefer: wait=30`. Source: RFC 7240."""
+    match = _WAIT.search(http.headers.get("prefer", ""))
+    return min(LONGEST_WAIT_S, float(match[1])) if match else 0.0
+
+
+def _in_progress(run_id: str) -> Problem:
+    return Problem(
+        409,
+        "in_progress",
+        "The request is under way",
+        "it was sent before with this key; send it again for its answer, with `Prefer: wait=30` to wait for it",
+        headers={"Retry-After": f"{RETRY_S}"},
+        run_id=run_id,
+    )
+
+
+def _not_kept(run_id: str) -> Problem:
+    detail = f"run {run_id} was made and has ended, but its answer was too large or is too old; it is not made again"
+    return Problem(409, "answer_not_kept", "The answer is not kept any more", detail, run_id=run_id)
+
+
+async def _never() -> Any:
+    await anyio.sleep_forever()

@@ -1,0 +1,123 @@
+"""Read one audit log for many requests: a thread of its own keeps the index and answers in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from toolcell.audit.format import begun_segments, chain_directories
+from toolcell.audit.keys import Verifier
+from toolcell.audit.query import Index
+from toolcell.errors import AuditError
+
+Answer = TypeVar("Answer")
+
+LOOK_AGAIN_S: Final = 0.25
+READING_SHARE: Final = 10
+"""A log that grows is read again at most for a tenth of the time, however large it is."""
+
+
+class LogReader:
+    """The index of one log, and answers from it that are kept until the log changes. Close it."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        verifiers: Iterable[Verifier] = (),
+        *,
+        in_memory: bool = False,
+        is_patient: bool = True,
+    ) -> None:
+        """`is_patient`: an answer may be of a moment ago; otherwise it has all that was written before the question."""
+        self.directory = Path(directory)
+        self._is_patient = is_patient
+        self.verifiers = tuple(verifiers)
+        self.revision = 0
+        """Counts how often something new was read."""
+        self._in_memory = in_memory
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolcell-log")
+        self._index: Index | None = None
+        self._seen: object = None
+        self._look_at_s = 0.0
+        self._kept: dict[object, tuple[int, Any]] = {}
+
+    async def read(self, question: Callable[[Index], Answer]) -> Answer:
+        """Return the answer to a question.
+
+        Raises:
+            AuditError: there is no log, or it cannot be read.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._answer, question)
+
+    async def read_kept(self, key: object, question: Callable[[Index], Answer]) -> Answer:
+        """Do the same, and keep the answer until the log changes. `key` names the question."""
+
+        def kept(index: Index) -> Answer:
+            revision, answer = self._kept.get(key, (-1, None))
+            if revision != self.revision:
+                answer = question(index)
+                if len(self._kept) >= 64:
+                    self._kept.clear()
+                self._kept[key] = (self.revision, answer)
+            return answer  # type: ignore[no-any-return]
+
+        return await self.read(kept)
+
+    async def close(self) -> None:
+        """Close the index and end the thread. Safe to call twice."""
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        """Close where no event loop runs."""
+        try:
+            self._executor.submit(self._close_index)
+        except RuntimeError:  # closed before
+            return
+        self._executor.shutdown(wait=True)
+
+    # In the thread
+
+    def _answer(self, question: Callable[[Index], Answer]) -> Answer:
+        if self._index is None:
+            self._index = Index(self.directory, self.verifiers, in_memory=self._in_memory)
+        self._refresh(self._index)
+        return question(self._index)
+
+    def _refresh(self, index: Index) -> None:
+        """Read what is new, unless that was done a moment ago."""
+        if self._is_patient and time.monotonic() < self._look_at_s:
+            return
+        files = self._files()
+        begun_s = time.monotonic()
+        if files != self._seen:
+            index.refresh()
+            self._seen = files
+            self.revision += 1
+        took_s = time.monotonic() - begun_s
+        self._look_at_s = time.monotonic() + max(LOOK_AGAIN_S, READING_SHARE * took_s)
+
+    def _files(self) -> object:
+        """Say what the files of the log look like. Whoever changes one changes the time that the kernel notes."""
+        found = []
+        for chain in chain_directories(self.directory):
+            try:
+                segments = [*begun_segments(chain).values()]
+            except AuditError:
+                continue
+            for path in segments:
+                try:
+                    status = os.lstat(path)
+                except OSError:
+                    continue
+                found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return found
+
+    def _close_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None

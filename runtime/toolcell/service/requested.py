@@ -1,0 +1,65 @@
+"""From a checked request to the arguments of `execute_code`: at most what the tenant may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from toolcell.service.allowed import allowed_limits
+from toolcell.service.endpoints import ApiRequest
+from toolcell.service.problems import Problem
+from toolcell.service.routes.models import ExecuteRequest, InputFile, ScriptRequest
+from toolcell.service.tenants import Tenant
+from toolcell.tools import RunContext, ToolRegistry
+
+
+def context_of(request: ApiRequest) -> RunContext:
+    """Return whom a run is for. The audit log and the quotas know its subject."""
+    return RunContext(run_id=request.run_id, user_id=request.principal.subject)
+
+
+def script_options(request: ApiRequest) -> dict[str, Any]:
+    """Return the arguments of a script's run.
+
+    Raises:
+        Problem: it asks for more than the tenant may have, or for tools that it has not.
+    """
+    given: ScriptRequest = request.body
+    tenant = request.tenant
+    # A dry run waits for no approval: its commit is the approval.
+    on_approval = "ask" if given.dry_run and given.on_approval == "suspend" else given.on_approval
+    options: dict[str, Any] = {
+        "inputs": given.inputs,
+        "files": files_of(given.files),
+        "tools": chosen_tools(given.tools, tenant),
+        "limits": allowed_limits(given.limits, tenant.config.limits),
+        "lint": given.lint,
+        "check_types": given.check_types,
+        "on_approval": on_approval,
+        "dry_run": given.dry_run,
+        "context": context_of(request),
+    }
+    if isinstance(given, ExecuteRequest):
+        own = ("seed", "clock", "repairs", "refresh", "preflight")
+        options |= {name: getattr(given, name) for name in own}
+    return options
+
+
+def files_of(files: Iterable[InputFile]) -> list[tuple[str, bytes]]:
+    """Return files as `execute_code` takes them."""
+    return [(each.name, each.content()) for each in files]
+
+
+def chosen_tools(names: list[str] | None, tenant: Tenant) -> ToolRegistry | None:
+    """Return the tools of these names; None for all.
+
+    Raises:
+        Problem: there is no such tool.
+    """
+    if names is None:
+        return None
+    missing = [name for name in names if not tenant.registry.has(name)]
+    if missing:
+        detail = f"tools: there is no tool named {missing[0]!r:.80}; GET /v1/tools lists those that there are"
+        raise Problem(422, "unknown_tool", "The request is wrong", detail)
+    return tenant.registry.subset(names)

@@ -1,0 +1,233 @@
+"""What requests look like. These models check them, and the OpenAPI document is made of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from toolcell.config import CheckTypes, Limits, LintProfile
+from toolcell.json_text import from_exact
+
+MAX_FILES = 256
+"""Of one request."""
+MAX_NAME_CHARS = 200
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""Of a session, a run, a draft or a journal."""
+
+Exact = Annotated[Any, BeforeValidator(from_exact)]
+"""Plain data; {"$bytes": base64} and {"$float": "nan"} in it stand for what JSON does not have."""
+
+ToolNames = Annotated[list[Annotated[str, Field(max_length=MAX_NAME_CHARS)]], Field(max_length=10_000)]
+
+
+class RequestModel(BaseModel):
+    """A body or a query. A member that is not known is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class BodyModel(RequestModel):
+    """A body: its types are exactly those of JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class NoQuery(RequestModel):
+    """Nothing is asked in the query."""
+
+
+class InputFile(BodyModel):
+    """A file for the workspace, with its content as text or as base64."""
+
+    name: str = Field(max_length=4096)
+    """Path relative to the workspace, with forward slashes."""
+    text: str | None = None
+    data: str | None = None
+    """Base64."""
+
+    @model_validator(mode="after")
+    def _one_content(self) -> InputFile:
+        if (self.text is None) == (self.data is None):
+            raise ValueError("a file has either text or data")
+        self.content()
+        return self
+
+    def content(self) -> bytes:
+        """Return the bytes of the file.
+
+        Raises:
+            ValueError: `data` is no base64, or `text` is no Unicode.
+        """
+        if self.data is None:
+            return (self.text or "").encode()
+        try:
+            return base64.b64decode(self.data, validate=True)
+        except binascii.Error as exc:
+            raise ValueError(f"data is no base64: {exc}") from exc
+
+
+class ScriptRequest(BodyModel):
+    """A script, and what it gets."""
+
+    code: str
+    """Python source."""
+    inputs: Annotated[dict[str, Any], BeforeValidator(from_exact)] = Field(default_factory=dict)
+    """Names that the script finds, and their values. {"$bytes": base64} stands for bytes."""
+    files: list[InputFile] = Field(default_factory=list, max_length=MAX_FILES)
+    """For the workspace."""
+    tools: ToolNames | None = None
+    """Names of the tools that it may call. Left out: all of the tenant."""
+    limits: Limits | None = None
+    """What it may use, at most what the tenant may. What is left out is as for the tenant."""
+    lint: LintProfile | None = None
+    """RestrictedPython profile that checks it first."""
+    check_types: CheckTypes | None = None
+    """What becomes of it if it has wrong types."""
+    on_approval: Literal["ask", "deny", "suspend"] = "suspend"
+    """What becomes of a call that needs approval: the run is suspended until somebody decides (`/v1/suspended`), or the
+    call is refused, or hooks of the server are asked."""
+    dry_run: bool = False
+    """Collect the calls that write as `effects`, and make none. `/v1/drafts/{draft_id}/commit` makes them."""
+
+
+class ExecuteRequest(ScriptRequest):
+    """A script for a sandbox of its own."""
+
+    seed: int | None = None
+    """Of its randomness."""
+    clock: float | None = None
+    """Where its clock starts, in seconds since the epoch."""
+    repairs: Name | None = None
+    """Id of a run whose script it mends: calls that were made are answered from its journal."""
+    refresh: Literal["", "reads"] = ""
+    """Of a repair: make reads again."""
+    preflight: bool = False
+    """List the calls that are written in it, before it runs."""
+
+
+class PlanRequest(BodyModel):
+    """Tool calls that need no script."""
+
+    steps: Annotated[list[dict[str, Any]], BeforeValidator(from_exact)] = Field(max_length=10_000)
+    """Each with `tool` and `args`; docs/tools.md has the further keys."""
+    tools: ToolNames | None = None
+    """Names of the tools that it may call. Left out: all of the tenant."""
+    on_approval: Literal["ask", "deny", "suspend"] = "suspend"
+    """What becomes of a step that needs approval."""
+
+
+class SessionRequest(BodyModel):
+    """A session, and what it may use."""
+
+    name: Name | None = None
+    """Left out: a random one."""
+    limits: Limits | None = None
+    """Of each script, at most what the tenant may."""
+    idle_s: float | None = Field(default=None, gt=0, le=7 * 86_400)
+    """Seconds without a script after which the sandbox is destroyed."""
+    cpu_s: float | None = Field(default=None, gt=0, le=7 * 86_400)
+    """Of all scripts together."""
+    tool_calls: int | None = Field(default=None, ge=0)
+    """Of all scripts together."""
+    restore: Literal["journal", "empty", "if_kept"] | bool | None = None
+    """True: go on from the journal of the session of this name. "if_kept": begin anew if there is none."""
+
+
+class ForkRequest(BodyModel):
+    """The copy of a session."""
+
+    name: Name | None = None
+    """Left out: a random one."""
+
+
+class FilesRequest(BodyModel):
+    """Files for the workspace of a session."""
+
+    files: list[InputFile] = Field(max_length=MAX_FILES)
+
+
+class ApproveCall(BodyModel):
+    """Make the call."""
+
+    decision: Literal["approve"]
+
+
+class DenyCall(BodyModel):
+    """Do not make the call: the script gets an error with the reason."""
+
+    decision: Literal["deny"]
+    reason: str = Field(default="", max_length=2000)
+
+
+class EditCall(BodyModel):
+    """Make the call with these arguments instead."""
+
+    decision: Literal["edit"]
+    args: Annotated[dict[str, Any], BeforeValidator(from_exact)]
+
+
+class CallWasMade(BodyModel):
+    """The call, which is in doubt, was made, and this is its result."""
+
+    decision: Literal["made"]
+    value: Exact = None
+
+
+CallDecision = Annotated[ApproveCall | DenyCall | EditCall | CallWasMade, Field(discriminator="decision")]
+
+
+class DecideRequest(BodyModel):
+    """Decisions about the calls that a run waits for."""
+
+    decisions: dict[str, CallDecision] = Field(default_factory=dict, max_length=10_000)
+    """By the id of the call. A call without one suspends the run again."""
+
+
+class CommitRequest(BodyModel):
+    """Which effects of a draft to make."""
+
+    approve: Literal["all"] | list[str] = "all"
+    """All, or the ids of those to make."""
+    recheck: bool = False
+    """Make the reads of the dry run again first, and make nothing if one has another result now."""
+
+
+class ReplayRequest(BodyModel):
+    """How a recorded run is repeated."""
+
+    code: str | None = None
+    """A script to run in place of the recorded one."""
+    until: int | None = Field(default=None, ge=1)
+    """Stop before the answer of this call."""
+
+
+class RunsQuery(RequestModel):
+    """Selects runs."""
+
+    since: float | None = Field(default=None, ge=0, le=9e9)
+    """Seconds since the epoch."""
+    until: float | None = Field(default=None, ge=0, le=9e9)
+    """Seconds since the epoch."""
+    outcome: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    tool: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    """Name or glob of a tool that the run called."""
+    sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{1,64}$")
+    """Beginning of the script's digest."""
+    session: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    user: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    trust: Literal["verified", "unsigned", "unverified", "broken"] | None = None
+    limit: int = Field(default=50, ge=1, le=500)
+    cursor: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    """`next` of the answer before."""
+
+
+class ToolsQuery(RequestModel):
+    """Selects tools."""
+
+    q: str | None = Field(default=None, min_length=1, max_length=1000)
+    """What the tools should do; the best fit comes first."""
+    limit: int = Field(default=100, ge=1, le=10_000)

@@ -1,0 +1,95 @@
+"""/v1/runs: what has run, from the audit log: lists, one run, its input files, and replays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from toolcell.audit.filters import Filter
+from toolcell.audit.replay import replay, runtime_options
+from toolcell.config import PoolConfig
+from toolcell.runtime import Runtime
+from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
+from toolcell.service.principal import Scope
+from toolcell.service.problems import Problem
+from toolcell.service.recorded import RecordedRuns
+from toolcell.service.routes.answers import RecordedRunAnswer, ReplayAnswer, RunList
+from toolcell.service.routes.models import ReplayRequest, RunsQuery
+from toolcell.service.routes.sessions import download
+from toolcell.service.running import run_for
+
+
+async def list_runs(request: ApiRequest) -> Mapping[str, Any]:
+    """List runs, the newest first."""
+    given: RunsQuery = request.query
+    same = ("outcome", "tool", "sha256", "session", "user", "trust", "limit")
+    wanted = Filter(
+        since_ns=_nanoseconds(given.since), until_ns=_nanoseconds(given.until),
+        **{name: getattr(given, name) for name in same},
+    )  # fmt: skip
+    found, following = await _recorded(request).page(wanted, given.cursor)
+    return {"runs": [each.to_dict() for each in found], "next": following}
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
+
+
+async def show(request: ApiRequest) -> Mapping[str, Any]:
+    """Return everything recorded of a run."""
+    return await _recorded(request).detail(request.path["run_id"])
+
+
+async def read_file(request: ApiRequest) -> Response:
+    """Return a file that a run was given, where the log has its content."""
+    run, name = await _recorded(request).load(request.path["run_id"]), request.path["path"]
+    for given, _, _, content in run.start.get("files") or ():
+        if given == name and isinstance(content, bytes):
+            return download(name, content)
+    detail = f"the record of the run has no content of a file {name!r:.80}; of returned files it has the digests"
+    raise Problem(404, "no_such_file", "No such file", detail)
+
+
+async def repeat(request: ApiRequest) -> Mapping[str, Any]:
+    """Run a recorded script again with the answers that it got. No tool is called."""
+    given: ReplayRequest = request.body
+    run, config = await _recorded(request).load(request.path["run_id"]), request.tenant.config
+    options = runtime_options(run)
+    options["policy"] = config.policy.model_copy(update={"hash_seed": options["policy"].hash_seed})
+
+    async def work() -> Mapping[str, Any]:
+        async with Runtime(backend=config.backend, pool=PoolConfig(warm=0), **options) as runtime:
+            return (await replay(runtime, run, source=given.code, until=given.until)).to_dict()
+
+    return await run_for(request, lambda _: work(), end_s=0.0)
+
+
+def _recorded(request: ApiRequest) -> RecordedRuns:
+    if request.tenant.recorded is None:
+        detail = "the service keeps no audit log: start it with --audit DIR"
+        raise Problem(404, "not_recorded", "Runs are not recorded", detail)
+    return request.tenant.recorded
+
+
+ONE = "/v1/runs/{run_id}"
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET", path="/v1/runs", scope=Scope.READ, handler=list_runs, summary="List runs, the newest first",
+        query=RunsQuery, answer=RunList,
+    ),
+    Endpoint(
+        method="GET", path=ONE, scope=Scope.READ, handler=show, summary="Show everything recorded of a run",
+        answer=RecordedRunAnswer,
+    ),
+    Endpoint(
+        method="GET", path=f"{ONE}/files/{{path:path}}", scope=Scope.READ, handler=read_file,
+        summary="Read a file that a run was given", gives=BYTES,
+    ),
+    Endpoint(
+        method="POST", path=f"{ONE}/replay", scope=Scope.EXECUTE, handler=repeat,
+        summary="Run a recorded script again with the answers that it got", body=ReplayRequest, answer=ReplayAnswer,
+    ),
+)  # fmt: skip

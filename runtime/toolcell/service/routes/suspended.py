@@ -1,0 +1,131 @@
+"""/v1/suspended and /v1/drafts: what waits for a person, and what the person decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
+from toolcell.effects import CommitResult
+from toolcell.results import Suspension
+from toolcell.service.endpoints import ApiRequest, Endpoint
+from toolcell.service.principal import Scope
+from toolcell.service.problems import Problem
+from toolcell.service.requested import context_of
+from toolcell.service.results import plain, result_members
+from toolcell.service.routes.answers import CommitAnswer, RevertAnswer, RunResult, SuspendedRun, SuspendedRuns
+from toolcell.service.routes.models import (
+    ApproveCall,
+    CallDecision,
+    CallWasMade,
+    CommitRequest,
+    DecideRequest,
+    DenyCall,
+    EditCall,
+)
+from toolcell.service.running import run_for
+from toolcell.service.under_way import RunUnderWay
+from toolcell.tools.hooks import Approve
+
+
+def suspended_members(waits: Suspension) -> dict[str, Any]:
+    """Return what is told of a run that waits: its calls, but not the token that carries it on."""
+    return {name: plain(getattr(waits, name)) for name in SuspendedRun.model_fields}
+
+
+async def list_suspended(request: ApiRequest) -> Mapping[str, Any]:
+    """List what waits."""
+    runtime = request.tenant.runtime
+    waiting = [suspended_members(each) for each in runtime.suspended_runs()]
+    return {"suspended": waiting, "interrupted": runtime.interrupted_runs()}
+
+
+async def show(request: ApiRequest) -> Mapping[str, Any]:
+    """Show one run that waits."""
+    return suspended_members(_waiting(request))
+
+
+async def decide(request: ApiRequest) -> Mapping[str, Any]:
+    """Decide about the calls that a run waits for, and carry it on."""
+    given: DecideRequest = request.body
+    tenant, ident = request.tenant, request.path["run_id"]
+    is_interrupted = ident in tenant.runtime.interrupted_runs()
+    token = ident if is_interrupted else _waiting(request)
+    decisions = {name: _decision(each) for name, each in given.decisions.items()}
+    await _reopen_session(request, ident)
+
+    async def work(run: RunUnderWay) -> Mapping[str, Any]:
+        options: dict[str, Any] = {"context": context_of(request), "cancel": run.cancel}
+        return result_members(await tenant.runtime.resume(token, decisions, **options))
+
+    return await run_for(request, work)
+
+
+async def _reopen_session(request: ApiRequest, ident: str) -> None:
+    """Restore the session whose script waits, if there is one: it is carried on there."""
+    name = request.tenant.runtime.session_of(ident)
+    if name:
+        await request.tenant.sessions.get(name)
+
+
+def _waiting(request: ApiRequest) -> Suspension:
+    ident = request.path["run_id"]
+    for each in request.tenant.runtime.suspended_runs():
+        if each.run_id == ident:
+            return each
+    detail = f"no run {ident!r:.80} waits for a decision: it was decided about already, has ended, or never was"
+    raise Problem(409 if request.http.method == "POST" else 404, "not_suspended", "Nothing to decide", detail)
+
+
+def _decision(given: CallDecision) -> ResumeDecision:
+    match given:
+        case ApproveCall():
+            return Approve()
+        case DenyCall(reason=reason):
+            return Deny(reason or "a person refused it")
+        case EditCall(args=args):
+            return Edit(args)
+        case CallWasMade(value=value):
+            return AlreadyMade(value)
+
+
+async def commit(request: ApiRequest) -> Mapping[str, Any]:
+    """Make the effects of a dry run."""
+    given: CommitRequest = request.body
+    runtime, draft = request.tenant.runtime, request.path["draft_id"]
+    options: dict[str, Any] = {"recheck": given.recheck, "context": context_of(request)}
+    done = await run_for(request, lambda run: runtime.commit(draft, given.approve, **options))
+    return {name: plain(getattr(done, name)) for name in CommitAnswer.model_fields}
+
+
+async def revert(request: ApiRequest) -> Mapping[str, Any]:
+    """Undo what a run or a commit has made."""
+    made = CommitResult(request.path["journal_id"], (), journal_id=request.path["journal_id"])
+    runtime, context = request.tenant.runtime, context_of(request)
+    done = await run_for(request, lambda run: runtime.revert(made, context=context))
+    return {"ok": done.ok, "calls": plain(done.calls)}
+
+
+ONE = "/v1/suspended/{run_id}"
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET", path="/v1/suspended", scope=Scope.READ, handler=list_suspended,
+        summary="List the runs that wait for a decision", answer=SuspendedRuns,
+    ),
+    Endpoint(
+        method="GET", path=ONE, scope=Scope.READ, handler=show, summary="Show a run that waits", answer=SuspendedRun,
+    ),
+    Endpoint(
+        method="POST", path=f"{ONE}/decide", scope=Scope.APPROVE, handler=decide,
+        summary="Decide, and carry a run on", body=DecideRequest, answer=RunResult, is_keyed=True,
+    ),
+    Endpoint(
+        method="POST", path="/v1/drafts/{draft_id}/commit", scope=Scope.APPROVE, handler=commit,
+        summary="Make what a dry run collected", body=CommitRequest, answer=CommitAnswer, is_keyed=True,
+    ),
+    Endpoint(
+        method="POST", path="/v1/runs/{journal_id}/revert", scope=Scope.APPROVE, handler=revert,
+        summary="Undo what a run or a commit has made", answer=RevertAnswer, is_keyed=True,
+    ),
+)  # fmt: skip

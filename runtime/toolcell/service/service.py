@@ -1,0 +1,119 @@
+"""`Service`: what is behind the routes: who is let in, the tenants, and the runs under way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import anyio
+
+from toolcell.control.directory import make_private
+from toolcell.errors import UsageError
+from toolcell.lifetime import OpenedInBlock
+from toolcell.service.admission import Admission
+from toolcell.service.authenticators import make_authenticator
+from toolcell.service.config import ServiceConfig
+from toolcell.service.fair_queue import Share
+from toolcell.service.idempotency import IdempotencyStore
+from toolcell.service.keyed import KeyedRequests
+from toolcell.service.metrics import Metrics, TenantState
+from toolcell.service.principal import Principal
+from toolcell.service.socket.sessions import SocketSessions
+from toolcell.service.tenants import Tenants
+from toolcell.service.under_way import RunsUnderWay
+from toolcell.tools import ToolRegistry
+
+CANCEL_S: Final = 10.0
+"""What runs that were cancelled may take to answer."""
+
+
+class Service(OpenedInBlock):
+    """Everything that the routes share. Open it before the first request, and close it after the last."""
+
+    def __init__(self, config: ServiceConfig | None = None, registry: ToolRegistry | None = None) -> None:
+        """`registry`: tools that every tenant has, besides its own."""
+        self.config = config or ServiceConfig()
+        self.metrics = Metrics(self._states)
+        self.tenants = Tenants(self.config, registry, self.metrics.watch)
+        self.authenticator = make_authenticator(self.config)
+        self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, self._share)
+        self.keyed = KeyedRequests(self._keys())
+        self.runs = RunsUnderWay()
+        self.sockets = SocketSessions(
+            self._place,
+            message_bytes=self.config.body_bytes,
+            channels=self.config.socket_requests,
+            grace_s=self.config.grace_s,
+            folders=self.config.folders,
+        )
+        self._stack = AsyncExitStack()
+        self._is_open = False
+        self._at_close: list[Callable[[], Awaitable[None]]] = []
+
+    def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Call this when the service is closed, while its tenants are still open."""
+        self._at_close.append(callback)
+
+    async def open(self) -> None:
+        """Make the folder of the state, and load the tools of the tenants.
+
+        Raises:
+            UsageError: the folder or a setting cannot be used, or tools cannot be loaded.
+        """
+        self.tenants.load()
+        folder = self.config.state
+        try:
+            make_private(folder)
+        except OSError as exc:
+            raise UsageError(f"the state folder {folder} cannot be used: {exc.strerror or exc}") from exc
+        self._stack.callback(self.authenticator.close)
+        self._stack.push_async_callback(self.tenants.close)
+        await self.keyed.open()
+        self._stack.push_async_callback(self.keyed.close)
+        self._stack.push_async_callback(self.sockets.close)
+        self._is_open = True
+
+    async def close(self) -> None:
+        """End what runs, and close everything."""
+        self._is_open = False
+        for callback in self._at_close:
+            await callback()
+        await self._stack.aclose()
+
+    async def drain(self, grace_s: float) -> None:
+        """Begin nothing new. Wait for what runs, and cancel it after `grace_s`."""
+        self.runs.is_draining = True
+        with anyio.move_on_after(grace_s):
+            await self.runs.wait_for_none()
+        for run in self.runs:
+            run.stop()
+        with anyio.move_on_after(CANCEL_S):
+            await self.runs.wait_for_none()
+
+    @asynccontextmanager
+    async def _place(self, principal: Principal) -> AsyncIterator[anyio.Event]:
+        """Give a run of a WebSocket its place."""
+        deadline = anyio.current_time() + self.config.tenant(principal.tenant).queue_s
+        async with self.admission.slot(principal.tenant, deadline):
+            with self.runs.one(principal.tenant, principal.subject) as run:
+                yield run.cancel
+
+    @property
+    def is_ready(self) -> bool:
+        """True while new runs may begin."""
+        return self._is_open and not self.runs.is_draining
+
+    def _states(self) -> Iterator[tuple[str, TenantState]]:
+        for tenant in self.tenants:
+            pool = tenant.runtime.pool
+            sandboxes = (len(pool.idle), pool.busy, pool.starting) if pool is not None else (0, 0, 0)
+            yield tenant.name, TenantState(*self.admission.counts(tenant.name), *sandboxes, tenant.sessions.open_count)
+
+    def _share(self, tenant: str) -> Share:
+        settings = self.config.tenant(tenant)
+        return Share(settings.concurrent_runs, settings.queued_runs)
+
+    def _keys(self) -> IdempotencyStore:
+        config = self.config
+        return IdempotencyStore(config.state / "keys", keep_s=config.idempotency_s, rows=config.idempotency_keys)

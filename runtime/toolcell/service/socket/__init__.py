@@ -1,0 +1,1 @@
+"""The WebSocket of `toolcell.service.Client`: sandboxes at the service, tools with the caller."""

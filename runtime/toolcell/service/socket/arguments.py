@@ -1,0 +1,124 @@
+"""The arguments of a caller's request: of the right type, and within what its tenant may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from toolcell.config import Limits
+from toolcell.control.decisions import AlreadyMade, ResumeDecision
+from toolcell.errors import UsageError
+from toolcell.service.allowed import allowed_limits
+from toolcell.tools.checks import shown
+from toolcell.tools.hooks import Approve, Modify, Reject
+from toolcell_bridge.guest.values import to_plain
+from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
+
+Kind = TypeVar("Kind")
+
+MAX_WHO_CHARS: Final = 256
+
+WHO: Final = ("thread_id", "channel", "chat_id")
+"""What of a `RunContext` the service is told, for its records. Its user is whoever the token says."""
+
+
+class Arguments:
+    """What a request was given. Names that are never asked for are refused at the end."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._left = dict(given)
+
+    def take(self, name: str, *kinds: type[Kind], default: Any = None) -> Any:
+        """Return an argument of one of these types; `default` when it is not given.
+
+        Raises:
+            UsageError: it is of another type.
+        """
+        value = self._left.pop(name, default)
+        if value is default or type(value) in kinds:
+            return value
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise UsageError(f"{name} must be {wanted}, not {type(value).__name__}")
+
+    def files(self) -> list[tuple[str, bytes]]:
+        """Return the input files."""
+        found = list[tuple[str, bytes]]()
+        for each in self.take("files", list, default=[]):
+            if not (isinstance(each, list) and [type(part) for part in each] == [str, bytes]):
+                raise UsageError("files must be a list of a name and bytes each")
+            found.append((each[0], each[1]))
+        return found
+
+    def limits(self, most: Limits) -> Limits | None:
+        """Return the limits of a run: those of the tenant, with what the caller asks for. It may ask for less."""
+        given = self.take("limits", dict)
+        if given is None:
+            return None
+        return allowed_limits(Limits(**{str(name): value for name, value in given.items()}), most)
+
+    def who(self) -> dict[str, str]:
+        """Return for whom the caller asks."""
+        given = self.take("context", dict, default={})
+        for name, value in given.items():
+            if name not in WHO or not isinstance(value, str) or len(value) > MAX_WHO_CHARS:
+                raise UsageError(f"context has {', '.join(WHO)}, texts of at most {MAX_WHO_CHARS} characters")
+        return {str(name): str(value) for name, value in given.items()}
+
+    def decisions(self) -> dict[str, ResumeDecision] | None:
+        """Return decisions about calls that wait."""
+        given = self.take("decisions", dict)
+        return None if given is None else {name: _decision(name, each) for name, each in given.items()}
+
+    def end(self) -> None:
+        """Check that nothing else was given.
+
+        Raises:
+            UsageError: names it.
+        """
+        if self._left:
+            raise UsageError(f"unknown arguments: {', '.join(map(str, self._left))[:200]}")
+
+
+def plain_decision(decision: object) -> dict[str, Any]:
+    """Return a decision for the wire; its kind is empty when it is none."""
+    match decision:
+        case Approve():
+            return {"kind": "approve"}
+        case Reject(reason):
+            return {"kind": "deny", "reason": reason}
+        case Modify(args):
+            return {"kind": "edit", "args": dict(args)}
+        case AlreadyMade(value):
+            return {"kind": "made", "value": value}
+    raise UsageError(f"a decision is Approve(), Deny(...), Edit(...) or AlreadyMade(...), not {decision!r:.80}")
+
+
+def plain_decisions(decisions: Mapping[str, ResumeDecision] | None) -> dict[str, Any] | None:
+    """Return decisions for the wire.
+
+    Raises:
+        UsageError: one is none, or they are no mapping.
+    """
+    if decisions is None:
+        return None
+    if not isinstance(decisions, Mapping):
+        raise UsageError(f"decisions must be a dict from ids of calls to decisions, not {shown(decisions)}")
+    try:
+        plain: Any = to_plain({str(name): plain_decision(each) for name, each in decisions.items()}, "decisions")
+    except (UnsendableValue, ValueTooLarge) as exc:
+        raise UsageError(str(exc)) from exc
+    found: dict[str, Any] = plain
+    return found
+
+
+def _decision(name: str, given: Any) -> ResumeDecision:
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if kind == "approve":
+        return Approve()
+    if kind == "deny" and isinstance(reason := given.get("reason", ""), str):
+        return Reject(reason)
+    if kind == "edit" and isinstance(args := given.get("args"), dict):
+        return Modify(args)
+    if kind == "made":
+        return AlreadyMade(given.get("value"))
+    raise UsageError(f"the decision about {name:.80} is approve, deny, edit or made")

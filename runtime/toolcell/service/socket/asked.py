@@ -1,0 +1,84 @@
+"""The arguments of a client's requests as the wire takes them. What is wrong is said here, as a `Runtime` says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from toolcell.config import Limits, settings_of
+from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult, Suspension
+from toolcell.run.input_files import FileContent, FileInput, guest_files
+from toolcell.run.request import run_message
+from toolcell.service.socket.arguments import WHO
+from toolcell.tools import RunContext
+from toolcell.tools.checks import shown
+
+LARGEST: Final = Limits(frame_bytes=256 * 1024 * 1024)
+"""Limits by which a script is looked at before it is sent: the service knows the true ones."""
+
+
+def asked_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a script and its inputs.
+
+    Raises:
+        UsageError: the source or an input cannot be sent; names it.
+    """
+    message = run_message(0, source, inputs, [], LARGEST, "off", None, None)
+    return {"source": message.source, "inputs": message.inputs or None}
+
+
+def asked_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:
+    """Return input files.
+
+    Raises:
+        UsageError: one cannot be read, or has no name that can be used.
+    """
+    found = [[file.name, bytes(file.data)] for file in guest_files(files)]
+    return found or None
+
+
+def asked_limits(limits: Limits | None) -> dict[str, Any] | None:
+    """Return the limits that somebody has set; of the others, the service has its own."""
+    if limits is None:
+        return None
+    known = settings_of(Limits, limits, "limits")
+    return {name: getattr(known, name) for name in known.model_fields_set}
+
+
+def asked_context(context: RunContext | None) -> dict[str, Any] | None:
+    """Return what of a context is for the service. All else stays here, its secrets and its hooks above all."""
+    if context is None:
+        return None
+    return {name: value for name in WHO if (value := getattr(context, name))} or None
+
+
+def asked_token(token: str | Suspension) -> str:
+    """Return the token of a suspended run."""
+    found = token.to_json() if isinstance(token, Suspension) else token
+    if not isinstance(found, str):
+        raise UsageError(f"a run is resumed with its Suspension, its token or its id, not {shown(token)}")
+    return found
+
+
+def asked_repairs(repairs: ExecutionResult | str | None) -> str | None:
+    """Return the id of the run that is repaired."""
+    if isinstance(repairs, ExecutionResult):
+        return repairs.journal_id or repairs.run_id
+    if not (repairs is None or isinstance(repairs, str)):
+        raise UsageError(f"repairs= takes the result of a run, or its id, not {shown(repairs)}")
+    return repairs
+
+
+def asked_dry_run(dry_run: object) -> bool:
+    """Return whether calls that write are collected."""
+    if not isinstance(dry_run, bool):
+        raise UsageError(
+            f"dry_run= of a Client takes True or False, not {shown(dry_run)}: the draft is kept at the service"
+        )
+    return dry_run
+
+
+def given_only(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None: the service has the default."""
+    return {name: value for name, value in arguments.items() if value is not None}

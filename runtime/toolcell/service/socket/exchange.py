@@ -1,0 +1,198 @@
+"""`Exchange`: one request of a client, from its question to its answer, with the calls of tools in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from typing import Any, Final
+
+import anyio
+
+from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort
+from toolcell.results import ToolCallRecord
+from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.service.socket.caller_tools import CallerTools, failed_answer
+from toolcell.service.socket.failures import raised_for
+from toolcell.service.socket.messages import (
+    AnswerTool,
+    AskTool,
+    DropTool,
+    Finished,
+    NoteCall,
+    Printed,
+    Reported,
+    RequestFailed,
+    StopRun,
+)
+from toolcell.service.socket.peer import ChannelLost, PeerChannel
+from toolcell.service.socket.tool_answers import plain_answer, unusable
+from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
+
+END_S: Final = 5.0
+"""What the end of a request takes that its caller has given up, before nobody waits for it any more."""
+
+
+class Exchange:
+    """One request on its channel."""
+
+    def __init__(
+        self,
+        channel: PeerChannel,
+        message_bytes: int,
+        tools: CallerTools,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+        cancel: anyio.Event | None = None,
+    ) -> None:
+        """`message_bytes`: longest message that the service takes."""
+        self._channel, self._message_bytes, self._tools = channel, message_bytes, tools
+        self._on_log, self._on_progress, self._cancel = on_log, on_progress, cancel
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self.records: list[ToolCallRecord] = []
+        """Calls that the tools here got."""
+        self._began = time.perf_counter()
+        self._failure: BaseException | None = None
+        """What is raised in the place of the answer."""
+
+    async def answer(self) -> Any:
+        """Return the value of the answer.
+
+        Raises:
+            ChannelLost: nothing of the request was ever sent.
+            ServiceError: the session was lost, and its answer with it.
+            ToolcellError: the service says that it failed.
+            Exception: a callback raised this, or what a tool's call was not to end with.
+
+        Cancellation: the run is ended, and its end is waited for, for a short while.
+        """
+        watching = asyncio.create_task(self._watch_cancel()) if self._cancel is not None else None
+        try:
+            try:
+                last = await self._until_last()
+            except asyncio.CancelledError:
+                await self._give_up()
+                raise
+            except ChannelLost as exc:
+                if self._failure is not None:
+                    raise self._failure from exc
+                if exc.is_begun:
+                    raise self._lost(str(exc)) from exc
+                raise
+            except RemoteProtocolError as exc:
+                self._channel.send(StopRun(True))
+                raise self._lost(f"the service broke the protocol: {exc}") from exc
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await self._end_calls()
+        if self._failure is not None:
+            raise self._failure
+        if isinstance(last, RequestFailed):
+            raise raised_for(last)
+        return last.value
+
+    async def _until_last(self) -> Finished | RequestFailed:
+        while True:
+            match await self._channel.receive():
+                case Printed(stream, text):
+                    await self._tell(self._on_log, stream, text)
+                case Reported(value):
+                    await self._tell(self._on_progress, value)
+                case AskTool() as asked:
+                    self._begin_call(asked)
+                case DropTool(ident):
+                    if (task := self._calls.get(ident)) is not None:
+                        task.cancel()
+                case NoteCall() as said:
+                    await self._tools.note(said)
+                case (Finished() | RequestFailed()) as last:
+                    return last
+                case other:
+                    raise RemoteProtocolError(f"{type(other).__name__} is no answer")
+
+    async def _tell(self, callback: Any, *values: Any) -> None:
+        if callback is None or self._failure is not None:
+            return
+        try:
+            told = callback(*values)
+            if told is not None and inspect.isawaitable(told):
+                await told
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # it ends this run, and comes out of it
+            self._failure = exc
+            self._channel.send(StopRun(True))
+
+    async def _watch_cancel(self) -> None:
+        assert self._cancel is not None
+        await self._cancel.wait()
+        self._channel.send(StopRun(False))
+
+    async def _give_up(self) -> None:
+        """End a request that nobody waits for any more."""
+        self._channel.send(StopRun(True))
+        with anyio.move_on_after(END_S, shield=True), contextlib.suppress(ChannelLost, RemoteProtocolError):
+            await self._until_last()
+
+    def _lost(self, reason: str) -> ServiceError:
+        calls = f"{len(self.records)} calls were made here: " + ", ".join(each.name for each in self.records[:20])
+        made = calls if self.records else "no call was made here"
+        text = f"the answer of the service was lost: {reason}. The script may have begun; {made}"
+        return ServiceError(text, may_have_begun=True, calls=tuple(self.records))
+
+    # Calls
+
+    def _begin_call(self, asked: AskTool) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve_call(asked))
+        self._calls[asked.id] = task
+        task.add_done_callback(lambda _: self._calls.pop(asked.id, None))
+
+    async def _serve_call(self, asked: AskTool) -> None:
+        began = time.perf_counter()
+        number = len(self.records)
+        if asked.kind == "call":
+            args = asked.arguments
+            self.records.append(ToolCallRecord(asked.id, asked.tool, args, "pending", started_s=began - self._began))
+        status = "error"
+        try:
+            result = await self._tools.make(asked)
+            status, plain = "ok" if not result.is_error else "error", plain_answer(result)
+        except asyncio.CancelledError:
+            if asked.kind == "call":
+                self._record(number, "cancelled", began)
+            raise
+        except (ToolAbort, AuditError) as exc:
+            if isinstance(exc, (Misconfigured, AuditError)):
+                self._failure = self._failure or exc
+            plain = {"status": "error", "abort": str(exc).encode("utf-8", "replace").decode()[:4000]}
+        except Exception as exc:
+            plain = plain_answer(failed_answer(exc))
+        if asked.kind == "call":
+            self._record(number, status, began)
+        self._send_answer(asked.id, plain)
+
+    def _record(self, number: int, status: str, began: float) -> None:
+        was = self.records[number]
+        took = time.perf_counter() - began
+        self.records[number] = ToolCallRecord(was.id, was.name, was.args, status, None, None, was.started_s, took)
+
+    def _send_answer(self, ident: int, plain: dict[str, Any]) -> None:
+        encode = self._channel.encode
+        try:
+            body = encode(AnswerTool(ident, plain))
+            if len(body) > self._message_bytes:
+                problem = f"result too large ({len(body)} > {self._message_bytes} bytes, the service's message_bytes)"
+                body = encode(AnswerTool(ident, unusable(problem)))
+        except (UnsendableValue, ValueTooLarge) as exc:
+            body = encode(AnswerTool(ident, unusable(str(exc))))
+        self._channel.send_encoded(body)
+
+    async def _end_calls(self) -> None:
+        """Cancel the calls that nobody waits for any more, and wait for their ends."""
+        tasks = [*self._calls.values()]
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,200 @@
+"""What a caller can ask for, as a table: methods of the tenant's `Runtime` and of its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell.service.principal import Scope
+from toolcell.service.socket.arguments import Arguments
+from toolcell.service.socket.request import ServedRequest
+from toolcell.service.socket.served import ServedSession
+from toolcell.service.socket.values import plain_record, plain_rows, referred
+
+Handler = Callable[[ServedSession, ServedRequest, Arguments], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of the table."""
+
+    handler: Handler
+    scope: Scope = Scope.EXECUTE
+    is_run: bool = True
+    """It takes a place among the tenant's runs."""
+
+
+async def _offer(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    number = given.take("toolset", int)
+    tools, with_own = given.take("tools", list), given.take("with_own", bool, default=False)
+    given.end()
+    await served.offer(number, tools, with_own)
+
+
+async def _execute_code(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    options = served.run_options(request, given)
+    options |= {
+        "seed": given.take("seed", int),
+        "clock": given.take("clock", float),
+        "hold_s": given.take("hold_s", float, default=0.0),
+        "repairs": given.take("repairs", str),
+        "refresh": given.take("refresh", str, default=""),
+        "preflight": given.take("preflight", bool, default=False),
+    }
+    given.end()
+    return plain_record(await served.runtime.execute_code(**options))
+
+
+async def _execute_plan(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    steps, on_approval = given.take("steps", list), given.take("on_approval", str, default="ask")
+    common = served.common(request, given)
+    given.end()
+    return plain_rows(await served.runtime.execute_plan(steps, on_approval=on_approval, **common))
+
+
+async def _preflight(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    source, limits = given.take("source", str), given.limits(served.runtime.limits)
+    tools = served.tools(given)
+    given.end()
+    return plain_record(await served.runtime.preflight(source, tools=tools, limits=limits))
+
+
+async def _resume(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    token, decisions = given.take("token", str), given.decisions()
+    common = served.common(request, given) | served.handlers(request, given)
+    given.end()
+    return plain_record(await served.runtime.resume(token, decisions, **common))
+
+
+async def _commit(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    draft, approve = given.take("draft", str, dict), given.take("approve", str, list, default="all")
+    decisions: Any
+    recheck, decisions = given.take("recheck", bool, default=False), given.decisions()
+    common = served.common(request, given)
+    given.end()
+    found = draft if isinstance(draft, str) else referred(draft)
+    made = await served.runtime.commit(found, approve, recheck=recheck, decisions=decisions, **common)
+    return plain_record(made)
+
+
+async def _revert(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    result = given.take("result", dict)
+    context = served.context(request, given)
+    given.take("toolset", int)
+    given.end()
+    return plain_record(await served.runtime.revert(referred(result), context=context))
+
+
+async def _suspended_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    given.end()
+    return [plain_record(each) for each in served.runtime.suspended_runs()]
+
+
+async def _interrupted_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    given.end()
+    return served.runtime.interrupted_runs()
+
+
+async def _kept_sessions(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    given.end()
+    return served.runtime.kept_sessions()
+
+
+async def _forget_session(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    name = given.take("name", str)
+    given.end()
+    served.runtime.forget_session(name)
+
+
+async def _open_session(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    name, limits = given.take("name", str), given.limits(served.runtime.limits)
+    options = {
+        "idle_s": given.take("idle_s", float),
+        "cpu_s": given.take("cpu_s", float),
+        "tool_calls": given.take("tool_calls", int),
+        "restore": given.take("restore", str, bool),
+        "tools": served.tools(given),
+    }
+    given.end()
+    return await served.open_session(served.runtime.session(name, limits=limits, **options))
+
+
+async def _session_execute_code(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    session = served.session(given)
+    options = served.run_options(request, given, session.limits)
+    given.end()
+    return served.with_state(session, plain_record(await session.execute_code(**options)))
+
+
+async def _session_resume(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    session = served.session(given)
+    token, decisions = given.take("token", str), given.decisions()
+    common = served.common(request, given) | served.handlers(request, given)
+    given.end()
+    return served.with_state(session, plain_record(await session.resume(token, decisions, **common)))
+
+
+async def _session_put_files(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    session, files = served.session(given), given.files()
+    given.end()
+    await session.put_files(files)
+    return served.with_state(session, None)
+
+
+async def _session_read_file(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    session, name = served.session(given), given.take("name", str)
+    given.end()
+    return served.with_state(session, await session.read_file(name))
+
+
+async def _session_fork(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    session, name = served.session(given), given.take("name", str)
+    given.end()
+    return await served.open_session(await session.fork(name))
+
+
+def _session_does(name: str) -> Handler:
+    """Return the handler of a method of a session that takes nothing."""
+
+    async def handler(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+        session = served.session(given)
+        given.end()
+        return served.with_state(session, plain_record(await getattr(session, name)()))
+
+    return handler
+
+
+async def _session_close(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
+    number = given.take("session", int)
+    given.end()
+    await served.close_session(number)
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "offer_tools": Method(_offer, is_run=False),
+    "execute_code": Method(_execute_code),
+    "execute_plan": Method(_execute_plan),
+    "preflight": Method(_preflight),
+    "resume": Method(_resume, Scope.APPROVE),
+    "commit": Method(_commit, Scope.APPROVE),
+    "revert": Method(_revert, Scope.APPROVE),
+    "suspended_runs": Method(_suspended_runs, Scope.READ, is_run=False),
+    "interrupted_runs": Method(_interrupted_runs, Scope.READ, is_run=False),
+    "kept_sessions": Method(_kept_sessions, Scope.READ, is_run=False),
+    "forget_session": Method(_forget_session, is_run=False),
+    "session.open": Method(_open_session),
+    "session.execute_code": Method(_session_execute_code),
+    "session.resume": Method(_session_resume, Scope.APPROVE),
+    "session.put_files": Method(_session_put_files),
+    "session.files": Method(_session_does("files")),
+    "session.read_file": Method(_session_read_file),
+    "session.fork": Method(_session_fork),
+    "session.abandon": Method(_session_does("abandon"), is_run=False),
+    "session.interrupt": Method(_session_does("interrupt"), is_run=False),
+    "session.reset": Method(_session_does("reset"), is_run=False),
+    "session.pause": Method(_session_does("pause"), is_run=False),
+    "session.put_down": Method(_session_does("put_down"), is_run=False),
+    "session.close": Method(_session_close, is_run=False),
+}
+"""Everything that can be asked for on a channel."""

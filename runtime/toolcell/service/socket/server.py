@@ -1,0 +1,140 @@
+"""/v1/connect: the WebSocket of `toolcell.service.Client`. Who connects is asked before anything is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from toolcell.errors import ToolcellError
+from toolcell.service.authentication import principal_of
+from toolcell.service.principal import Scope
+from toolcell.service.problems import Problem, problem_of
+from toolcell.service.socket.frames import FRAME_BYTES, FRAMES, SOCKET_VERSION, CallerHello, Goodbye
+from toolcell_bridge.wire.errors import RemoteProtocolError
+
+HELLO_S: Final = 10.0
+"""In which a connection says hello."""
+FRAMES_PER_S: Final = 4_000.0
+"""Of one connection. Past it, the service reads more slowly."""
+BURST: Final = 4_000.0
+
+PROTOCOL_ERROR: Final = 1002
+TOO_BIG: Final = 1009
+SUBPROTOCOL: Final = "toolcell.v1"
+
+
+class ServerTransport:
+    """A Starlette WebSocket as a `Transport`, which reads no faster than it may."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+        self._left, self._at = BURST, asyncio.get_running_loop().time()
+
+    async def send(self, frame: bytes) -> None:
+        """Write one binary message."""
+        try:
+            await self._websocket.send_bytes(frame)
+        except (WebSocketDisconnect, RuntimeError, OSError) as exc:
+            raise ConnectionError("the caller is gone") from exc
+
+    async def receive(self) -> bytes:
+        """Return the next binary message."""
+        await self._slow_down()
+        try:
+            message = await self._websocket.receive()
+        except (RuntimeError, OSError) as exc:
+            raise ConnectionError("the caller is gone") from exc
+        if message["type"] == "websocket.disconnect":
+            raise ConnectionError(f"the caller closed it ({message.get('code', 1005)})")
+        data = message.get("bytes")
+        return data if isinstance(data, bytes) else b""  # text is no frame, and the protocol says so
+
+    async def _slow_down(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._left = min(BURST, self._left + (now - self._at) * FRAMES_PER_S) - 1
+        self._at = now
+        if self._left < 0:
+            await asyncio.sleep(-self._left / FRAMES_PER_S)
+
+    async def close(self, code: int, reason: str) -> None:
+        """End it."""
+        try:
+            await self._websocket.close(code, reason[:120])
+        except (RuntimeError, OSError, WebSocketDisconnect):
+            return
+
+
+def check_origin(websocket: WebSocket) -> None:
+    """Refuse what a page of another site opened in somebody's browser: browsers say so, and programs say nothing.
+
+    Raises:
+        Problem: it is such a page (403).
+    """
+    origin = websocket.headers.get("origin")
+    if origin is None:
+        return
+    try:
+        place = urlsplit(origin).netloc
+    except ValueError:
+        place = ""
+    if not place or place != websocket.headers.get("host", ""):
+        raise Problem(403, "forbidden", "Not allowed", f"a web page of {origin!r:.80} opened this connection")
+
+
+async def connect(websocket: WebSocket) -> None:
+    """Serve one connection."""
+    service: Any = websocket.app.state.service
+    try:
+        check_origin(websocket)
+        ask_who = partial(principal_of, websocket, Scope.EXECUTE)
+        principal = await ask_who()
+        tenant = await service.tenants.get(principal.tenant)
+    except (Problem, ToolcellError) as exc:
+        problem = exc if isinstance(exc, Problem) else problem_of(exc)
+        await websocket.send_denial_response(problem.response())
+        return
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    transport = ServerTransport(websocket)
+    code, reason = PROTOCOL_ERROR, ""
+    try:
+        hello = await _hello(transport)
+        reason = await service.sockets.carry(hello, principal, tenant, transport, ask_who)
+        code = 1000
+    except (RemoteProtocolError, Problem) as exc:
+        reason = str(exc)
+        await _say_goodbye(transport, exc)
+    except ConnectionError:
+        return
+    await transport.close(code, reason)
+
+
+async def _hello(transport: ServerTransport) -> CallerHello:
+    try:
+        data = await asyncio.wait_for(transport.receive(), HELLO_S)
+    except TimeoutError as exc:
+        raise RemoteProtocolError(f"no hello came in {HELLO_S:g} s") from exc
+    if len(data) > FRAME_BYTES:
+        raise RemoteProtocolError("the first frame is too long")
+    hello = FRAMES.decode(data)
+    if not isinstance(hello, CallerHello):
+        raise RemoteProtocolError(f"the first frame is a hello, not {type(hello).__name__}")
+    if hello.version != SOCKET_VERSION:
+        raise RemoteProtocolError(f"the caller speaks version {hello.version}, and this service {SOCKET_VERSION}")
+    return hello
+
+
+async def _say_goodbye(transport: ServerTransport, exc: Exception) -> None:
+    code = exc.code if isinstance(exc, Problem) else "protocol"
+    try:
+        await transport.send(FRAMES.encode(Goodbye(code, str(exc)[:1000])))
+    except ConnectionError:
+        return
+
+
+ROUTES: Final = (WebSocketRoute("/v1/connect", connect),)

@@ -1,0 +1,132 @@
+"""`Tenant`: one tenant's runtime, with its own zygote, pool, tools, journals and audit log. `Tenants` opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import anyio
+
+from toolcell.audit.keys import HmacKey, save_private
+from toolcell.audit.log import AuditLog
+from toolcell.control.directory import make_private
+from toolcell.control.journal_config import JournalConfig
+from toolcell.quotas import Quotas
+from toolcell.runtime import Runtime
+from toolcell.service.config import ServiceConfig, TenantConfig
+from toolcell.service.recorded import RecordedRuns
+from toolcell.service.sessions import TenantSessions
+from toolcell.tools import ToolRegistry
+from toolcell.tools.loading import load_tools
+
+
+class Tenant:
+    """A tenant whose runtime is open. Nothing of it is shared with another tenant."""
+
+    def __init__(self, name: str, config: TenantConfig, registry: ToolRegistry, runtime: Runtime) -> None:
+        self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
+        self.sessions = TenantSessions(runtime, config.sessions)
+        self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
+        """The runs in its audit log; None when it has none."""
+
+
+class Tenants:
+    """The tenants of a service. Each is opened when it is asked for first."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        registry: ToolRegistry | None = None,
+        on_open: Callable[[str, Runtime], object] = lambda name, runtime: None,
+    ) -> None:
+        """`registry`: tools that every tenant has. `on_open` is called when a tenant's runtime is open."""
+        self._config, self._registry, self._on_open = config, registry, on_open
+        self._open: dict[str, Tenant] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._loaded: dict[str, list[ToolRegistry]] = {}
+        """Tools of tenants that are not open yet."""
+        self._stack = AsyncExitStack()
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(list(self._open.values()))
+
+    def load(self) -> None:
+        """Load the tools of each tenant that has settings, or of `default`, so that a mistake in them is found now.
+
+        Raises:
+            UsageError: a file or module of tools cannot be loaded.
+        """
+        for name in self._config.tenants or ("default",):
+            self._loaded[name] = [load_tools(source) for source in self._config.tenant(name).tools]
+
+    async def get(self, name: str) -> Tenant:
+        """Return a tenant; open it first if this is the first time.
+
+        Raises:
+            UsageError: the name or a setting is wrong.
+            SandboxUnavailable: this machine cannot start its sandboxes.
+            McpServerError: a server of its tools cannot be reached.
+        """
+        if (found := self._open.get(name)) is not None:
+            return found
+        config = self._config.tenant(name)
+        async with self._locks.setdefault(name, anyio.Lock()):
+            if name not in self._open:
+                self._open[name] = await self._opened(name, config)
+        return self._open[name]
+
+    async def close(self) -> None:
+        """Close every tenant. What runs ends with outcome `cancelled`."""
+        self._open.clear()
+        await self._stack.aclose()
+
+    async def _opened(self, name: str, config: TenantConfig) -> Tenant:
+        async with AsyncExitStack() as stack:
+            registry = ToolRegistry()
+            stack.push_async_callback(registry.close)
+            given = [self._registry] if self._registry is not None else []
+            loaded = self._loaded.pop(name, None) or [load_tools(source) for source in config.tools]
+            registry = registry.merged(*given, *loaded)
+            stack.push_async_callback(registry.close)
+            for server, options in config.mcp.items():
+                await registry.add_mcp_server(server, **options)
+            runtime = self._runtime(name, config, registry)
+            await stack.enter_async_context(runtime)
+            self._on_open(name, runtime)
+            tenant = Tenant(name, config, registry, runtime)
+            if tenant.recorded is not None:
+                stack.push_async_callback(tenant.recorded.close)
+            self._stack.push_async_exit(stack.pop_all())
+        return tenant
+
+    def _runtime(self, name: str, config: TenantConfig, registry: ToolRegistry) -> Runtime:
+        folder = self._config.state / "tenants" / name
+        make_private(folder)
+        self._make_key(config, folder)
+        return Runtime(
+            registry,
+            backend=config.backend,
+            limits=config.limits,
+            python=config.python,
+            packages=config.packages,
+            preload=config.preload,
+            pool=config.pool,
+            policy=config.policy,
+            audit=AuditLog(config.audit, key=config.audit_key) if config.audit is not None else None,
+            journal=JournalConfig(directory=folder / "journal", keep_ended=False),
+            quotas=_quotas(name, config),
+        )
+
+    def _make_key(self, config: TenantConfig, folder: Path) -> None:
+        """Make the tenant's own key if it is used and not there yet."""
+        path = config.audit_key
+        if config.audit is not None and path == folder / "audit.key" and not path.exists():
+            with suppress(FileExistsError):
+                save_private(path, HmacKey.generate().to_text())
+
+
+def _quotas(name: str, config: TenantConfig) -> Quotas | None:
+    if config.quota is None:
+        return None
+    return Quotas(config.quota, by="user_id" if config.quota_by == "subject" else lambda run: name)

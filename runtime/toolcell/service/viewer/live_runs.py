@@ -1,0 +1,98 @@
+"""Runs that a person started on a page: what happens in each, kept for a while, for whoever of theirs watches."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+MOST: Final = 200
+"""Runs that are kept. The oldest that have ended make room."""
+MAX_EVENTS: Final = 2000
+END_S: Final = 10.0
+
+Tell = Callable[[str, str], None]
+"""Tell those who watch: the name of an event, and the part of a page that it is."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveRun:
+    """One run, and what has happened in it."""
+
+    tenant: str
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    events: list[tuple[str, str]] = field(default_factory=list)
+    is_over: bool = False
+    left_out: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, name: str, part: str) -> None:
+        """Add an event. Of very many only the first are kept, and the last one."""
+        if len(self.events) < MAX_EVENTS or name == "end":
+            self.events.append((name, part))
+        else:
+            self.left_out += 1
+        self._wake()
+
+    def finish(self) -> None:
+        """No event comes any more."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, first: int = 0) -> AsyncIterator[tuple[int, str, str]]:
+        """Yield the events from a number on, those of the past and those to come, until the run is over."""
+        at = first
+        while True:
+            while at < len(self.events):
+                yield at, *self.events[at]
+                at += 1
+            if self.is_over:
+                return
+            await self._changed.wait()
+
+
+class LiveRuns:
+    """The runs that were started on pages."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, tenant: str, ident: str) -> LiveRun | None:
+        """Return a run of a tenant."""
+        found = self._runs.get(ident)
+        return found if found is not None and found.tenant == tenant else None
+
+    def begin(self, tenant: str, work: Callable[[Tell], Awaitable[None]]) -> LiveRun:
+        """Start a run. `work` tells what happens, and raises nothing."""
+        run = LiveRun(tenant)
+        self._runs[run.id] = run
+        for each in [each for each in self._runs.values() if each.is_over]:
+            if len(self._runs) > MOST:
+                del self._runs[each.id]
+
+        async def carry_out() -> None:
+            try:
+                await work(run.tell)
+            finally:
+                run.finish()
+
+        task = asyncio.get_running_loop().create_task(carry_out())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run
+
+    async def close(self) -> None:
+        """End the runs."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_S)

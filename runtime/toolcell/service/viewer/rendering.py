@@ -1,0 +1,90 @@
+"""Make pages from templates. Every value is hostile text: it is escaped, and what a browser hides is spelled out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from toolcell.audit.events import time_of
+from toolcell.audit.html import visible
+from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
+from toolcell.text import cut_text, one_line
+
+TRUST_CLASS: Final = {VERIFIED: "good", UNSIGNED: "warn", UNVERIFIED: "warn", BROKEN: "bad"}
+_GOOD: Final = frozenset({"ok", "pending", "collected"})
+_OPEN: Final = frozenset({"unfinished", "suspended"})
+MAX_TEXT_CHARS: Final = 20_000
+
+
+def render(name: str, values: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Return a page as a response."""
+    return HTMLResponse(to_text(name, values), status, headers)
+
+
+def to_text(name: str, values: Mapping[str, Any]) -> str:
+    """Return a page, or a part of one, as text that can be encoded."""
+    return environment().get_template(f"{name}.html.jinja").render(values)
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the templates. `finalize` sees every value before it is escaped, whatever a template forgets."""
+    made = Environment(
+        loader=PackageLoader("toolcell.service.viewer"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "when": when,
+        "seconds": seconds,
+        "size": size,
+        "count": count,
+        "outcome_class": outcome_class,
+        "trust_class": lambda trust: TRUST_CLASS.get(trust, "warn"),
+        "short": lambda text: cut_text(str(text), MAX_TEXT_CHARS)[0],
+        "line": one_line,
+    }
+    return made
+
+
+def when(at_ns: int | None) -> str:
+    """Return a time in UTC, to the second."""
+    return time_of(at_ns)[:19].replace("T", " ") if at_ns is not None else ""
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if value is None:
+        return ""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "min")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value / 3600:.3g} h"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes."""
+    if value is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def count(value: int | float | None) -> str:
+    """Return a number with its thousands apart."""
+    return "" if value is None else f"{value:,}"
+
+
+def outcome_class(outcome: str) -> str:
+    """Return the class of an outcome, or of the status of a call."""
+    return "good" if outcome in _GOOD else "open" if outcome in _OPEN else "bad"

@@ -1,0 +1,112 @@
+"""The page of one run, more of its calls, and its parts and files to keep."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from toolcell.audit.html import TRUST_TEXTS
+from toolcell.audit.query import Index, RunSummary
+from toolcell.audit.reader import RecordedRun, jsonable
+from toolcell.errors import UsageError
+from toolcell.service.viewer.downloads import as_download, as_image
+from toolcell.service.viewer.run_view import given_file, on_page, part_of
+from toolcell.service.viewer.site import PageMissing, Visit, page
+from toolcell.service.viewer.visitors import EXECUTE, READ
+
+REDACTION_FIELDS = ("seq", "parts", "by", "reason")
+
+
+async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
+    """Return the run that the address names, and what was removed of it.
+
+    Raises:
+        PageMissing: there is none.
+    """
+    place = "{chain}:{seq}".format(**visit.request.path_params)
+
+    def question(index: Index) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
+        try:
+            summary = index.find(place)
+        except UsageError as exc:
+            raise PageMissing(f"the log has no run {place}") from exc
+        redactions = [
+            {"at_ns": each.record.at_ns, **{name: jsonable(each.record.fields[name]) for name in REDACTION_FIELDS}}
+            for each in index.redactions_of(summary)
+        ]
+        return summary, index.load(summary), redactions
+
+    return await (await visit.log()).read(question)
+
+
+async def show(visit: Visit) -> Response:
+    """Show everything that is recorded of a run."""
+    summary, run, redactions = await load(visit)
+    params = visit.request.query_params
+    first = int(text) if (text := params.get("calls", "1")).isascii() and text.isdecimal() and len(text) < 9 else 1
+    return visit.page(
+        "run",
+        summary=summary,
+        run=run,
+        shown=on_page(run, max(1, first)),
+        redactions=redactions,
+        trust_text=TRUST_TEXTS[summary.trust][1],
+        replayable=run.kind == "code" and run.source is not None and visit.visitor.can(EXECUTE),
+    )
+
+
+async def state(visit: Visit) -> Response:
+    """Return what changes of a run while it is under way."""
+    summary, run, _ = await load(visit)
+    shown = on_page(run)
+    if shown.is_live and visit.request.query_params.get("seen") == shown.version:
+        return Response(status_code=204)
+    return visit.part("run_state", summary=summary, run=run, shown=shown)
+
+
+async def calls(visit: Visit) -> Response:
+    """Return more calls of a run."""
+    first = visit.request.path_params["first"]
+    summary, run, _ = await load(visit)
+    return visit.part("calls", summary=summary, run=run, shown=on_page(run, max(1, first)))
+
+
+async def part(visit: Visit) -> Response:
+    """Return a part of a run as a file."""
+    _, run, _ = await load(visit)
+    found = part_of(run, visit.request.path_params["part"])
+    if found is None:
+        raise PageMissing("the record has nothing of this kind")
+    return as_download(*found)
+
+
+async def picture(visit: Visit) -> Response:
+    """Return a file that was given to the script, if it is a picture."""
+    found = await _file(visit)
+    image = as_image(found[1])
+    if image is None:
+        raise PageMissing("this file is no picture; download it")
+    return image
+
+
+async def download(visit: Visit) -> Response:
+    """Return a file that was given to the script, to keep."""
+    return as_download(*await _file(visit))
+
+
+async def _file(visit: Visit) -> tuple[str, bytes]:
+    _, run, _ = await load(visit)
+    found = given_file(run, visit.request.path_params["number"])
+    if found is None:
+        raise PageMissing("the record does not hold the content of this file")
+    return found
+
+
+RUN = "/runs/{chain}/{seq:int}"
+ROUTES = (
+    page(RUN, show, READ),
+    page(f"{RUN}/state", state, READ),
+    page(f"{RUN}/calls/{{first:int}}", calls, READ),
+    page(f"{RUN}/parts/{{part}}", part, READ),
+    page(f"{RUN}/pictures/{{number:int}}", picture, READ),
+    page(f"{RUN}/files/{{number:int}}", download, READ),
+)

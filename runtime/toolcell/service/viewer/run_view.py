@@ -1,0 +1,179 @@
+"""What the page of one run shows: plain data made from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell.audit.html import (
+    ShownCall,
+    ShownLine,
+    end_ns,
+    shown_calls,
+    shown_facts,
+    shown_files,
+    shown_lines,
+    shown_output,
+    shown_results,
+    shown_text,
+)
+from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun
+from toolcell.service.viewer.downloads import image_kind
+from toolcell.service.viewer.rendering import count, seconds, size
+
+CALLS_PER_PAGE: Final = 100
+MAX_LINES: Final = 3000
+SCALE: Final = 1000
+"""Of bars, in units of their drawing."""
+
+USED_AND_LIMIT: Final = (
+    ("wall_s", "wall_s", "Time", seconds),
+    ("cpu_s", "cpu_s", "Processor time", seconds),
+    ("peak_memory_bytes", "memory_bytes", "Memory", size),
+    ("peak_processes", "processes", "Processes", count),
+    ("host_work", "host_work", "Work for the host", count),
+)
+"""Field of the usage, field of the limits, name, and how the values are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageBar:
+    """How much of a limit was used."""
+
+    name: str
+    used: str
+    limit: str
+    filled: int
+    """Of `SCALE`."""
+    is_near: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallOnPage:
+    """A call, and what is folded up below it."""
+
+    number: int
+    tool: str
+    status: str
+    line: int | None
+    took: str
+    shown: ShownCall
+
+
+@dataclass(frozen=True, slots=True)
+class RunOnPage:
+    """What the page of a run shows, besides its summary."""
+
+    lines: list[ShownLine]
+    more_lines: int
+    calls: list[CallOnPage]
+    first_call: int
+    next_call: int | None
+    """Where the next page of calls begins."""
+    span: str
+    output: list[tuple[str, str]]
+    results: list[tuple[str, str]]
+    error: Mapping[str, Any] | None
+    files: list[tuple[Any, ...]]
+    kept: frozenset[int]
+    """Numbers of the files of which the content is on record."""
+    pictures: list[int]
+    """Of these it is a picture."""
+    bars: list[UsageBar]
+    layers: list[tuple[str, str]]
+    backend: str
+    facts: list[tuple[str, str]]
+    is_live: bool
+    version: str
+    """Changes with everything that can change while a run is under way."""
+
+
+def on_page(run: RecordedRun, first_call: int = 1) -> RunOnPage:
+    """Return what the page of a run shows, with a hundred of its calls."""
+    shown = shown_calls(run)
+    last = first_call + CALLS_PER_PAGE
+    chosen = [call for call in run.calls if first_call <= call.number < last]
+    lines = shown_lines(run, shown)
+    given = run.start.get("files") or ()
+    error = run.end.get("error")
+    contents = {number: _content(file[3]) for number, file in enumerate(given)}
+    return RunOnPage(
+        lines=lines[:MAX_LINES],
+        more_lines=max(0, len(lines) - MAX_LINES),
+        calls=[_call(call, shown[call.number]) for call in chosen],
+        first_call=first_call,
+        next_call=last if any(call.number >= last for call in run.calls) else None,
+        span=seconds((end_ns(run) - run.started_ns) / 1e9),
+        output=shown_output(run),
+        results=[(name, text) for name, text in shown_results(run) if name != "Error"],
+        error=error if isinstance(error, Mapping) else None,
+        files=shown_files(run),
+        kept=frozenset(number for number, data in contents.items() if data is not None),
+        pictures=[number for number, data in contents.items() if data is not None and image_kind(data)],
+        bars=[*usage_bars(run)],
+        layers=[(str(name), str(text)) for name, text in _mapping(run.isolation, "layers").items()],
+        backend=str(run.isolation.get("backend", "")),
+        facts=[(name, text) for name, text in shown_facts(run) if name not in ("isolation", "limits", "used")],
+        is_live=run.outcome == UNFINISHED,
+        version=f"{len(run.calls)}-{sum(call.is_finished for call in run.calls)}",
+    )
+
+
+def usage_bars(run: RecordedRun) -> Iterator[UsageBar]:
+    """Yield a bar for each limit of which the use was measured."""
+    usage = _mapping(run.end, "usage")
+    pairs = [(usage.get(used), run.limits.get(limit), name, text) for used, limit, name, text in USED_AND_LIMIT]
+    pairs.append((len(run.calls), run.limits.get("tool_calls"), "Tool calls", count))
+    for used, limit, name, text in pairs:
+        if used is not None and limit is not None and _is_number(used) and _is_number(limit) and limit > 0:
+            filled = round(min(1.0, max(0.0, used / limit)) * SCALE)
+            yield UsageBar(name, text(used), text(limit), filled, filled >= SCALE * 0.9)
+
+
+def part_of(run: RecordedRun, part: str) -> tuple[str, bytes] | None:
+    """Return the file name and the content of a part of a run that can be downloaded whole."""
+    name, _, number = part.partition("-")
+    if name == "script" and run.source is not None:
+        return "script.py", _encoded(run.source)
+    if name == "result" and run.end.get("has_value"):
+        return "result.json", _encoded(shown_text(run.end["value"]))
+    if name == "output":
+        return "output.txt", _encoded("".join(str(text) for _, text in run.end.get("logs") or ()))
+    if name in ("arguments", "answer") and number.isdecimal():
+        call = next((call for call in run.calls if str(call.number) == number), None)
+        if call is not None:
+            return f"{part}.json", _encoded(shown_text(call.args if name == "arguments" else call.value))
+    return None
+
+
+def given_file(run: RecordedRun, number: int) -> tuple[str, bytes] | None:
+    """Return name and content of a file that was given to the script, if the record has it."""
+    files = run.start.get("files") or ()
+    if not 0 <= number < len(files) or (content := _content(files[number][3])) is None:
+        return None
+    return str(files[number][0]), content
+
+
+def _call(call: RecordedCall, shown: ShownCall) -> CallOnPage:
+    took = seconds(call.duration_s) if call.is_finished else ""
+    return CallOnPage(call.number, call.tool, call.status, call.line, took, shown)
+
+
+def _content(value: object) -> bytes | None:
+    if isinstance(value, str):
+        return _encoded(value)
+    return value if isinstance(value, bytes) else None
+
+
+def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,165 @@
+"""The viewer at `/` of `toolcell serve`: each person sees what is their tenant's, and may do what their token may."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Message
+
+from toolcell.audit.keys import Verifier, default_key_path, load_verifier
+from toolcell.errors import AuditError
+from toolcell.service.authentication import LoopbackAuthenticator
+from toolcell.service.endpoints import ApiRequest
+from toolcell.service.log_reader import LogReader
+from toolcell.service.principal import Principal, Scope
+from toolcell.service.problems import Problem
+from toolcell.service.service import Service
+from toolcell.service.tenants import Tenant
+from toolcell.service.viewer.live_runs import LiveRuns
+from toolcell.service.viewer.logins import Logins
+from toolcell.service.viewer.protection import form_token
+from toolcell.service.viewer.site import Visit
+from toolcell.service.viewer.verification import Verifications
+from toolcell.service.viewer.visitors import LINKS, Visitor
+
+MORE_LINKS: Final = {"/waiting": "Approvals", "/sessions": "Sessions", "/pool": "Pool"}
+REPLAYS: Final = 2
+
+
+class ServiceHost:
+    """What the pages show of a service."""
+
+    def __init__(self, service: Service) -> None:
+        self.links: Mapping[str, str] = {**LINKS, **MORE_LINKS}
+        self.verifications = Verifications()
+        self.replays = anyio.CapacityLimiter(REPLAYS)
+        self.service = service
+        self.logins = Logins()
+        self.live = LiveRuns()
+        self._secret = secrets.token_bytes(32)
+        self._logs: dict[str, LogReader] = {}
+
+    async def close(self) -> None:
+        """End the runs that were started on a page, and close the logs."""
+        await self.live.close()
+        for log in self._logs.values():
+            await log.close()
+        self._logs.clear()
+
+    # Who asks
+
+    @property
+    def is_open(self) -> bool:
+        """True where programs of this machine are let in without a token, and so is their user."""
+        return isinstance(self.service.authenticator, LoopbackAuthenticator)
+
+    @staticmethod
+    def cookie_name(request: Request) -> str:
+        """Return the name of the cookie. Only a host itself, over TLS, can set one that begins with `__Host-`."""
+        port = request.url.port or ""
+        return "__Host-toolcell" if request.url.scheme == "https" else f"toolcell-login-{port}"
+
+    async def visitor(self, request: Request) -> Visitor | Response:
+        """Return who asks; send somebody unknown to the login."""
+        if self.is_open:
+            return await self._local(request)
+        cookie = request.cookies.get(self.cookie_name(request), "")
+        login = self.logins.find(cookie)
+        if login is None:
+            return _to_login(request)
+        try:
+            principal = await self.principal_of(request, login.credential)
+        except Problem:
+            self.logins.end(cookie)
+            return _to_login(request)
+        return self._visitor(principal, cookie)
+
+    async def principal_of(self, request: Request, credential: str) -> Principal:
+        """Return whose a credential is.
+
+        Raises:
+            Problem: it is nobody's, or too many were wrong.
+        """
+        client = request.client.host if request.client is not None else ""
+        return await self.service.authenticator.principal({"authorization": f"Bearer {credential}"}, client)
+
+    async def _local(self, request: Request) -> Visitor | Response:
+        client = request.client.host if request.client is not None else ""
+        # Our forms say `Origin: null`, as pages do that send no referrer; `check_origin` looks at who sent them.
+        headers = {name: value for name, value in request.headers.items() if (name, value) != ("origin", "null")}
+        try:
+            principal = await self.service.authenticator.principal(headers, client)
+        except Problem as problem:
+            return Response(f"{problem.detail}\n", problem.status, media_type="text/plain")
+        return self._visitor(principal, "")
+
+    def _visitor(self, principal: Principal, cookie: str) -> Visitor:
+        scopes = frozenset(str(scope) for scope in Scope if principal.may(scope))
+        name = principal.subject if cookie else ""
+        return Visitor(principal.tenant, name, scopes, form_token(self._secret, cookie), principal.subject)
+
+    # What is theirs
+
+    async def tenant_of(self, visitor: Visitor) -> Tenant:
+        """Return the tenant of a person."""
+        return await self.service.tenants.get(visitor.tenant)
+
+    async def api_request(self, visit: Visit, *, outlives: bool = False) -> ApiRequest:
+        """Return the request as the rest of the service takes it. One that `outlives` its answer is not ended by it."""
+        visitor = visit.visitor
+        principal = Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
+        http = Request(visit.request.scope, _never) if outlives else visit.request
+        return ApiRequest(http, self.service, principal, await self.tenant_of(visitor), None, None)
+
+    async def log_of(self, visitor: Visitor) -> LogReader | None:
+        """Return the audit log of the person's tenant."""
+        if (found := self._logs.get(visitor.tenant)) is not None:
+            return found
+        config = (await self.tenant_of(visitor)).config
+        if config.audit is None:
+            return None
+        return self._logs.setdefault(
+            visitor.tenant, LogReader(config.audit, _verifiers(config.audit_key or default_key_path()))
+        )
+
+    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the record says, isolated as the tenant's sandboxes are."""
+        config = self.service.config.tenant(visitor.tenant)
+        policy = config.policy.model_copy(update={"hash_seed": recorded["policy"].hash_seed})
+        return {**recorded, "backend": config.backend, "policy": policy}
+
+    async def stub_of(self, visitor: Visitor, tool: str) -> str:
+        """Return what scripts see of a tool of the tenant."""
+        registry = (await self.tenant_of(visitor)).registry
+        return registry.subset([tool]).to_python() if registry.has(tool) else ""
+
+
+async def _never() -> Message:
+    """Receive nothing, and no end."""
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")
+
+
+def host_of(visit: Visit) -> ServiceHost:
+    """Return the service behind a page that only a service has."""
+    assert isinstance(visit.host, ServiceHost)
+    return visit.host
+
+
+def _to_login(request: Request) -> Response:
+    """Send a browser to the login, whatever part of a page it asked for."""
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    return RedirectResponse("/login", 303)
+
+
+def _verifiers(path: Any) -> list[Verifier]:
+    try:
+        return [load_verifier(path)]
+    except AuditError:
+        return []

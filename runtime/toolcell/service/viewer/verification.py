@@ -1,0 +1,86 @@
+"""Verify a log in a thread, and tell how far that has got."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolcell import daemon_threads
+from toolcell.audit.format import begun_segments, chain_directories
+from toolcell.audit.verify import Report, verify
+from toolcell.errors import AuditError
+from toolcell.service.log_reader import LogReader
+
+
+@dataclass(slots=True)
+class Verification:
+    """One check of a log, under way or done."""
+
+    total_bytes: int
+    begun_s: float = field(default_factory=time.monotonic)
+    checked_bytes: int = 0
+    report: Report | None = None
+    problem: str = ""
+    took_s: float = 0.0
+    ended_ns: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """True when there is a report, or a reason why there is none."""
+        return self.report is not None or bool(self.problem)
+
+    @property
+    def percent(self) -> int:
+        """How much of the log was read."""
+        return min(100, self.checked_bytes * 100 // max(1, self.total_bytes))
+
+
+class Verifications:
+    """The newest check of each log. A log is checked once at a time."""
+
+    def __init__(self, run: Callable[..., object] = daemon_threads.start) -> None:
+        self._run = run
+        self._newest: dict[Path, Verification] = {}
+        self._lock = threading.Lock()
+
+    def newest(self, log: LogReader) -> Verification | None:
+        """Return the newest check of a log."""
+        return self._newest.get(log.directory)
+
+    def begin(self, log: LogReader) -> Verification:
+        """Check a log, unless that is under way."""
+        with self._lock:
+            newest = self._newest.get(log.directory)
+            if newest is not None and not newest.is_done:
+                return newest
+            check = self._newest[log.directory] = Verification(_bytes_of(log.directory))
+        self._run(_check, log, check, name="toolcell-verification")
+        return check
+
+
+def _check(log: LogReader, check: Verification) -> None:
+    def count(size: int) -> None:
+        check.checked_bytes += size
+
+    try:
+        report = verify(log.directory, log.verifiers, on_bytes=count)
+        check.took_s, check.ended_ns = time.monotonic() - check.begun_s, time.time_ns()
+        check.report = report
+    except AuditError as exc:
+        check.problem = str(exc)
+    except BaseException as exc:
+        check.problem = f"the check failed: {type(exc).__name__}"
+        raise
+
+
+def _bytes_of(directory: Path) -> int:
+    total = 0
+    for chain in chain_directories(directory):
+        try:
+            total += sum(path.stat().st_size for path in begun_segments(chain).values())
+        except (AuditError, OSError):
+            continue
+    return total

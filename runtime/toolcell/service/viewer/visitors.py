@@ -1,0 +1,107 @@
+"""Who looks at the pages, and what the pages are about: the border between the viewer and whoever runs it."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from toolcell.service.log_reader import LogReader
+from toolcell.service.viewer.protection import form_token
+from toolcell.service.viewer.verification import Verifications
+
+READ: Final = "read"
+EXECUTE: Final = "execute"
+APPROVE: Final = "approve"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A person with a browser."""
+
+    tenant: str
+    name: str
+    scopes: frozenset[str]
+    form_token: str = field(repr=False)
+    """What the person's forms carry."""
+    subject: str = ""
+    """Who it is within the tenant."""
+
+    def can(self, scope: str) -> bool:
+        """True when the person may do this."""
+        return scope in self.scopes
+
+
+class ViewerHost(Protocol):
+    """What the pages need of the program that serves them."""
+
+    links: Mapping[str, str]
+    """Path to name of the pages for the head of each page."""
+    verifications: Verifications
+    replays: anyio.CapacityLimiter
+    """How many replays run at a time."""
+
+    async def visitor(self, request: Request) -> Visitor | Response:
+        """Return who asks, or the answer for somebody unknown."""
+        ...
+
+    async def log_of(self, visitor: Visitor) -> LogReader | None:
+        """Return the log that a visitor may read; None: nothing is recorded."""
+        ...
+
+    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of the runtime for a replay; `recorded` are those of the run."""
+        ...
+
+    async def stub_of(self, visitor: Visitor, tool: str) -> str:
+        """Return what scripts see of a tool; empty where no tools are at hand."""
+        ...
+
+
+LINKS: Final = {"/": "Overview", "/runs": "Runs", "/tools": "Tools", "/verify": "Verification"}
+
+
+class OneLog:
+    """Shows one log to one person: whoever has the address with the token that the command printed."""
+
+    def __init__(self, log: LogReader, port: int, backend: str = "process") -> None:
+        self.links: Mapping[str, str] = LINKS
+        self.verifications = Verifications()
+        self.replays = anyio.CapacityLimiter(1)
+        self.token = secrets.token_urlsafe(32)
+        self._log, self._backend = log, backend
+        self._cookie = f"toolcell-viewer-{port}"  # cookies do not tell ports apart
+        self._visitor = Visitor("", "", frozenset({READ, EXECUTE}), form_token(secrets.token_bytes(32), self.token))
+
+    async def visitor(self, request: Request) -> Visitor | Response:
+        """Return the person if the cookie has the token; set it for who came with the token in the address."""
+        given = request.query_params.get("token")
+        if given is not None and request.method == "GET" and self._is_token(given):
+            answer = RedirectResponse("/" + request.url.path.lstrip("/"), 303)
+            answer.set_cookie(self._cookie, self.token, httponly=True, samesite="strict", path="/")
+            return answer
+        if self._is_token(request.cookies.get(self._cookie, "")):
+            return self._visitor
+        text = "Open the address that `toolcell ui` printed: it holds the token that this page asks for.\n"
+        return Response(text, 403, media_type="text/plain")
+
+    async def log_of(self, visitor: Visitor) -> LogReader | None:
+        """Return the log."""
+        return self._log
+
+    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the record says, with the backend of this viewer."""
+        return {**recorded, "backend": self._backend}
+
+    async def stub_of(self, visitor: Visitor, tool: str) -> str:
+        """Return nothing: a log alone has no tools."""
+        return ""
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())

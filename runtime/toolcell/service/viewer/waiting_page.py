@@ -1,0 +1,126 @@
+"""What waits for a person: calls of suspended runs, and the writes that dry runs have collected."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from toolcell.audit.html import shown_text
+from toolcell.control.decisions import Deny, Edit, ResumeDecision
+from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult, PendingCall, Suspension
+from toolcell.service.requested import context_of
+from toolcell.service.running import under_way
+from toolcell.service.viewer.service_host import host_of
+from toolcell.service.viewer.site import PageMissing, Visit, form, page
+from toolcell.service.viewer.visitors import APPROVE, READ
+from toolcell.tools.hooks import Approve
+
+CHANGED = "what waits is no longer what this page showed; look at it again"
+
+
+async def waiting(visit: Visit) -> Response:
+    """Show everything that waits."""
+    tenant = await host_of(visit).tenant_of(visit.visitor)
+    runtime = tenant.runtime
+    return visit.page(
+        "waiting",
+        suspended=[(each, [(call, shown_text(call.args)) for call in each.calls]) for each in runtime.suspended_runs()],
+        interrupted=runtime.interrupted_runs(),
+        drafts=[(each, [(one, shown_text(one.args)) for one in each.effects]) for each in runtime.waiting_drafts()],
+        may_decide=visit.visitor.can(APPROVE),
+    )
+
+
+async def decide(visit: Visit) -> Response:
+    """Carry a suspended run on with what the person decided about its calls."""
+    ident = visit.request.path_params["ident"]
+    api = await host_of(visit).api_request(visit)
+    runtime = api.tenant.runtime
+    found = next((each for each in runtime.suspended_runs() if each.run_id == ident), None)
+    if found is None:
+        raise PageMissing("no such run waits: it was decided about already, or has ended")
+    decisions = {call.id: _decision(call, number, visit) for number, call in enumerate(found.calls)}
+    return await _carried_on(visit, found, decisions)
+
+
+async def carry_on(visit: Visit) -> Response:
+    """Carry an interrupted run on."""
+    ident = visit.request.path_params["ident"]
+    api = await host_of(visit).api_request(visit)
+    if ident not in api.tenant.runtime.interrupted_runs():
+        raise PageMissing("no such run was interrupted, or it was carried on already")
+    return await _carried_on(visit, ident, {})
+
+
+async def _carried_on(visit: Visit, token: Suspension | str, decisions: dict[str, ResumeDecision]) -> Response:
+    api = await host_of(visit).api_request(visit)
+    runtime = api.tenant.runtime
+    if name := runtime.session_of(token if isinstance(token, str) else token.run_id):
+        await api.tenant.sessions.get(name)  # its script is carried on there
+    async with under_way(api) as run:
+        options: dict[str, Any] = {"context": context_of(api), "cancel": run.cancel}
+        result = await runtime.resume(token, decisions, **options)
+    return visit.page("decided", result=result, **shown_result(result))
+
+
+def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
+    """Return what the form says of a call.
+
+    Raises:
+        UsageError: it says nothing, or is about another call.
+    """
+    fields = {name: visit.fields.get(f"{name}-{number}", "") for name in ("digest", "decision", "reason", "args")}
+    if fields["digest"] != call.digest:
+        raise UsageError(CHANGED)
+    match fields["decision"]:
+        case "approve":
+            return Approve()
+        case "deny":
+            return Deny(fields["reason"].strip() or "a person refused it")
+        case "edit":
+            return Edit(_arguments(fields["args"], call))
+    raise UsageError(f"call {number + 1} ({call.tool}): choose approve, deny or edit")
+
+
+def _arguments(text: str, call: PendingCall) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"the arguments of {call.tool} are no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise UsageError(f"the arguments of {call.tool} must be an object, such as {{}}")
+    return found
+
+
+async def commit(visit: Visit) -> Response:
+    """Make the writes of a draft that the person chose."""
+    ident = visit.request.path_params["ident"]
+    api = await host_of(visit).api_request(visit)
+    runtime = api.tenant.runtime
+    draft = next((each for each in runtime.waiting_drafts() if each.id == ident), None)
+    if draft is None:
+        raise PageMissing("there is no such draft: it was committed already, or has expired")
+    effects = [each.id for each in draft.effects]
+    if visit.fields.get("count") != str(len(effects)):
+        raise UsageError(CHANGED)
+    chosen = [each for each in effects if visit.fields.get(f"approve-{each}") == "on"]
+    given = ident if draft.kept_in is not None else draft
+    async with under_way(api):
+        done = await runtime.commit(given, chosen, context=context_of(api))
+    return visit.page("committed", done=done, rows=[(each, shown_text(each.args)) for each in done.effects])
+
+
+def shown_result(result: ExecutionResult) -> dict[str, Any]:
+    """Return the texts of a result."""
+    return {"value": shown_text(result.value) if result.has_value else "", "printed": result.logs.text}
+
+
+ROUTES = (
+    page("/waiting", waiting, READ),
+    form("/waiting/runs/{ident}", decide, APPROVE),
+    form("/waiting/interrupted/{ident}", carry_on, APPROVE),
+    form("/waiting/drafts/{ident}", commit, APPROVE),
+)

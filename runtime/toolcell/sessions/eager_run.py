@@ -1,0 +1,213 @@
+"""`EagerRun`: a run whose script is written to it while it runs, as a model streams it.
+
+The run is a task. It begins with the first text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from toolcell.config import Limits, check_types_of, settings_of
+from toolcell.control.controlled import ControlledRuntime
+from toolcell.errors import UsageError
+from toolcell.results import ExecutionResult
+from toolcell.run.feed import OnRetract, ScriptFeed
+from toolcell.tools.checks import check_kind
+
+LEAVE_S: Final = 2.0
+"""What a run that was left may take to end by itself, before its task is cancelled."""
+
+CLOSED: Final = "the Runtime was closed before the run had a result"
+
+WHOLE_ONLY: Final = {
+    "repairs": "a repair compares a whole script with another one",
+    "refresh": "a repair compares a whole script with another one",
+    "preflight": "the calls of a script can be listed when it is whole",
+    "hold_s": "a run that was fed cannot be suspended",
+}
+"""Options that need the whole script before it runs, and why."""
+
+Execute = Callable[..., Awaitable[ExecutionResult]]
+
+
+class EagerRun:
+    """One run. `write` its text as it comes, then `finish` it; the result is that of one ordinary run.
+
+    Leaving the block without `finish` ends the run, as `cancel=` does.
+    """
+
+    def __init__(
+        self, feed: ScriptFeed, execute: Execute, options: Mapping[str, Any], tasks: Callable[[], TaskGroup]
+    ) -> None:
+        """`execute` runs what `feed` brings, with `options`, in a task of `tasks`."""
+        self._feed, self._execute, self._tasks = feed, execute, tasks
+        self._cancel: anyio.Event = options.get("cancel") or anyio.Event()
+        self._options = {**options, "cancel": self._cancel}
+        self._scope = anyio.CancelScope()
+        self._over = anyio.Event()
+        self._is_begun = self._is_left = False
+        self._result: ExecutionResult | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def text(self) -> str:
+        """Everything that was written and not retracted."""
+        return self._feed.text
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more of the text will run: the script has failed or ended, or was stopped."""
+        return self._over.is_set()
+
+    async def write(self, text: str) -> None:
+        """Append text, of any length. It may end anywhere. Statements run meanwhile; this does not wait for them.
+
+        Raises:
+            UsageError: it is no text, the script becomes too large, or it was finished.
+        """
+        self._check_here()
+        self._feed.write(text)
+        await self._begin(text)
+
+    async def replace(self, text: str) -> None:
+        """Say that the whole text so far is `text`, as when a stream begins anew or brings all of it each time.
+
+        What begins as before is kept. Text that differs and has run cannot be undone: `on_retract` decides, and
+        `result.eager.retracted` has it.
+
+        Raises:
+            UsageError: as from `write`.
+        """
+        self._check_here()
+        self._feed.replace(text)
+        await self._begin(text)
+
+    async def finish(self) -> ExecutionResult:
+        """Say that the text is whole, wait until it has run, and return the result. May be called twice.
+
+        Raises:
+            UsageError: the block was left already.
+            Exception: as from `execute_code`.
+
+        Cancellation: the run is ended.
+        """
+        self._check_here()
+        self._feed.finish()
+        await self._begin(".")
+        try:
+            await self._over.wait()
+        except anyio.get_cancelled_exc_class():
+            await self.aclose()
+            raise
+        if self._result is None:
+            raise self._failure or UsageError(CLOSED)
+        return self._result
+
+    def _check_here(self) -> None:
+        if self._is_left:
+            raise UsageError("the block of this eager run was left; feed() begins another run")
+
+    async def _begin(self, text: str) -> None:
+        """Start the run with the first text, and let it have its turn."""
+        if text and not self._is_begun:
+            self._is_begun = True
+            self._tasks().start_soon(self._run, name="toolcell eager run")
+        await anyio.lowlevel.checkpoint()
+
+    async def _run(self) -> None:
+        """Be the task of the run."""
+        try:
+            with self._scope:
+                self._result = await self._execute(self._feed, **self._options)
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as exc:  # it is the writer's; in the task group of the Runtime it would end every run
+            self._failure = exc
+        finally:
+            self._over.set()
+
+    async def aclose(self) -> None:
+        """End the run, and wait for its end. Does nothing when it is over."""
+        self._is_left = True
+        if not self._is_begun:
+            self._over.set()
+            return
+        self._cancel.set()
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(LEAVE_S):
+                await self._over.wait()
+            self._scope.cancel()
+            await self._over.wait()
+
+    async def __aenter__(self) -> Self:
+        self._check_here()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class FedSession(ABC):
+    """The part of a session that takes scripts as they are written."""
+
+    limits: Limits
+    _host: ControlledRuntime
+
+    @abstractmethod
+    async def execute_code(self, *args: Any, **options: Any) -> ExecutionResult:
+        """Run a whole script."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Check that it can be used."""
+
+    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
+        """Return a run whose script is written to it as a model streams it; see `Runtime.feed`."""
+        self._check_open()
+        given = (self._host, self.execute_code, options, self.limits)
+        return eager_run(*given, speculate=speculate, on_retract=on_retract)
+
+
+def eager_run(
+    host: ControlledRuntime,
+    execute: Execute,
+    options: Mapping[str, Any],
+    limits: Limits,
+    *,
+    speculate: bool,
+    on_retract: OnRetract,
+) -> EagerRun:
+    """Return a run that has not begun. `execute`: what runs a whole script, and takes `options`.
+
+    Raises:
+        UsageError: an option is wrong, or needs the whole script.
+    """
+    known = inspect.signature(execute).parameters
+    for name, value in options.items():
+        if name not in known:
+            raise UsageError(f"feed() has no argument {name!r:.80}; it takes those of execute_code, but for the script")
+        if name in WHOLE_ONLY and value:
+            raise UsageError(
+                f"feed() runs statements before the script is whole, and {WHOLE_ONLY[name]}: leave out {name}="
+            )
+    if options.get("on_approval", "ask") == "suspend":
+        raise UsageError('a run that is fed cannot be suspended: use on_approval="ask" or "deny", or execute_code()')
+    if (check_types_of(options.get("check_types")) or host.policy.check_types or "off") != "off":
+        raise UsageError(
+            "feed() runs statements before the script is whole, so its types cannot be checked before: pass "
+            "check_types=False, or use execute_code()"
+        )
+    check_kind("cancel=", options.get("cancel"), type(None), anyio.Event, cure="write anyio.Event()")
+    own = settings_of(Limits, options.get("limits") or limits, "limits")
+    feed = ScriptFeed(own.frame_bytes, on_retract, speculate)
+    return EagerRun(feed, execute, options, lambda: host._tasks)

@@ -1,0 +1,440 @@
+"""`Runtime.map`: one script over many inputs; each item once, in bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from control.conftest import Effects
+from toolcell import (
+    MapItem,
+    MapStopped,
+    Outcome,
+    PoolConfig,
+    RunContext,
+    Runtime,
+    SandboxUnavailable,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.audit.query import Index
+from toolcell.control import AlreadyMade, Approve
+from toolcell.control.map_stream import WINDOW
+
+pytestmark = pytest.mark.isolation
+
+SQUARE = "n * n"
+FAIL_AT_3 = "if n == 3:\n    raise ValueError('three')\nn"
+
+
+def numbers(count: int) -> Iterator[dict[str, int]]:
+    return ({"n": n} for n in range(count))
+
+
+def values(items: list[MapItem]) -> list[Any]:
+    return [item.value for item in items]
+
+
+# Order, errors and memory
+
+
+def test_items_come_in_the_order_of_their_inputs(opened: SyncRuntime) -> None:
+    items = list(opened.map("import time\ntime.sleep(0.02 if n % 3 == 0 else 0)\nn", numbers(10), concurrency=4))
+
+    assert values(items) == list(range(10))
+    assert [item.index for item in items] == list(range(10))
+    assert all(item.ok and item.result is not None and item.inputs == {"n": item.index} for item in items)
+
+
+@pytest.mark.anyio
+async def test_unordered_items_come_as_they_end_and_the_inputs_may_be_an_async_iterator() -> None:
+    registry, release = ToolRegistry(), anyio.Event()
+
+    @registry.tool
+    async def wait() -> None:
+        """Wait until everybody else is through."""
+        await release.wait()
+
+    async def given() -> AsyncIterator[dict[str, int]]:
+        for n in range(4):
+            await anyio.lowlevel.checkpoint()
+            yield {"n": n}
+
+    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
+        found = []
+        async for item in runtime.map("if n == 0: call_tool('wait')\nn", given(), concurrency=2, ordered=False):
+            found.append(item.index)
+            if len(found) == 3:
+                release.set()
+
+    assert sorted(found) == [0, 1, 2, 3]
+    assert found[-1] == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_inputs_are_pulled_as_their_items_are_read(ordered: bool) -> None:
+    pulled = 0
+
+    def endless() -> Iterator[dict[str, int]]:
+        nonlocal pulled
+        for pulled in itertools.count(1):
+            yield {"n": pulled}
+
+    async with (
+        Runtime(pool=PoolConfig(warm=2)) as runtime,
+        runtime.map("n", endless(), concurrency=2, ordered=ordered) as items,
+    ):
+        await anext(items)
+        with anyio.fail_after(30):
+            while pulled < WINDOW * 2 + 1:
+                await anyio.sleep(0.01)
+        await runtime.execute_code("1")
+        assert pulled == WINDOW * 2 + 1
+
+
+def test_a_failed_item_is_yielded_with_its_error_and_the_others_go_on(opened: SyncRuntime) -> None:
+    items = list(opened.map(FAIL_AT_3, numbers(6)))
+
+    assert [str(item.outcome) for item in items] == ["ok", "ok", "ok", "error", "ok", "ok"]
+    assert items[3].error is not None and items[3].error.message == "three"
+
+
+def test_on_error_stop_begins_nothing_more(opened: SyncRuntime) -> None:
+    items = list(opened.map(FAIL_AT_3, numbers(1000), concurrency=2, on_error="stop"))
+
+    assert [item.index for item in items if not item.ok] == [3]
+    assert len(items) <= 3 + 2 * WINDOW
+
+
+def test_on_error_raise_raises_with_the_item_and_ends_the_rest(opened: SyncRuntime) -> None:
+    seen = []
+    with pytest.raises(MapStopped, match=r"item 3 ended as error: three") as caught:
+        seen.extend(item.index for item in opened.map(FAIL_AT_3, numbers(999), concurrency=2, on_error="raise"))
+
+    assert seen == [0, 1, 2]
+    assert caught.value.item.index == 3
+
+
+def test_a_loop_that_is_left_early_ends_its_runs(opened: SyncRuntime) -> None:
+    begun = opened.map("import time\nif n: time.sleep(60)\nn", numbers(8), concurrency=2)
+    assert next(begun).value == 0
+    begun.close()  # type: ignore[attr-defined]
+    assert list(opened.map(SQUARE, numbers(3))) != []
+
+
+@pytest.mark.anyio
+async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
+    ended = anyio.Event()
+
+    def given() -> Iterator[dict[str, int]]:
+        try:
+            yield from numbers(100)
+        finally:
+            ended.set()
+
+    async with Runtime(pool=PoolConfig(warm=2)) as runtime:
+        items = runtime.map("import time\nif n: time.sleep(60)\nn", given(), concurrency=2)
+        assert (await anext(items)).value == 0
+        del items
+        gc.collect()
+        with anyio.fail_after(20):
+            assert (await runtime.execute_code("1")).value == 1
+            await runtime.close()
+
+
+def test_what_the_inputs_raise_comes_out_of_the_loop(opened: SyncRuntime) -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"n": 1}
+        raise KeyError("the file ended")
+
+    with pytest.raises(KeyError, match="the file ended"):
+        list(opened.map(SQUARE, broken()))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurrency": 0}, "concurrency= must be a whole number of at least 1"),
+        ({"retries": -1}, "retries= must be a whole number of at least 0"),
+        ({"retry_on": {"ok"}}, "retry_on= takes outcomes of failures"),
+        ({"retry_on": "lost"}, "retry_on= takes outcomes of failures"),
+        ({"on_error": "ignore"}, "on_error= must be one of"),
+        ({"map_id": "m"}, r"Runtime\(journal=DIRECTORY\)"),
+        ({"map_id": "../m"}, "map_id= must be 1 to 48"),
+        ({"resume": True}, "pass its map_id= too"),
+        ({"options": {"dry_run": True}}, "options= has dry_run"),
+        ({"retry": 3}, "did you mean retry_on"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_runs(opened: SyncRuntime, options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        list(opened.map(SQUARE, numbers(1), **options))
+
+
+@pytest.mark.parametrize("given", [5, "text", {"n": 1}, [7]])
+def test_inputs_that_are_no_dicts_are_refused(opened: SyncRuntime, given: Any) -> None:
+    with pytest.raises(UsageError, match=r"map takes an iterable|input 0 of a map must be a dict"):
+        list(opened.map(SQUARE, given))
+
+
+# Trying again
+
+
+class Unsteady:
+    """A stand-in for `Runtime.execute_code` whose first answers are prescribed."""
+
+    def __init__(self, runtime: Runtime, *first: Any) -> None:
+        self._execute, self._first = runtime.execute_code, list(first)
+        self.attempts = 0
+
+    async def __call__(self, source: str, **options: Any) -> Any:
+        self.attempts += 1
+        result = await self._execute(source, **options)
+        if not self._first:
+            return result
+        prescribed = self._first.pop(0)
+        if isinstance(prescribed, Exception):
+            raise prescribed
+        import dataclasses
+
+        return dataclasses.replace(result, outcome=prescribed)
+
+
+async def one(effects: Effects, source: str, *first: Any, **options: Any) -> tuple[MapItem, int]:
+    async with Runtime(effects.registry, pool=PoolConfig(warm=1)) as runtime:
+        unsteady = Unsteady(runtime, *first)
+        runtime.execute_code = unsteady  # type: ignore[method-assign]
+        found = [item async for item in runtime.map(source, [{"n": 1}], **options)]
+    return found[0], unsteady.attempts
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("source", "first", "options", "attempts"),
+    [
+        pytest.param("n", [Outcome.LOST], {"retries": 2}, 2, id="no call: again"),
+        pytest.param("n", [SandboxUnavailable("full")], {"retries": 2}, 2, id="no sandbox: again"),
+        pytest.param("call_tool('read', name='a')", [Outcome.LOST], {"retries": 2}, 2, id="only reads: again"),
+        pytest.param("call_tool('write', text='a')", [Outcome.LOST], {"retries": 2}, 1, id="a write: never again"),
+        pytest.param("n", [Outcome.ERROR], {"retries": 2}, 1, id="the script's own failure"),
+        pytest.param("n", [Outcome.ERROR], {"retries": 2, "retry_on": ["error"]}, 2, id="unless that is asked for"),
+        pytest.param(
+            "call_tool('write', text='a')", [Outcome.ERROR], {"retries": 2, "retry_on": ["error"]}, 1,
+            id="and had no effect",
+        ),
+        pytest.param("n", [Outcome.LOST] * 5, {"retries": 2}, 3, id="as often as said"),
+        pytest.param("n", [Outcome.LOST], {}, 1, id="by default never"),
+    ],
+)  # fmt: skip
+async def test_only_what_provably_had_no_effect_is_tried_again(
+    effects: Effects, source: str, first: list[Any], options: Any, attempts: int
+) -> None:
+    item, made = await one(effects, source, *first, **options)
+
+    assert (made, item.attempts) == (attempts, attempts)
+    assert item.ok == (len(first) < attempts)
+    assert len(effects.of("write")) <= 1
+
+
+# Carrying on
+
+
+def carry_on(folder: Path, effects: Effects, source: str, count: int, **options: Any) -> list[MapItem]:
+    with SyncRuntime(effects.registry, journal=folder, pool=PoolConfig(warm=1)) as runtime:
+        return list(runtime.map(source, numbers(count), map_id="m", resume=True, **options))
+
+
+def test_what_has_ended_is_answered_from_the_record_and_not_run_again(effects: Effects, tmp_path: Path) -> None:
+    source = "if n == 2: raise ValueError('two')\ncall_tool('write', text=str(n))\n{'n': n}"
+    first = carry_on(tmp_path / "j", effects, source, 4)
+    made = list(effects.made)
+    again = carry_on(tmp_path / "j", effects, source, 6)
+
+    assert values(first) == values(again)[:4] == [{"n": 0}, {"n": 1}, None, {"n": 3}]
+    assert [item.is_recorded for item in again] == [True] * 4 + [False] * 2
+    assert again[2].error is not None and again[2].error.message == "two" and again[2].error.line == 1
+    assert effects.made[: len(made)] == made
+    assert [text for _, text in effects.of("write")] == ["0", "1", "3", "4", "5"]
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["key", "m.items.map"]
+
+
+def test_a_value_too_large_for_the_record_is_said_to_be_missing(effects: Effects, tmp_path: Path) -> None:
+    source = "'x' * 1_100_000"
+    assert len(carry_on(tmp_path / "j", effects, source, 1)[0].value) == 1_100_000
+    (item,) = carry_on(tmp_path / "j", effects, source, 1)
+
+    assert item.ok and item.has_value and item.value is None
+    assert "1048576 are kept" in item.unkept
+
+
+def test_a_map_of_that_name_is_not_begun_a_second_time_by_mistake(effects: Effects, tmp_path: Path) -> None:
+    carry_on(tmp_path / "j", effects, SQUARE, 1)
+    with SyncRuntime(journal=tmp_path / "j") as runtime, pytest.raises(UsageError, match="there is a map 'm' in"):
+        list(runtime.map(SQUARE, numbers(1), map_id="m"))
+
+
+def test_a_map_is_carried_on_with_its_own_script_and_inputs(effects: Effects, tmp_path: Path) -> None:
+    carry_on(tmp_path / "j", effects, SQUARE, 2)
+    with pytest.raises(UsageError, match="began with another script"):
+        carry_on(tmp_path / "j", effects, "n + 1", 2)
+    with SyncRuntime(journal=tmp_path / "j") as runtime, pytest.raises(UsageError, match="input 1 of map 'm' is anoth"):
+        list(runtime.map(SQUARE, [{"n": 0}, {"n": 7}], map_id="m", resume=True))
+
+
+def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Effects, tmp_path: Path) -> None:
+    with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+        begun = runtime.map(SQUARE, numbers(100), concurrency=2, map_id="m")  # more than are pulled before one is read
+        next(begun)
+        with pytest.raises(UsageError, match="another process has it open"):
+            carry_on(tmp_path / "j", effects, SQUARE, 100)
+        assert len(list(begun)) == 99
+
+
+def test_a_record_that_was_changed_is_refused(effects: Effects, tmp_path: Path) -> None:
+    carry_on(tmp_path / "j", effects, SQUARE, 5)
+    path = tmp_path / "j" / "m.items.map"
+    path.write_bytes(path.read_bytes().replace(b"\xa2ok", b"\xa2ko", 1))
+    with pytest.raises(UsageError, match="is damaged"):
+        carry_on(tmp_path / "j", effects, SQUARE, 5)
+
+
+def test_an_older_copy_of_the_record_is_refused(effects: Effects, tmp_path: Path) -> None:
+    carry_on(tmp_path / "j", effects, SQUARE, 2)
+    path = tmp_path / "j" / "m.items.map"
+    before = path.read_bytes()
+    carry_on(tmp_path / "j", effects, SQUARE, 5)
+    path.write_bytes(before)
+    with pytest.raises(UsageError, match="an older copy was put back"):
+        carry_on(tmp_path / "j", effects, SQUARE, 5)
+
+
+@pytest.mark.anyio
+async def test_items_that_were_cut_short_are_carried_on_and_their_calls_are_not_made_again(
+    effects: Effects, tmp_path: Path
+) -> None:
+    source = "a = call_tool('write', text=str(n))\nb = call_tool('wait', n=n)\n[a, b]"
+    begun, is_open = anyio.Event(), anyio.Event()
+
+    @effects.registry.tool(read_only=True)
+    async def wait(n: int) -> int:
+        """Wait until the gate is open."""
+        if n == 1:
+            begun.set()
+            await is_open.wait()
+        return n
+
+    async def run(is_left: bool) -> list[MapItem]:
+        async with (
+            Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=2)) as runtime,
+            runtime.map(source, numbers(2), map_id="m", resume=True, concurrency=2) as items,
+        ):
+            if not is_left:
+                return [item async for item in items]
+            found = [await anext(items)]
+            with anyio.fail_after(30):
+                await begun.wait()
+            return found
+
+    assert [item.index for item in await run(True)] == [0]
+    is_open.set()
+    done = await run(False)
+
+    assert [item.value[1] for item in done] == [0, 1]
+    assert sorted(text for _, text in effects.of("write")) == ["0", "1"]
+
+
+def test_a_call_in_doubt_is_told_and_not_made_until_somebody_decides(tmp_path: Path) -> None:
+    """The caller is killed in the tool, before and after its effect."""
+    for n, (when, decision) in enumerate((("before", Approve()), ("after", AlreadyMade(9)))):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        assert in_child(folder, when) == -signal.SIGKILL
+        with SyncRuntime(ledger(folder, ""), journal=folder / "j", pool=PoolConfig(warm=1)) as runtime:
+            for _ in range(2):  # nothing changes while nobody decides
+                (item,) = runtime.map("call_tool('enter', n=n)", [{"n": 5}], map_id="m", resume=True)
+                assert item.outcome is Outcome.SUSPENDED
+                assert [(call.tool, call.args) for call in item.in_doubt] == [("enter", {"n": 5})]
+            assert item.suspension is not None
+            settled = runtime.resume(item.suspension, {item.in_doubt[0].id: decision})
+            assert settled.ok
+            (item,) = runtime.map("call_tool('enter', n=n)", [{"n": 5}], map_id="m", resume=True)
+            assert item.ok and item.value == settled.value and not item.in_doubt
+        assert (folder / "ledger").read_text() == "5\n"
+
+
+def ledger(folder: Path, when: str) -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def enter(n: int) -> int:
+        """Append a number to the ledger."""
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        with (folder / "ledger").open("a") as file:
+            file.write(f"{n}\n")
+        if when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    return registry
+
+
+def in_child(folder: Path, when: str) -> int:
+    import subprocess
+    import sys
+
+    code = (
+        "from control.test_map import ledger\nfrom pathlib import Path\nfrom toolcell import SyncRuntime\n"
+        f"folder = Path({str(folder)!r})\n"
+        f"with SyncRuntime(ledger(folder, {when!r}), journal=folder / 'j') as runtime:\n"
+        "    list(runtime.map(\"call_tool('enter', n=n)\", [{'n': 5}], map_id='m'))\n"
+    )
+    tests = Path(__file__).parent.parent
+    paths = f"{tests}{os.pathsep}{tests.parent}"
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=60).returncode
+
+
+def test_a_result_that_got_lost_between_run_and_record_is_found_again(effects: Effects, tmp_path: Path) -> None:
+    source = "call_tool('write', text=str(n))\nn"
+    with SyncRuntime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+        result = runtime.execute_code(source, inputs={"n": 0}, context=RunContext(run_id="m-0"))  # as a map does it
+        assert result.journal_id == "m-0"
+    (item,) = carry_on(tmp_path / "j", effects, source, 1)
+
+    assert item.ok and item.value == 0
+    assert [text for _, text in effects.of("write")] == ["0"]
+
+
+def test_the_journal_of_an_item_stays_as_long_as_its_map(effects: Effects, tmp_path: Path) -> None:
+    folder = tmp_path / "j"
+    carry_on(folder, effects, SQUARE, 1)
+    old = [folder / "m-1.journal", folder / "other-1.journal"]
+    for path in old:
+        path.touch()
+        os.utime(path, (1, 1))
+    with SyncRuntime(journal=folder):
+        pass
+    assert [path.exists() for path in old] == [True, False]
+    os.utime(folder / "m.items.map", (1, 1))
+    with SyncRuntime(journal=folder):
+        pass
+    assert not any(path.exists() for path in folder.glob("m*"))
+
+
+def test_the_audit_record_of_a_run_names_its_item(effects: Effects, tmp_path: Path) -> None:
+    with SyncRuntime(effects.registry, audit=tmp_path / "a", pool=PoolConfig(warm=1)) as runtime:
+        items = list(runtime.map("call_tool('write', text='a')", numbers(2)))
+    with Index(tmp_path / "a", in_memory=True) as index:
+        index.refresh()
+        recorded = {index.load(each).who["item"]: each.id for each in index.runs()}
+    assert recorded == {item.run_id: item.run_id for item in items}

@@ -1,0 +1,186 @@
+"""How the service is reached: TLS, proxies, and which settings of access go together."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.testclient import TestClient
+
+from toolcell.errors import UsageError
+from toolcell.service import ServiceConfig, create_app
+from toolcell.service.authentication import FORWARDED
+from toolcell.service.principal import Scope
+from toolcell.service.service import Service
+from toolcell.service.tokens import TokenDatabase
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(1))
+        .add_extension(address, critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_file, key_file
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[str]:
+    """Run `toolcell serve` and yield its URL."""
+    command = [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            match = re.fullmatch(r"serving (\S+)\n", line)
+            assert match is not None, line + process.stderr.read()
+            yield match[1]
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> tuple[Path, str]:
+    store = TokenDatabase(tmp_path / "tokens.db")
+    text = store.create("acme", [Scope.READ]).text
+    store.close()
+    return store.path, text
+
+
+@pytest.mark.isolation
+def test_with_a_certificate_it_speaks_tls_and_nothing_else(
+    certificate: tuple[Path, Path], tokens: tuple[Path, str], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--tokens", str(tokens[0]), "--state", str(tmp_path / "s"))
+    headers = {"Authorization": f"Bearer {tokens[1]}"}
+    with served("--host", "127.0.0.1", *flags) as url:
+        assert url.startswith("https://127.0.0.1:")
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.get(f"{url}/v1/tools", headers=headers).status_code == 200
+            assert client.get(f"{url}/v1/tools").status_code == 401
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(url.replace("https", "http") + "/healthz")
+
+
+def refusal(*flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolcell", "serve", "--port", "0", *flags],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    return done.stderr
+
+
+def test_settings_of_access_that_cannot_work_are_refused_at_the_start(
+    certificate: tuple[Path, Path], tokens: tuple[Path, str], tmp_path: Path
+) -> None:
+    cert, key = map(str, certificate)
+    state = ("--state", str(tmp_path / "state"))
+
+    assert "tls_cert and tls_key belong together" in refusal("--tls-cert", cert, *state)
+    assert "cannot be used" in refusal("--tls-cert", key, "--tls-key", key, *state)
+    assert "could run code" in refusal("--host", "0.0.0.0", *state)
+    assert "toolcell tokens create" in refusal("--tokens", str(tmp_path / "missing.db"), *state)
+    assert "belong together" in refusal("--oidc", "https://issuer.example", *state)
+    assert "https" in refusal("--oidc", "http://issuer.example", "--audience", "a", *state)
+    assert "no address" in refusal("--trusted-proxies", "*", "--tokens", str(tokens[0]), *state)
+
+
+@pytest.mark.parametrize("proxies", [["*"], ["0.0.0.0/33"], ["proxy.example"], [""], ["10.0.0.1/8"]], ids=str)
+def test_a_proxy_is_named_by_address_or_network(proxies: list[str]) -> None:
+    with pytest.raises((UsageError, ValueError), match="trusted_proxies"):
+        ServiceConfig(trusted_proxies=tuple(proxies))
+
+
+def attempts_from(service: Service) -> set[str]:
+    """Return the addresses from which wrong tokens were counted."""
+    return set(service.authenticator._attempts._debts)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "counted"),
+    [
+        ("192.0.2.9", ["198.51.100.7"], "192.0.2.9"),  # nobody whom we believe
+        ("10.0.0.1", ["198.51.100.7"], "198.51.100.7"),
+        ("10.0.0.1", ["1.1.1.1, 198.51.100.7"], "198.51.100.7"),  # the client wrote the first one itself
+        ("10.0.0.1", ["1.1.1.1", "198.51.100.7"], "198.51.100.7"),
+        ("10.0.0.1", ["198.51.100.7, 10.0.0.2"], "198.51.100.7"),
+        ("10.0.0.1", ["127.0.0.1, 198.51.100.7, 10.0.0.2"], "198.51.100.7"),
+        ("10.0.0.1", [], "10.0.0.1"),
+    ],
+)
+def test_only_named_proxies_say_where_a_request_comes_from(
+    tokens: tuple[Path, str], tmp_path: Path, client: str, forwarded: list[str], counted: str
+) -> None:
+    config = ServiceConfig(state=tmp_path / "state", tokens=tokens[0], trusted_proxies=("10.0.0.0/24",))
+    service = Service(config)
+    with TestClient(create_app(service), client=(client, 1)) as http:
+        headers = [("X-Forwarded-For", each) for each in forwarded]
+        headers += [("Authorization", "Bearer wrong"), ("Forwarded", "for=127.0.0.1"), ("X-Real-IP", "127.0.0.1")]
+        assert http.get("/v1/tools", headers=headers).status_code == 401  # type: ignore[arg-type]
+        assert attempts_from(service) == {counted}
+
+
+def test_without_tokens_a_proxy_lets_nobody_in(tmp_path: Path) -> None:
+    config = ServiceConfig(state=tmp_path / "state", trusted_proxies=("127.0.0.1",))
+    with TestClient(create_app(config), base_url="http://localhost", client=("127.0.0.1", 1)) as http:
+        for value in ("127.0.0.1", "198.51.100.7"):
+            assert http.get("/v1/tools", headers={"X-Forwarded-For": value}).status_code == 401
+
+
+def test_the_commands_of_tokens_make_list_rotate_and_revoke(tmp_path: Path) -> None:
+    def tokens_(*words: str) -> str:
+        command = [sys.executable, "-m", "toolcell", "tokens", *words, "--tokens", str(tmp_path / "t.db")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    text = tokens_("create", "acme", "--name", "ci", "--scope", "read").strip()
+    ident = text.split("_")[1]
+    assert text not in tokens_("list") and ident in tokens_("list", "acme")
+    new = tokens_("rotate", ident, "--overlap", "1h").strip()
+    tokens_("revoke", ident)
+    store = TokenDatabase(tmp_path / "t.db")
+    states = [each.state(store.now()) for each in (store.find(text), store.find(new)) if each is not None]
+    store.close()
+    assert states == ["revoked", "active"]
+
+
+@pytest.mark.parametrize("name", FORWARDED)
+def test_without_tokens_nothing_that_a_proxy_forwarded_is_let_in(tmp_path: Path, name: str) -> None:
+    app = create_app(ServiceConfig(state=tmp_path / "state"))
+    client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000))
+
+    assert client.get("/metrics").status_code == 200
+    assert client.get("/metrics", headers={name: "192.0.2.1"}).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["somebody@127.0.0.1", "127.0.0.1/x", "localhost?x", "localhost#x", "localhost:x"])
+def test_without_tokens_a_host_is_a_name_and_a_port(tmp_path: Path, host: str) -> None:
+    app = create_app(ServiceConfig(state=tmp_path / "state"))
+    client = TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50_000))
+
+    assert client.get("/metrics", headers={"Host": host}).status_code == 401

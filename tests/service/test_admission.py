@@ -1,0 +1,242 @@
+"""Admission: never above the limits, nobody starves, and nothing is lost when requests give up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.errors import UsageError
+from toolcell.service.admission import Admission
+from toolcell.service.fair_queue import LONGEST_RETRY_S, FairQueue, Share, Ticket, Waiter
+from toolcell.service.problems import Problem
+
+TENANTS = ("a", "b", "c")
+
+
+def share_of(places: int, waiting: int) -> Any:
+    return lambda tenant: Share(places, waiting)
+
+
+class Requests:
+    """Requests that a test makes of a queue, and what they were told."""
+
+    def __init__(self, queue: FairQueue) -> None:
+        self.queue, self.all, self.now = queue, list[Waiter](), 0.0
+        self.told: Counter[int] = Counter()
+
+    def join(self, tenant: str) -> Waiter:
+        waiter = Waiter(tenant, lambda: self.told.update([id(waiter)]))
+        self.all.append(waiter)
+        self.queue.join(waiter, self.now)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        self.now += 1
+        self.queue.leave(waiter, self.now)
+
+    def of(self, ticket: Ticket, tenant: str | None = None) -> list[Waiter]:
+        return [each for each in self.all if each.ticket is ticket and tenant in (None, each.tenant)]
+
+
+@given(
+    places=st.integers(1, 4),
+    capacity=st.integers(0, 6),
+    share=st.builds(Share, st.integers(1, 4), st.integers(0, 6)),
+    steps=st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 99)), max_size=80),
+)
+def test_whatever_comes_and_goes_the_limits_hold_and_no_place_is_lost(
+    places: int, capacity: int, share: Share, steps: list[tuple[str, int]]
+) -> None:
+    queue = FairQueue(places, capacity, lambda tenant: share)
+    requests = Requests(queue)
+    for tenant, choice in steps:
+        present = requests.of(Ticket.RUNS) + requests.of(Ticket.WAITS)
+        if present and choice >= 50:
+            requests.leave(present[choice % len(present)])
+        else:
+            requests.join(tenant)
+        running, waiting = requests.of(Ticket.RUNS), requests.of(Ticket.WAITS)
+        assert (len(running), len(waiting)) == (queue.running, queue.waiting)
+        assert queue.running <= places and queue.waiting <= capacity
+        for each in TENANTS:
+            counts = len(requests.of(Ticket.RUNS, each)), len(requests.of(Ticket.WAITS, each))
+            assert counts == queue.counts(each)
+            assert counts[0] <= share.places and counts[1] <= share.waiting
+            assert not (counts[1] and queue.running < places and counts[0] < share.places), "a place is kept free"
+        assert 1 <= queue.retry_after_s("a") <= LONGEST_RETRY_S
+    assert max(requests.told.values(), default=0) <= 1
+    for each in requests.all:
+        requests.leave(each)
+    assert (queue.running, queue.waiting, queue._lines) == (0, 0, {})
+
+
+@given(greedy=st.integers(1, 60), places=st.integers(1, 4), modest=st.integers(1, 3))
+def test_no_tenant_waits_longer_than_its_turn(greedy: int, places: int, modest: int) -> None:
+    queue = FairQueue(places, 200, share_of(places, 200))
+    requests = Requests(queue)
+    for _ in range(greedy + places):
+        requests.join("greedy")
+    late = [requests.join("modest") for _ in range(modest)]
+
+    for served in range(1, 2 * modest + 1):
+        for running in requests.of(Ticket.RUNS)[:1]:
+            requests.leave(running)
+        assert sum(each.ticket is not Ticket.WAITS for each in late) >= min(served // 2, modest)
+
+
+def test_a_full_queue_loses_the_newest_of_the_longest_line() -> None:
+    queue = FairQueue(1, 4, share_of(1, 4))
+    requests = Requests(queue)
+    greedy = [requests.join("greedy") for _ in range(5)]
+    own = requests.join("modest")
+
+    assert [each.ticket for each in greedy] == [Ticket.RUNS, *[Ticket.WAITS] * 3, Ticket.REFUSED]
+    assert requests.told[id(greedy[4])] == 1
+    assert own.ticket is Ticket.WAITS
+    assert requests.join("greedy").ticket is Ticket.REFUSED
+
+
+def test_the_answer_says_when_to_come_again_by_what_is_known() -> None:
+    queue = FairQueue(2, 10, share_of(2, 10))
+    requests = Requests(queue)
+    first = [requests.join("a") for _ in range(2)]
+    assert queue.retry_after_s("a") == 1, "nothing is known yet"
+    requests.now = 9
+    requests.leave(first[0])  # held for 10 s
+    for _ in range(5):
+        requests.join("a")
+
+    assert queue.counts("a") == (2, 4)
+    assert queue.retry_after_s("a") == 30  # 6 before it, 2 at once, 10 s each
+    assert queue.retry_after_s("b") == 30
+
+
+@pytest.fixture
+def one_place() -> Admission:
+    return Admission(1, 8, share_of(1, 8))
+
+
+async def hold(admission: Admission, tenant: str, held: anyio.Event, let_go: anyio.Event) -> None:
+    async with admission.slot(tenant):
+        held.set()
+        await let_go.wait()
+
+
+async def until(condition: Any) -> None:
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_who_waits_gets_the_place_when_it_is_given_back(one_place: Admission) -> None:
+    held, let_go, second, end = (anyio.Event() for _ in range(4))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold, one_place, "a", held, let_go)
+        await held.wait()
+        tasks.start_soon(hold, one_place, "b", second, end)
+        await until(lambda: one_place.waiting == 1)
+        assert not second.is_set()
+        let_go.set()
+        with anyio.fail_after(10):
+            await second.wait()
+        end.set()
+    assert (one_place.running, one_place.waiting) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_a_deadline_and_a_full_queue_are_answered_with_503(one_place: Admission) -> None:
+    full = Admission(1, 0, share_of(1, 8))
+    for admission, says in ((one_place, "before the deadline"), (full, "the queue is full")):
+        async with admission.slot("a"):
+            with pytest.raises(Problem) as caught:
+                async with admission.slot("b", anyio.current_time() + 0.01):
+                    pass
+        assert caught.value.status == 503 and says in caught.value.detail
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        assert (admission.running, admission.waiting) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_what_is_pushed_out_of_a_full_queue_is_answered_at_once() -> None:
+    admission, answers = Admission(1, 2, share_of(1, 8)), list[int]()
+
+    async def ask(tenant: str) -> None:
+        try:
+            async with admission.slot(tenant):
+                pass
+        except Problem as problem:
+            answers.append(problem.status)
+
+    async with admission.slot("a"), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, "a")
+        tasks.start_soon(ask, "a")
+        await until(lambda: admission.waiting == 2)
+        tasks.start_soon(ask, "b")
+        await until(lambda: answers)
+        assert answers == [503]
+        assert admission.counts("b") == (0, 1)
+        tasks.cancel_scope.cancel()
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_given", [False, True], ids=["while it waits", "just as it gets its place"])
+async def test_a_request_that_gives_up_loses_no_place(one_place: Admission, is_given: bool) -> None:
+    held, let_go, never = anyio.Event(), anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold, one_place, "a", held, let_go)
+        await held.wait()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(hold, one_place, "b", anyio.Event(), never)
+                await until(lambda: one_place.waiting == 1)
+                if is_given:
+                    let_go.set()
+                    await until(lambda: one_place.counts("b") == (1, 0))
+                scope.cancel()
+        let_go.set()
+    assert (one_place.running, one_place.waiting) == (0, 0)
+    async with one_place.slot("c"):
+        assert one_place.running == 1
+
+
+@pytest.mark.anyio
+async def test_many_tasks_under_load_never_pass_the_limits_and_all_are_answered() -> None:
+    admission = Admission(4, 1000, share_of(2, 1000))
+    now, most, done = Counter[str](), Counter[str](), Counter[str]()
+
+    async def ask(tenant: str) -> None:
+        async with admission.slot(tenant):
+            now.update([tenant, "all"])
+            for each in (tenant, "all"):
+                most[each] = max(most[each], now[each])
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            now.subtract([tenant, "all"])
+        done.update([tenant])
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(60):
+            for tenant in TENANTS:
+                tasks.start_soon(ask, tenant)
+    assert done == dict.fromkeys(TENANTS, 60)
+    assert most["all"] == 4 and max(most[each] for each in TENANTS) == 2
+
+
+@pytest.mark.anyio
+async def test_a_closed_admission_refuses(one_place: Admission) -> None:
+    one_place.close()
+    with pytest.raises(Problem, match="closing"):
+        async with one_place.slot("a"):
+            pass
+
+
+def test_an_admission_without_places_is_refused() -> None:
+    with pytest.raises(UsageError):
+        Admission(0, 1, share_of(1, 1))

@@ -1,0 +1,201 @@
+"""Idempotency keys: a request is carried out once, whatever happens to the process that carries it out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolcell.service.idempotency import (
+    Answered,
+    Begun,
+    Full,
+    IdempotencyStore,
+    Interrupted,
+    OtherRequest,
+    StillRunning,
+    digest_of,
+)
+
+ONE, OTHER = digest_of("POST", "/v1/execute", b"one"), digest_of("POST", "/v1/execute", b"other")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[IdempotencyStore]:
+    store = IdempotencyStore(tmp_path, keep_s=100, rows=4, answer_bytes=100, clock=clock)
+    store.open()
+    yield store
+    store.close()
+
+
+def test_the_same_request_is_answered_again_with_the_same_bytes(store: IdempotencyStore) -> None:
+    assert store.begin("acme", "k", ONE, "run-1") == Begun()
+    assert store.begin("acme", "k", ONE, "run-2") == StillRunning("run-1", is_here=True)
+    store.finish("acme", "k", 200, "application/json", b'{"value": 1}')
+
+    assert store.begin("acme", "k", ONE, "run-3") == Answered("run-1", 200, "application/json", b'{"value": 1}')
+
+
+def test_a_key_belongs_to_one_request_and_one_tenant(store: IdempotencyStore) -> None:
+    store.begin("acme", "k", ONE, "run-1")
+
+    assert store.begin("acme", "k", OTHER, "run-2") == OtherRequest()
+    assert store.begin("other", "k", ONE, "run-3") == Begun()
+    store.finish("acme", "k", 200, "text/plain", b"of acme")
+    assert store.begin("acme", "k", OTHER, "run-2") == OtherRequest()
+    assert store.begin("other", "k", ONE, "run-4") == StillRunning("run-3", is_here=True)
+
+
+def test_a_request_that_did_not_begin_frees_its_key(store: IdempotencyStore) -> None:
+    store.begin("acme", "k", ONE, "run-1")
+    store.release("acme", "k")
+    assert store.begin("acme", "k", OTHER, "run-2") == Begun()
+    store.finish("acme", "k", 200, "text/plain", b"")
+    store.release("acme", "k")
+    assert isinstance(store.begin("acme", "k", OTHER, "run-3"), Answered)
+
+
+def test_a_key_is_forgotten_after_its_time_and_not_before(store: IdempotencyStore, clock: Clock) -> None:
+    store.begin("acme", "done", ONE, "run-1")
+    store.finish("acme", "done", 200, "text/plain", b"x")
+    store.begin("acme", "long", ONE, "run-2")
+
+    clock.now += 100
+    assert isinstance(store.begin("acme", "done", ONE, "run-3"), Answered)
+    clock.now += 1
+    assert store.begin("acme", "done", OTHER, "run-4") == Begun()
+    assert store.begin("acme", "long", ONE, "run-5") == StillRunning("run-2", is_here=True), "it still runs"
+
+
+def test_a_tenant_with_too_many_keys_is_refused_and_no_key_is_forgotten_early(
+    store: IdempotencyStore, clock: Clock
+) -> None:
+    for number in range(4):
+        assert store.begin("acme", f"k{number}", ONE, f"run-{number}") == Begun()
+        store.finish("acme", f"k{number}", 200, "text/plain", b"x")
+        clock.now += 10
+
+    assert store.begin("acme", "k4", ONE, "run-4") == Full(60.0)
+    assert store.begin("other", "k4", ONE, "run-5") == Begun()
+    assert isinstance(store.begin("acme", "k0", ONE, "run-6"), Answered)
+    clock.now += 60.5
+    assert store.begin("acme", "k4", ONE, "run-7") == Begun()
+
+
+def test_the_oldest_answers_go_first_and_their_keys_stay(store: IdempotencyStore, clock: Clock) -> None:
+    for number, size in enumerate((60, 30, 30)):
+        store.begin("acme", f"k{number}", ONE, f"run-{number}")
+        store.finish("acme", f"k{number}", 200, "text/plain", b"x" * size)
+        clock.now += 1
+    store.begin("acme", "large", ONE, "run-3")
+    store.finish("acme", "large", 200, "text/plain", b"x" * 101)
+
+    assert store.begin("acme", "k0", ONE, "run-9") == Answered("run-0", 200, "text/plain", None)
+    assert store.begin("acme", "k1", ONE, "run-9") == Answered("run-1", 200, "text/plain", b"x" * 30)
+    assert store.begin("acme", "large", ONE, "run-9") == Answered("run-3", 200, "text/plain", None)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["begin", "finish", "release", "wait"]), st.integers(0, 5), st.integers(0, 120))
+    )
+)
+def test_the_counts_of_a_tenant_are_those_of_its_rows(
+    steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    clock = Clock()
+    store = IdempotencyStore(tmp_path_factory.mktemp("keys"), keep_s=100, rows=4, answer_bytes=100, clock=clock)
+    store.open()
+    for step, key, number in steps:
+        if step == "begin":
+            store.begin("acme", f"k{key}", ONE, "run")
+        elif step == "finish":
+            store.finish("acme", f"k{key}", 200, "text/plain", b"x" * number)
+        elif step == "release":
+            store.release("acme", f"k{key}")
+        else:
+            clock.now += number
+        with store._database.reading() as rows:
+            counted = rows.execute("SELECT count(*), coalesce(sum(length(body)), 0) FROM requests").fetchone()
+            assert store._totals(rows, "acme") == counted
+            assert counted[0] <= 4 and counted[1] <= 100
+    store.close()
+
+
+OTHER_PROCESS = """
+import pathlib, sys
+from toolcell.service.idempotency import IdempotencyStore
+store = IdempotencyStore(pathlib.Path(sys.argv[1]))
+store.open()
+print(store.begin("acme", "k", bytes.fromhex(sys.argv[2]), "run-1"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_key_whose_process_was_killed_is_never_begun_again(tmp_path: Path) -> None:
+    store = IdempotencyStore(tmp_path)
+    store.open()
+    command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), ONE.hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "Begun()\n"
+        assert store.begin("acme", "k", ONE, "run-2") == StillRunning("run-1", is_here=False)
+        other.kill()
+    assert store.begin("acme", "k", ONE, "run-3") == Interrupted("run-1")
+    store.finish("acme", "k", 200, "text/plain", b"not mine to answer")
+    store.release("acme", "k")
+    store.close()
+
+    again = IdempotencyStore(tmp_path)
+    again.open()
+    assert again.begin("acme", "k", ONE, "run-4") == Interrupted("run-1")
+    assert again.begin("acme", "k", OTHER, "run-5") == OtherRequest()
+    assert len(list((tmp_path / "lives").glob("[0-9a-f]*"))) == 1, "those of dead processes are removed"
+    again.close()
+
+
+def test_of_many_that_send_a_request_at_once_one_carries_it_out(tmp_path: Path) -> None:
+    stores = [IdempotencyStore(tmp_path) for _ in range(4)]
+    for each in stores:
+        each.open()
+    begun, barrier = list[str](), threading.Barrier(16)
+
+    def send(store: IdempotencyStore, run: str) -> None:
+        barrier.wait()
+        if store.begin("acme", "k", ONE, run) == Begun():
+            begun.append(run)
+
+    threads = [threading.Thread(target=send, args=(stores[n % 4], f"run-{n}")) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1
+    for each in stores:
+        each.close()
+
+
+def test_parts_of_a_request_are_told_apart() -> None:
+    assert digest_of("ab", "c") != digest_of("a", "bc")
+    assert digest_of("ab", b"c") == digest_of(b"ab", "c")

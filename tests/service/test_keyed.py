@@ -1,0 +1,177 @@
+"""Idempotency keys over HTTP: sent twice, carried out once; and what becomes of it when client or server go away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from toolcell import ToolRegistry
+from toolcell.service import ServiceConfig, create_app
+from toolcell.service.config import TenantConfig
+from toolcell.service.keyed import wanted_wait_s
+
+pytestmark = pytest.mark.isolation
+
+
+class Ledger:
+    """Tools that note that they were called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.started, self.go_on = threading.Semaphore(0), threading.Event()
+        self.go_on.set()
+
+    def note(self, text: str) -> int:
+        """Note a text in the ledger of the test."""
+        self.calls.append(text)
+        self.started.release()
+        assert self.go_on.wait(60)
+        return len(self.calls)
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Iterator[TestClient]:
+    defaults = TenantConfig(concurrent_runs=2, queued_runs=0)
+    config = ServiceConfig(state=tmp_path_factory.mktemp("state") / "service", defaults=defaults)
+    app = create_app(config, registry=ToolRegistry([ledger.note]))
+    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _fresh(ledger: Ledger) -> None:
+    ledger.calls.clear()
+    while ledger.started.acquire(blocking=False):
+        pass
+    ledger.go_on.set()
+
+
+def send(client: TestClient, key: str, code: str = "call_tool('note', text='x')", **headers: str) -> httpx.Response:
+    return client.post("/v1/execute", json={"code": code}, headers={"Idempotency-Key": key, **headers})
+
+
+def test_a_request_that_is_sent_again_gets_the_same_answer_and_calls_nothing(
+    client: TestClient, ledger: Ledger
+) -> None:
+    first, second = send(client, "same"), send(client, "same")
+
+    assert (first.status_code, second.status_code) == (200, 200), first.text
+    assert first.content == second.content
+    assert "Idempotency-Replayed" not in first.headers
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert second.headers["Content-Type"] == first.headers["Content-Type"]
+    assert ledger.calls == ["x"]
+
+
+def test_a_key_with_another_body_or_path_is_refused(client: TestClient, ledger: Ledger) -> None:
+    send(client, "once")
+    other_body = send(client, "once", code="1")
+    headers = {"Idempotency-Key": "once"}
+    other_path = client.post("/v1/plan", json={"steps": [{"tool": "note", "args": {"text": "y"}}]}, headers=headers)
+
+    for each in (other_body, other_path):
+        assert (each.status_code, each.json()["code"]) == (422, "key_reused")
+    assert ledger.calls == ["x"]
+
+
+def test_a_plan_is_carried_out_once(client: TestClient, ledger: Ledger) -> None:
+    given, headers = {"steps": [{"tool": "note", "args": {"text": "y"}}]}, {"Idempotency-Key": "plan"}
+    answers = [client.post("/v1/plan", json=given, headers=headers) for _ in range(2)]
+
+    assert answers[0].status_code == 200, answers[0].text
+    assert answers[0].content == answers[1].content
+    assert ledger.calls == ["y"]
+
+
+def test_a_script_of_a_session_is_carried_out_once(client: TestClient) -> None:
+    assert client.post("/v1/sessions", json={"name": "counted"}).status_code == 201
+    headers = {"Idempotency-Key": "session"}
+    given = {"code": "n = globals().get('n', 0) + 1\nn"}
+    url = "/v1/sessions/counted/execute"
+    answers = [client.post(url, json=given, headers=headers).json()["value"] for _ in range(3)]
+
+    assert answers == [1, 1, 1]
+    assert client.post(url, json={"code": "n"}).json()["value"] == 1
+
+
+def test_while_it_is_under_way_others_are_told_or_wait(client: TestClient, ledger: Ledger) -> None:
+    ledger.go_on.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(send, client, "slow")
+        assert ledger.started.acquire(timeout=60)
+        told = send(client, "slow")
+        waiting = pool.submit(send, client, "slow", Prefer="wait=60")
+        ledger.go_on.set()
+        answers = [first.result(60), waiting.result(60)]
+
+    assert (told.status_code, told.json()["code"], told.headers["Retry-After"]) == (409, "in_progress", "1")
+    assert told.json()["run_id"] == answers[0].json()["run_id"]
+    assert answers[0].content == answers[1].content
+    assert ledger.calls == ["x"]
+
+
+def test_what_did_not_begin_can_be_sent_again_with_its_key(client: TestClient, ledger: Ledger) -> None:
+    ledger.go_on.clear()
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(send, client, f"busy-{number}") for number in range(2)]
+        for _ in running:
+            assert ledger.started.acquire(timeout=60)
+        refused = send(client, "later")
+        ledger.go_on.set()
+        assert [each.result(60).status_code for each in running] == [200, 200]
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "busy")
+    assert int(refused.headers["Retry-After"]) >= 1
+    again = send(client, "later")
+    assert again.status_code == 200 and "Idempotency-Replayed" not in again.headers
+    assert len(ledger.calls) == 3
+
+
+def test_a_body_that_is_refused_uses_up_no_key(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "typo"}
+    assert client.post("/v1/execute", json={"cod": "1"}, headers=headers).status_code == 422
+    unknown = client.post("/v1/execute", json={"code": "1", "tools": ["nothing"]}, headers=headers)
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_tool")
+    assert send(client, "typo", code="1").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "x" * 256, "\x7f"], ids=["empty", "blank", "space", "long", "control"])
+def test_a_key_that_is_none_is_refused(client: TestClient, key: str) -> None:
+    response = send(client, key, code="1")
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
+
+
+def test_two_keys_and_keys_where_they_mean_nothing_are_refused(client: TestClient) -> None:
+    two: Any = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+    answers = [
+        client.post("/v1/execute", json={"code": "1"}, headers=two),
+        client.post("/v1/sessions", json={"name": "s"}, headers={"Idempotency-Key": "a"}),
+        send(client, "events", Accept="text/event-stream"),
+    ]
+    assert [(each.status_code, each.json()["code"]) for each in answers] == [(400, "invalid_key")] * 3
+
+
+def test_a_key_may_stand_in_quotes(client: TestClient) -> None:
+    assert send(client, '"quoted"', code="1").content == send(client, "quoted", code="1").content
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds"),
+    [("wait=5", 5), ("respond-async, wait=7", 7), ("wait=999999", 300), ("wait=-1", 0), ("waiting=5", 0), ("", 0)],
+)
+def test_the_wanted_wait_is_read_from_the_header(prefer: str, seconds: float) -> None:
+    from starlette.requests import Request
+
+    http = Request({"type": "http", "headers": [(b"prefer", prefer.encode())]})
+    assert wanted_wait_s(http) == seconds

@@ -1,0 +1,17 @@
+"""One browser for all tests of the viewer that a process runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from service.viewer.watching import CHROMIUM, Chromium
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Chromium]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: `.ci/browser` installs it on Debian")
+    with Chromium() as browser:
+        yield browser
