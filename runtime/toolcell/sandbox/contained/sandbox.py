@@ -20,7 +20,7 @@ from toolcell_bridge.isolation.rlimits import RlimitPlan
 END_S = 5.0
 """How long a killed sandbox may take to be reaped and its files to be removed."""
 
-REPORT_S = 0.2
+REPORT_S = 1.0
 """An end is reported within milliseconds, unless the zygote is stopped. Then the supervisor is looked at this often."""
 
 SHARED_ID_PROCESSES = 16_384
