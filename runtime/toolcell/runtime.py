@@ -20,11 +20,12 @@ import anyio
 from toolcell import daemon_threads
 from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, names_of, settings_of
 from toolcell.control.before_run import PreflightRuntime
-from toolcell.control.controlled import Begin, Refresh, RunHandlers
+from toolcell.control.controlled import RunHandlers
 from toolcell.control.draft import Draft
 from toolcell.control.journal_config import JournalConfig
 from toolcell.control.mapping import MappingRuntime
 from toolcell.control.plans import PlanningRuntime
+from toolcell.control.run_control import Begin, Refresh
 from toolcell.control.scripts import Script, script_from
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-import anyio
-from anyio.from_thread import BlockingPortal
-
-from toolcell import daemon_threads
 from toolcell.control.draft import Draft
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
+from toolcell.loop_thread import LoopThread, each_of
 from toolcell.results import AbandonedThread, ExecutionResult, Suspension
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
@@ -31,9 +25,6 @@ if TYPE_CHECKING:
     from toolcell.run.streaming import RunEvent
 
 T = TypeVar("T")
-
-END_S = 30.0
-"""How long the end of the program, or of an unused `SyncRuntime`, waits for the end of its sandboxes."""
 
 
 class SyncRuntime:
@@ -49,7 +40,7 @@ class SyncRuntime:
 
     def _begin(self, runtime: Any) -> None:
         self.runtime = runtime
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
         self._end: weakref.finalize[..., Any] | None = None
         self._servers: list[Any] = []
         """MCP servers that it is connected with."""
@@ -58,7 +49,7 @@ class SyncRuntime:
         """Start everything that runs need; see `Runtime.open`. `with` does this and closes at the end of its block."""
         if self._thread is not None:
             raise UsageError(f"this {type(self).__name__} is already open; close it first, or make another one")
-        thread = _LoopThread()
+        thread = LoopThread()
         try:
             thread.call(self.runtime.open)
         except BaseException:
@@ -104,12 +95,12 @@ class SyncRuntime:
     def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
         """Run a script and return what happens as events, for `for`; see `Runtime.stream`."""
         thread = self._opened()
-        return _each(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
+        return each_of(thread, thread.run_sync(partial(self.runtime.stream, source, **options)))
 
     def map(self, source: str, inputs: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[MapItem]:
         """Run a script once for each of many inputs and return what became of them, for `for`; see `Runtime.map`."""
         thread = self._opened()
-        return _each(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
+        return each_of(thread, thread.run_sync(partial(self.runtime.map, source, inputs, **options)))
 
     def feed(self, **options: Any) -> SyncEagerRun:
         """Return a run whose script is written to it, to be used with `with`; see `Runtime.feed`."""
@@ -173,7 +164,7 @@ class SyncRuntime:
         """True between `open` and `close`."""
         return self._thread is not None
 
-    def _opened(self) -> _LoopThread:
+    def _opened(self) -> LoopThread:
         if self._thread is None:
             name = type(self).__name__
             raise UsageError(f"this {name} is not open; use it as `with {name}(...) as runtime:`, or open() it first")
@@ -184,7 +175,7 @@ class SyncRuntime:
 class SyncSession:
     """A blocking `Session` with the same methods. Ctrl-C interrupts its script, and the state is kept."""
 
-    def __init__(self, session: Session, thread: _LoopThread) -> None:
+    def __init__(self, session: Session, thread: LoopThread) -> None:
         self.session = session
         self._thread = thread
 
@@ -209,7 +200,7 @@ class SyncSession:
     def stream(self, source: str, **options: Any) -> Iterator[RunEvent]:
         """Run a script and return what happens as events; see `Session.stream`."""
         self._thread.check()
-        return _each(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
+        return each_of(self._thread, self._thread.run_sync(partial(self.session.stream, source, **options)))
 
     def feed(self, **options: Any) -> SyncEagerRun:
         """Return a run whose script is written to it, to be used with `with`; see `Session.feed`."""
@@ -268,7 +259,7 @@ class SyncSession:
 class SyncMcpServer:
     """A blocking `McpClient`: the tools of one MCP server. They go when it, or its `SyncRuntime`, is closed."""
 
-    def __init__(self, client: Any, thread: _LoopThread) -> None:
+    def __init__(self, client: Any, thread: LoopThread) -> None:
         self.client = client
         """The `McpClient`. Its attributes may be read from any thread."""
         self._thread = thread
@@ -293,100 +284,6 @@ class SyncMcpServer:
             self._thread.call(self.client.close)
 
 
-class _LoopThread:
-    """An event loop in a daemon thread: it keeps no program alive."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self.has_ended = False
-        self._started: Future[BlockingPortal] = Future()
-        self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
-        self._portal = self._started.result()
-
-    def _run(self) -> None:
-        try:
-            anyio.run(self._serve)
-        except BaseException as exc:
-            if not self._started.done():
-                self._started.set_exception(exc)
-
-    async def _serve(self) -> None:
-        async with BlockingPortal() as portal:
-            self._started.set_result(portal)
-            await portal.sleep_until_stopped()
-
-    def check(self) -> None:
-        """Check that it can be used here.
-
-        Raises:
-            UsageError: the runtime is closed; or this is a forked child, or the loop's own thread, where waiting for
-                the loop would never end.
-        """
-        if self.has_ended:
-            raise UsageError("this belongs to a SyncRuntime that is closed; open it again, and ask it for a new one")
-        if self._pid != os.getpid():
-            raise UsageError(
-                f"this SyncRuntime was opened in process {self._pid}, and this is its forked child {os.getpid()}; open "
-                "a SyncRuntime of its own in each process"
-            )
-        if threading.current_thread() is self._thread:
-            raise UsageError(
-                "this SyncRuntime was called from a coroutine in its own event loop, such as an async tool; a sync "
-                "tool may call it, and an async one can await `runtime.runtime.execute_code(...)`"
-            )
-
-    def call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
-        """Run a coroutine function in the loop and return its result.
-
-        Ctrl-C meanwhile cancels it; or with `interrupt` that is awaited, and then the end of the function.
-        """
-        future = self._portal.start_task_soon(partial(_outcome, function))
-        try:
-            result, problem = future.result()
-        except BaseException:
-            if interrupt is not None:
-                self._portal.start_task_soon(partial(_outcome, interrupt))
-                future.result()
-            future.cancel()
-            raise
-        if problem is not None:
-            raise problem
-        return result  # type: ignore[return-value]
-
-    def run_sync(self, function: Callable[[], T]) -> T:
-        """Call a plain function in the loop and return its result."""
-
-        async def called() -> T:
-            return function()
-
-        return self.call(called)
-
-    def stop(self) -> None:
-        """End the loop and its thread."""
-        self.has_ended = True
-        self._portal.start_task_soon(self._portal.stop, True)
-        self._thread.join(END_S)
-
-
-def _each(thread: _LoopThread, stream: Any) -> Iterator[Any]:
-    """Yield what a stream of the loop has. Leaving early ends its runs, and waits for their end."""
-    try:
-        while (each := thread.call(partial(anext, stream, None))) is not None:
-            yield each
-            thread.check()
-    finally:
-        if not thread.has_ended:
-            thread.call(stream.aclose)
-
-
-async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
-    """Return what a function returns or raises. A KeyboardInterrupt raised in the loop would end the loop."""
-    try:
-        return await function(), None
-    except (Exception, KeyboardInterrupt, SystemExit) as exc:
-        return None, exc
-
-
 async def _close(runtime: Runtime, servers: list[Any]) -> None:
     """Close a runtime, and then the servers whose tools its runs called."""
     try:
@@ -396,7 +293,7 @@ async def _close(runtime: Runtime, servers: list[Any]) -> None:
             await servers.pop().close()
 
 
-def _end(thread: _LoopThread, runtime: Runtime, servers: list[Any]) -> None:
+def _end(thread: LoopThread, runtime: Runtime, servers: list[Any]) -> None:
     """Close what nobody closed: at the end of the program, or when the SyncRuntime is not used any more."""
     try:
         thread.check()

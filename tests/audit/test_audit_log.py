@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from audit.ledger import RUN_KINDS, Ledger
-from toolcell.audit import records, writer
+from toolcell.audit import locks, records
 from toolcell.audit.config import AuditConfig
-from toolcell.audit.format import MAGIC, Frame, chain_directories, segment_files, segment_path, split_segment
+from toolcell.audit.format import LOCK_FILE, MAGIC, Frame, chain_directories, segment_files, segment_path, split_segment
 from toolcell.audit.log import AuditLog
 from toolcell.audit.pruning import ClosedSegment, count_expired
 from toolcell.audit.recorder import Recorder
@@ -658,5 +658,5 @@ def test_a_sink_that_fails_holds_nothing_up(ledger: Ledger, caplog: pytest.LogCa
 
 def test_a_lock_is_known_to_be_held_only_while_it_is(ledger: Ledger) -> None:
     with ledger.log() as log:
-        assert writer.is_locked(ledger.directory / log.chain)
-    assert not writer.is_locked(ledger.chain())
+        assert locks.is_locked(ledger.directory / log.chain / LOCK_FILE)
+    assert not locks.is_locked(ledger.chain() / LOCK_FILE)

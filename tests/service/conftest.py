@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.clock import Clock
 from service_host import Served, client_of, registry
 from toolcell.service import ServiceConfig, TenantConfig, create_app
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(scope="module")

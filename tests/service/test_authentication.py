@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from starlette.datastructures import Headers
 
+from service.clock import Clock
 from service.issuer import AUDIENCE, ISSUER, Issuer, jwk_of, unsigned
 from toolcell.errors import UsageError
 from toolcell.service import attempts, jwks
@@ -26,16 +27,6 @@ from toolcell.service.token_authenticator import TokenAuthenticator
 from toolcell.service.tokens import TokenDatabase
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def ask(authenticator: BearerAuthenticator, credential: str, client: str = "192.0.2.1") -> Principal | int:

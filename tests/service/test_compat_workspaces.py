@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from service.clock import Clock
 from toolcell.errors import StoreError
 from toolcell.service.compat.messages import read_request
 from toolcell.service.compat.settings import CompatSettings
@@ -15,19 +16,6 @@ from toolcell.service.compat.workspaces import Workspaces
 from toolcell.service.problems import Problem
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

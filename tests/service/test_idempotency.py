@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.clock import Clock
 from toolcell.service.idempotency import (
     Answered,
     Begun,
@@ -24,21 +25,6 @@ from toolcell.service.idempotency import (
 )
 
 ONE, OTHER = digest_of("POST", "/v1/execute", b"one"), digest_of("POST", "/v1/execute", b"other")
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

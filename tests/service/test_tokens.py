@@ -10,26 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from service.clock import Clock
 from toolcell.errors import StoreError, UsageError
 from toolcell.service.principal import Scope
 from toolcell.service.tokens import MAX_LIFETIME_S, NOTE_USE_AFTER_S, TOKEN, TokenDatabase
 
 READ = (Scope.READ,)
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from toolcell.agents.loop_result import FINAL, SUSPENDED, TERMINATED, ToolLoopRe
 from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
-from toolcell.control.controlled import DENIED, ControlledRuntime
+from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.repair import RepairingRuntime
 from toolcell.control.revert import Reverts, revert_calls
+from toolcell.control.run_control import DENIED
 from toolcell.control.store import JournalStore
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals

@@ -13,9 +13,9 @@ from typing import Any
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import LOCK_FILE, chain_directories, read_log_id, segment_files
 from toolcell.audit.keys import Signer, Verifier
+from toolcell.audit.locks import take_lock
 from toolcell.audit.pruning import Announce, ClosedSegment, Pruner
 from toolcell.audit.signatures import default_heads_dir
-from toolcell.audit.writer import take_lock
 from toolcell.errors import AuditError
 
 logger = logging.getLogger("toolcell.audit")

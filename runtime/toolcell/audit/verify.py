@@ -13,13 +13,20 @@ from typing import Any
 
 from toolcell.audit import chain_check
 from toolcell.audit.chain_check import MAX_FINDINGS, ChainCheck, Finding
-from toolcell.audit.format import begun_segments, chain_directories, read_log_id, read_segment_file, segment_files
+from toolcell.audit.format import (
+    LOCK_FILE,
+    begun_segments,
+    chain_directories,
+    read_log_id,
+    read_segment_file,
+    segment_files,
+)
 from toolcell.audit.keys import Verifier, by_id
+from toolcell.audit.locks import is_locked
 from toolcell.audit.signatures import Head, PruneRecord, read_prune_record, saved_heads
 from toolcell.audit.timestamp_witness import TimestampWitness, check_tokens
 from toolcell.audit.witness import Witness, longest_heads
 from toolcell.audit.witness_check import check_witness
-from toolcell.audit.writer import is_locked
 from toolcell.errors import AuditError
 
 BAD_PRUNE_RECORD = "bad_stub"
@@ -360,7 +367,7 @@ def _count_segments(path: Path) -> int:
 
 
 def _add_chain(report: Report, path: Path, check: ChainCheck, strict: bool) -> None:
-    written = is_locked(path)
+    written = is_locked(path / LOCK_FILE)
     chain = ChainReport(
         path.name,
         _count_segments(path),

@@ -33,6 +33,7 @@ from toolcell.audit.format import (
     segment_path,
 )
 from toolcell.audit.keys import Signer
+from toolcell.audit.locks import take_lock
 from toolcell.audit.signatures import Head, checkpoint_statement
 from toolcell.audit.tail import GONE, Left, Tail, newest_first, tail_of, why_left
 from toolcell.errors import AuditError
@@ -268,39 +269,3 @@ def sync(descriptor: int) -> None:
         os.fsync(descriptor)
     except OSError as exc:
         raise AuditError(f"the audit log did not reach the disk: {exc.strerror}") from exc
-
-
-def take_lock(path: Path) -> int | None:
-    """Lock a file and return its descriptor; closing it releases the lock. None: another process holds the lock."""
-    # Not `filelock`: on a file system without flock it falls back to a lock that survives SIGKILL, and it has no
-    # shared, read-only probe such as `is_locked`, which must work for readers who may not write the directory.
-    try:
-        import fcntl
-    except ImportError as exc:
-        raise AuditError(f"audit logs need POSIX file locks, which {sys.platform} has not") from exc
-    descriptor = os.open(
-        path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0), 0o600
-    )
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def is_locked(path: Path) -> bool:
-    """True while a process writes the chain."""
-    import fcntl
-
-    try:
-        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -83,10 +83,8 @@ def serve(
         "pool": PoolConfig(warm=warm) if warm is not None else None,
         "limits": limits if limits.model_fields_set else None,
     }
-    defaults = base.defaults.model_copy(update={name: each for name, each in tenant.items() if each})
-    own: dict[str, Any] = {"host": host, "port": port, "state": state, "drain_s": drain_s, "defaults": defaults}
-    own = {name: each for name, each in own.items() if each is not None} | access.settings(base)
-    settings = ServiceConfig(**{name: getattr(base, name) for name in base.model_fields_set} | own)
+    own = {"host": host, "port": port, "state": state, "drain_s": drain_s}
+    settings = _settings_above(base, own | access.settings(base), tenant)
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)
         if compat:
@@ -95,6 +93,13 @@ def serve(
             anyio.run(_serve_compat, settings, (host, port, state if config is None else settings.state))
         else:
             anyio.run(_serve, settings, registry)
+
+
+def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> Any:
+    """Return the settings of a configuration file with the flags that were given above them."""
+    given = {name: each for name, each in own.items() if each is not None}
+    given["defaults"] = base.defaults.model_copy(update={name: each for name, each in tenant.items() if each})
+    return type(base)(**{name: getattr(base, name) for name in base.model_fields_set} | given)
 
 
 async def _serve(settings: Any, registry: Any) -> None:

@@ -1,39 +1,34 @@
-"""What journals do for runs: begin one, end one, and carry one on. `ControlledRuntime` is the base of `Runtime`."""
+"""Runs that can be carried on. `ControlledRuntime` is the base of `Runtime`."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from toolcell.config import Limits, Policy
-from toolcell.control.answering import JournaledTools
+from toolcell.config import Policy
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
-from toolcell.control.draft import Draft
-from toolcell.control.journal import Journal
+from toolcell.control.journal import Journal, pending_entries
+from toolcell.control.run_control import Begin, Refresh, RunControl
 from toolcell.control.scripts import Script, header_of, script_of
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.control.store import JournalStore, pending_entries
-from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender, check_on_approval
+from toolcell.control.store import JournalStore
+from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import ResumeError, UsageError
-from toolcell.host_work import HostWork
 from toolcell.keywords import keywords_known
-from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome, Suspension
+from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
-from toolcell.run.early_calls import EarlyCalls
-from toolcell.run.held import HeldRun
 from toolcell.run.sandboxes import SandboxRuntime
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.context import share_labels
 from toolcell.tools.policy import CallPolicy
-from toolcell_bridge.wire.messages import CallTool, RunScript
+from toolcell_bridge.wire.messages import RunScript
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -43,133 +38,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("toolcell.runtime")
 
-Refresh = Literal["", "reads"]
-
-DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
-
-EARLY: Final = "it was not due yet, and nobody is asked about such a call"
-
-RESUMABLE: Final = frozenset({Outcome.CANCELLED, Outcome.KILLED, Outcome.LOST})
-"""Outcomes that the script did not decide: a run that can be repeated is carried on after them with its id."""
-
 PLAN: Final = "steps"
 """In the header of a journal: it is that of a plan."""
 
-DECIDED_BY_SCRIPT: Final = frozenset({Outcome.OK, Outcome.ERROR, Outcome.DENIED, Outcome.CALL_LIMIT})
-
-
 RunHandlers = tuple[anyio.Event | None, OnLog | None, OnProgress | None]
 """How a caller cancels a run, and what it is told while the script runs."""
-
-
-class RunControl:
-    """The journal's part in one run."""
-
-    def __init__(
-        self,
-        store: JournalStore,
-        journal: Journal,
-        tools: CallableTools,
-        context: RunContext,
-        on_approval: OnApproval,
-        refresh: Refresh = "",
-        repaired: str = "",
-        is_rebuilding: bool = False,
-    ) -> None:
-        """`is_rebuilding`: the script only rebuilds a state, and makes no call."""
-        self._store = store
-        self._repaired = repaired
-        self.journal = journal
-        self.held: HeldRun | None = None
-        """The run with which this one goes on, if its sandbox was kept."""
-        suspender = Suspender(journal)
-        self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
-        self.context = context
-        self._first_effect = context.dry_run.count if isinstance(context.dry_run, Draft) else 0
-        if on_approval == "suspend":
-            self.context = self.context.child(approvals=suspender)
-        elif on_approval == "deny" or context.approvals is not None:
-            self.context = self.context.child(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
-        if on_approval == "suspend" or journal.writer is not None:
-            self.context = self.context.child(observer=StartObserver(journal, context.observer))
-
-    def finish(self, result: ExecutionResult) -> ExecutionResult:
-        """Return the result with what its journal adds, and keep the journal for what may come after."""
-        outcome, self.journal.labels = result.outcome, self.journal.held.held
-        if result.error is not None and result.error.frames and len(self.context.secrets):
-            result = _redacted(result, self.context.secrets.redact)
-        if isinstance(draft := self.context.dry_run, Draft):  # its journal is not kept: what it has was not made
-            return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
-        if self.journal.turns is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
-            result = self._compared(result)
-        if self._repaired:
-            from toolcell.control.repair import report
-
-            made = report(self._repaired, self.journal, self.tools.reused, self.tools.options)
-            result = dataclasses.replace(result, repair=made)
-        if outcome is Outcome.SUSPENDED:
-            return self._suspended(result)
-        if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
-            self._store.put_down(self.journal)
-        else:
-            calls_bytes = self.context.work.calls if self.context.work is not None else 0
-            self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
-        return result
-
-    def start_early(
-        self, context_of: Callable[[CallTool, str, RunContext], RunContext], limits: Limits, work: HostWork
-    ) -> EarlyCalls:
-        """Let calls be made before the script comes to them; return what decides about them."""
-
-        def context(call: CallTool, ident: str) -> RunContext:
-            return context_of(call, ident, self.context).child(approvals=Denial(EARLY))
-
-        return self.tools.start_early(context, limits, work)
-
-    def abandon(self) -> None:
-        """The run has no result. One that can be repeated may be carried on."""
-        self._store.put_down(self.journal)
-
-    def _compared(self, result: ExecutionResult) -> ExecutionResult:
-        found = self.tools.divergence
-        if found is None and result.outcome in DECIDED_BY_SCRIPT:
-            found = self.tools.unmade()
-        if found is None and result.outcome is Outcome.DIVERGED and result.error is not None:
-            found = Divergence("call", result.error.message)
-        if found is None:
-            return result
-        current = {ident: entry.number for ident, entry in self.journal.current.items()}
-        lines = {current.get(f"call_{call.id}", 0): call.line for call in result.calls}
-        line = lines.get(max(lines, default=0))
-        found = dataclasses.replace(found, line=line)
-        error = ErrorInfo("Diverged", f"{found.message}; nothing more was made", line)
-        return dataclasses.replace(result, outcome=Outcome.DIVERGED, error=error, divergence=found)
-
-    def _suspended(self, result: ExecutionResult) -> ExecutionResult:
-        journal, store = self.journal, self._store
-        lines = {call.id: call.line for call in result.calls}
-        for call_id, entry in journal.current.items():
-            if entry.pending is not None:
-                line = lines.get(int(call_id.removeprefix("call_")))
-                entry.pending = dataclasses.replace(entry.pending, line=line)
-        suspension = store.suspend(journal)
-        named = ", ".join(f"{each.tool} (line {each.line})" for each in suspension.calls)
-        error = ErrorInfo("Suspended", f"it waits for a decision about {named}", suspension.calls[0].line)
-        return dataclasses.replace(result, error=error, suspension=suspension)
-
-
-def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> ExecutionResult:
-    """Return the result without the secrets of the run in the local variables of its error."""
-    assert result.error is not None
-    frames = tuple(
-        dataclasses.replace(frame, locals={name: redact(text) for name, text in frame.locals.items()})
-        for frame in result.error.frames
-    )
-    return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))
-
-
-Begin = Callable[[RunScript, RunContext], RunControl]
-"""Begins the journal's part, once it is certain that the script can be sent."""
 
 
 def check_is_no_part(journal: Journal) -> None:

@@ -326,3 +326,8 @@ def _turn(entry: JournalEntry) -> RecordedTurn:
 def pending_of(entries: Iterable[JournalEntry]) -> list[PendingCall]:
     """Return the calls that wait for a decision."""
     return [entry.pending for entry in entries if entry.pending is not None]
+
+
+def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
+    """Return the calls that wait for a decision, by the id that decisions use."""
+    return {entry.pending.id: entry for entry in journal.entries if entry.pending is not None}

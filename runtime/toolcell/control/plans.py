@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolcell.control.controlled import DENIED, PLAN, ControlledRuntime
+from toolcell.control.controlled import PLAN, ControlledRuntime
 from toolcell.control.draft import Draft
 from toolcell.control.drafting import DraftingRuntime, draft_of_plan
 from toolcell.control.identity import tool_digests
 from toolcell.control.journal import Journal, pending_of
+from toolcell.control.run_control import DENIED
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.errors import UsageError

@@ -394,8 +394,3 @@ class JournalStore:
         journal.token = ""
         for number, decision in decided.items():
             journal.numbered(number).decide(decision)
-
-
-def pending_entries(journal: Journal) -> dict[str, JournalEntry]:
-    """Return the calls that wait for a decision, by the id that decisions use."""
-    return {entry.pending.id: entry for entry in journal.entries if entry.pending is not None}

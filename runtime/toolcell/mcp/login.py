@@ -6,11 +6,9 @@ there. A login that fails fails the request that needed it, and not the connecti
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import anyio
 import httpx2
@@ -27,6 +25,7 @@ from toolcell.mcp.oauth import Auth, OAuth
 from toolcell.mcp.providers import PersonProvider, Provider, person_provider, program_provider
 from toolcell.mcp.requests import called
 from toolcell.mcp.tokens import KeptLogin, store_of
+from toolcell.quiet_loggers import quiet_loggers
 from toolcell.tools.strangers import safe_text
 
 MAX_TRIES = 3
@@ -41,24 +40,9 @@ _NOWHERE = "http://127.0.0.1/callback"
 _NOBODY = 'nobody is logged in there; log in first, with "toolcell mcp login --mcp NAME=URL" or a program that asks'
 _USELESS = "it refuses the token that it was logged in for"
 
-_is_quiet: ContextVar[bool] = ContextVar("toolcell_quiet_login", default=False)
+_TELLING = ("mcp.client.auth.oauth2", "mcp.client.auth.utils")
+"""The SDK logs tracebacks of logins that fail, with what servers sent: codes and secrets among it."""
 _ERROR = re.compile(r'"error"\s*:\s*"([A-Za-z0-9_-]{1,60})"')
-
-
-def _may_log(record: logging.LogRecord) -> bool:
-    """The SDK logs tracebacks of logins that fail, with what servers sent: codes and secrets among it."""
-    return not _is_quiet.get()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    for name in ("mcp.client.auth.oauth2", "mcp.client.auth.utils"):
-        logging.getLogger(name).addFilter(_may_log)  # adding it again changes nothing
-    token = _is_quiet.set(True)
-    try:
-        yield
-    finally:
-        _is_quiet.reset(token)
 
 
 class Login(httpx2.Auth):
@@ -193,7 +177,7 @@ class Login(httpx2.Auth):
                     with self._translated():
                         outgoing = await flow.asend(answer)
             finally:
-                with _quiet():
+                with quiet_loggers(*_TELLING):
                     await flow.aclose()
         finally:
             if loopback is not None:
@@ -253,7 +237,7 @@ class Login(httpx2.Auth):
     def _translated(self) -> Iterator[None]:
         """Turn what a login can raise into an error of ours, without what servers said in it."""
         try:
-            with _quiet():
+            with quiet_loggers(*_TELLING):
                 yield
         except StopAsyncIteration:
             raise McpServerError("the login gave no token") from None

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import anyio
 
 from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
-from toolcell.control.controlled import Refresh
 from toolcell.control.decisions import ResumeDecision
+from toolcell.control.run_control import Refresh
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.effects import CommitResult, Preflight, RevertResult

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from toolcell.audit.locks import is_locked
 from toolcell.service.private_database import PrivateDatabase
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
@@ -246,19 +247,7 @@ class IdempotencyStore:
 
     def _is_alive(self, owner: str) -> bool:
         """Return True while the process holds its lock."""
-        if owner == self._owner:
-            return True
-        try:
-            descriptor = os.open(self._lives / owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return owner == self._owner or is_locked(self._lives / owner)
 
 
 _SELECT: Final = "SELECT sha256, run, owner, began_at, status, type, body FROM requests"

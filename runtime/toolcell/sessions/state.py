@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from toolcell.config import Limits
-from toolcell.control.controlled import Begin, ControlledRuntime, RunControl, RunHandlers
+from toolcell.control.controlled import ControlledRuntime, RunHandlers
 from toolcell.control.journal import Journal
+from toolcell.control.run_control import Begin, RunControl
 from toolcell.control.scripts import Script, script_of
 from toolcell.control.suspension import OnApproval
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts

@@ -6,8 +6,8 @@ import copy
 import os
 from dataclasses import dataclass
 
-from toolcell.control.controlled import Begin, RunControl
 from toolcell.control.journal import Journal
+from toolcell.control.run_control import Begin, RunControl
 from toolcell.control.scripts import Script
 from toolcell.control.store import JournalStore
 from toolcell.copies import changed

@@ -16,8 +16,9 @@ import httpcore
 import httpx
 
 from toolcell.errors import ToolError
+from toolcell.quiet_loggers import quiet_loggers
 from toolcell.tools.builtin.web.bodies import ACCEPT_ENCODING, read_body
-from toolcell.tools.builtin.web.network import GuardedTransport, Resolver, httpcore_quiet
+from toolcell.tools.builtin.web.network import GuardedTransport, Resolver
 from toolcell.tools.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of
 from toolcell.tools.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
 from toolcell.tools.builtin.web.urls import Target, parse_url
@@ -27,6 +28,9 @@ ROBOTS_AGENT: Final = "OasisBot"
 ROBOTS_KEPT_S: Final = 3600.0
 MAX_HOSTS: Final = 1024
 """Of which robots.txt and the time of the last request are kept."""
+
+_TELLING = ("httpcore.connection", "httpcore.http11")
+"""At level DEBUG, httpcore logs whole headers, and a server may send a credential back in them."""
 
 _BROKEN = (httpcore.ProtocolError, httpx.ProtocolError, httpx.DecodingError)
 _UNREACHABLE = (httpcore.NetworkError, httpcore.TimeoutException, httpx.TransportError, OSError)
@@ -140,7 +144,7 @@ class Fetcher:
             return
         transport = GuardedTransport(self.policy, self._resolver)
         try:
-            with httpcore_quiet():
+            with quiet_loggers(*_TELLING):
                 yield transport
         finally:
             with anyio.CancelScope(shield=True):

@@ -7,12 +7,9 @@ connected to. `Host` header, SNI and the certificate's check keep the name. Redi
 from __future__ import annotations
 
 import functools
-import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -101,26 +98,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         """Wait between two tries."""
         await anyio.sleep(seconds)
-
-
-_is_quiet: ContextVar[bool] = ContextVar("toolcell_quiet_httpcore", default=False)
-
-
-def _may_log(record: logging.LogRecord) -> bool:
-    """At level DEBUG, httpcore logs whole headers, and a server may send a credential back in them."""
-    return not _is_quiet.get()
-
-
-@contextmanager
-def httpcore_quiet() -> Iterator[None]:
-    """Let httpcore log nothing in this task until the block ends. Other users of httpcore are not concerned."""
-    for name in ("httpcore.connection", "httpcore.http11"):
-        logging.getLogger(name).addFilter(_may_log)  # adding it again changes nothing
-    token = _is_quiet.set(True)
-    try:
-        yield
-    finally:
-        _is_quiet.reset(token)
 
 
 class _ResponseStream(httpx.AsyncByteStream):

@@ -1,0 +1,115 @@
+"""`LoopThread`: an event loop in a thread of its own, for callers that block."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from toolcell import daemon_threads
+from toolcell.errors import UsageError
+
+T = TypeVar("T")
+
+END_S = 30.0
+"""How long the end of the program, or of an unused `SyncRuntime`, waits for the end of its sandboxes."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread: it keeps no program alive."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.has_ended = False
+        self._started: Future[BlockingPortal] = Future()
+        self._thread = daemon_threads.start(self._run, name="toolcell-runtime")
+        self._portal = self._started.result()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve)
+        except BaseException as exc:
+            if not self._started.done():
+                self._started.set_exception(exc)
+
+    async def _serve(self) -> None:
+        async with BlockingPortal() as portal:
+            self._started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def check(self) -> None:
+        """Check that it can be used here.
+
+        Raises:
+            UsageError: the runtime is closed; or this is a forked child, or the loop's own thread, where waiting for
+                the loop would never end.
+        """
+        if self.has_ended:
+            raise UsageError("this belongs to a SyncRuntime that is closed; open it again, and ask it for a new one")
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"this SyncRuntime was opened in process {self._pid}, and this is its forked child {os.getpid()}; open "
+                "a SyncRuntime of its own in each process"
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                "this SyncRuntime was called from a coroutine in its own event loop, such as an async tool; a sync "
+                "tool may call it, and an async one can await `runtime.runtime.execute_code(...)`"
+            )
+
+    def call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
+        """Run a coroutine function in the loop and return its result.
+
+        Ctrl-C meanwhile cancels it; or with `interrupt` that is awaited, and then the end of the function.
+        """
+        future = self._portal.start_task_soon(partial(_outcome, function))
+        try:
+            result, problem = future.result()
+        except BaseException:
+            if interrupt is not None:
+                self._portal.start_task_soon(partial(_outcome, interrupt))
+                future.result()
+            future.cancel()
+            raise
+        if problem is not None:
+            raise problem
+        return result  # type: ignore[return-value]
+
+    def run_sync(self, function: Callable[[], T]) -> T:
+        """Call a plain function in the loop and return its result."""
+
+        async def called() -> T:
+            return function()
+
+        return self.call(called)
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self.has_ended = True
+        self._portal.start_task_soon(self._portal.stop, True)
+        self._thread.join(END_S)
+
+
+def each_of(thread: LoopThread, stream: Any) -> Iterator[Any]:
+    """Yield what a stream of the loop has. Leaving early ends its runs, and waits for their end."""
+    try:
+        while (each := thread.call(partial(anext, stream, None))) is not None:
+            yield each
+            thread.check()
+    finally:
+        if not thread.has_ended:
+            thread.call(stream.aclose)
+
+
+async def _outcome(function: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
+    """Return what a function returns or raises. A KeyboardInterrupt raised in the loop would end the loop."""
+    try:
+        return await function(), None
+    except (Exception, KeyboardInterrupt, SystemExit) as exc:
+        return None, exc
