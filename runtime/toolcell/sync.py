@@ -139,6 +139,10 @@ class SyncRuntime:
         """Return the names of sessions that can be restored, or are open; see `Runtime.kept_sessions`."""
         return self.runtime.kept_sessions()
 
+    def forget_session(self, name: str) -> None:
+        """Remove the journal of a session that is closed; see `Runtime.forget_session`."""
+        self.runtime.forget_session(name)
+
     def execute_plan(self, steps: Sequence[Mapping[str, Any]], **options: Any) -> PlanRows:
         """Run a plan and wait for it; see `Runtime.execute_plan`."""
         return self._opened().call(partial(self.runtime.execute_plan, steps, **options))

@@ -261,6 +261,16 @@ def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime
         assert session.execute_code("'x' in globals()").value is False
 
 
+def test_a_session_that_is_forgotten_cannot_be_restored(on_disk: SyncRuntime) -> None:
+    with on_disk.session("old") as session:
+        session.execute_code("x = 1")
+    on_disk.forget_session("old")
+
+    assert "old" not in on_disk.kept_sessions()
+    with pytest.raises(UsageError, match="no journal of a session named 'old'"):
+        on_disk.forget_session("old")
+
+
 def test_restoring_what_nobody_kept_is_refused_and_leaves_no_file(on_disk: SyncRuntime) -> None:
     with on_disk.session("known") as session:
         session.execute_code("x = 1")

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import anyio
 
@@ -178,6 +178,14 @@ class Client(OpenedInBlock, AskingClient):
         return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
 
     @keywords_known
+    def map(self, source: str, inputs: Iterable[Any], **options: Any) -> NoReturn:
+        """Refuse: a map's record and its retries need the journals of a `Runtime` in this process."""
+        raise UsageError("map needs a Runtime in this process; call execute_code for each input, several at once")
+
+    def feed(self, **options: Any) -> NoReturn:
+        """Refuse: what is fed runs in a sandbox of a `Runtime` in this process."""
+        raise UsageError("feed needs a Runtime in this process; execute_code takes the whole script")
+
     async def execute_plan(
         self,
         steps: Sequence[Mapping[str, Any]],

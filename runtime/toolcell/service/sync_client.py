@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
-from toolcell.errors import UsageError
 from toolcell.results import Suspension
 from toolcell.service.client import Client
 from toolcell.sync import SyncRuntime
@@ -26,12 +26,12 @@ class SyncClient(SyncRuntime):
         return found
 
     def map(self, source: str, inputs: Iterable[Mapping[str, Any]], **options: Any) -> NoReturn:
-        """Refuse: a map's record and its retries need the journals of a `Runtime` in this process."""
-        raise UsageError("map needs a Runtime in this process; call execute_code for each input, in threads if need be")
+        """Refuse; see `Client.map`."""
+        self.client.map(source, inputs, **options)
 
     def feed(self, **options: Any) -> NoReturn:
-        """Refuse: what is fed runs in a sandbox of a `Runtime` in this process."""
-        raise UsageError("feed needs a Runtime in this process; execute_code takes the whole script")
+        """Refuse; see `Client.feed`."""
+        self.client.feed(**options)
 
     def suspended_runs(self) -> list[Suspension]:
         """Return what each suspended run waits for; see `Client.suspended_runs`."""
@@ -40,6 +40,10 @@ class SyncClient(SyncRuntime):
     def kept_sessions(self) -> list[str]:
         """Return the names of sessions whose journals are at the service; see `Client.kept_sessions`."""
         return self._opened().call(self.client.kept_sessions)
+
+    def forget_session(self, name: str) -> None:
+        """Remove the journal of a session that is closed; see `Client.forget_session`."""
+        self._opened().call(partial(self.client.forget_session, name))
 
     def interrupted_runs(self) -> list[str]:
         """Return the ids of runs that `resume` can carry on without a token; see `Client.interrupted_runs`."""
