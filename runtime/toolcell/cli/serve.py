@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from contextlib import closing, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,40 @@ from toolcell.cli.run import NamingCommand, audit_folder, split
 from toolcell.cli.terminal import reporting
 from toolcell.config import Limits, PoolConfig
 from toolcell.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFlags:
+    """Flags for what every tenant has."""
+
+    tools: Annotated[
+        list[str] | None, typer.Option("--tools", "-t", metavar="FILE|MODULE", help="Tools that scripts may call.")
+    ] = None
+    packages: Annotated[
+        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package that scripts may import.")
+    ] = None
+    preload: Annotated[
+        list[str] | None, typer.Option("--preload", metavar="MODULE", help="Imported before a script starts.")
+    ] = None
+    backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None
+    audit: Annotated[
+        str | None, typer.Option("--audit", metavar="DIR", help="Record the runs in the audit log in this directory.")
+    ] = None
+    warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None
+
+    def settings(self, servers: McpFlags, limits: Limits) -> dict[str, Any]:
+        """Return the settings that were given."""
+        given = {
+            "tools": tuple(self.tools or ()),
+            "packages": split(self.packages),
+            "preload": split(self.preload),
+            "backend": self.backend,
+            "audit": audit_folder(self.audit),
+            "mcp": {name: {"approve": servers.mcp_approve, **each} for name, each in servers.servers().items()},
+            "pool": PoolConfig(warm=self.warm) if self.warm is not None else None,
+            "limits": limits if limits.model_fields_set else None,
+        }
+        return {name: each for name, each in given.items() if each}
 
 
 def register(app: typer.Typer, name: str) -> None:
@@ -37,26 +72,13 @@ def serve(
     state: Annotated[
         Path | None, typer.Option("--state", metavar="DIR", help="Folder of what outlives the service.")
     ] = None,
-    tools: Annotated[
-        list[str] | None, typer.Option("--tools", "-t", metavar="FILE|MODULE", help="Tools that scripts may call.")
-    ] = None,
-    packages: Annotated[
-        list[str] | None, typer.Option("--packages", "-p", metavar="NAME", help="A package that scripts may import.")
-    ] = None,
-    preload: Annotated[
-        list[str] | None, typer.Option("--preload", metavar="MODULE", help="Imported before a script starts.")
-    ] = None,
-    backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="process or docker.")] = None,
-    audit: Annotated[
-        str | None, typer.Option("--audit", metavar="DIR", help="Record the runs in the audit log in this directory.")
-    ] = None,
-    warm: Annotated[int | None, typer.Option("--warm", metavar="N", help="Sandboxes started in advance.")] = None,
     drain_s: Annotated[
         float | None, typer.Option("--drain-s", metavar="SECONDS", help="What runs may take to finish at SIGTERM.")
     ] = None,
     compat: Annotated[
         bool, typer.Option("--compat", help="Speak POST /execute with callbacks; SANDBOX_* variables are its settings.")
     ] = False,
+    tenants: TenantFlags,
     builtins: BuiltinFlags,
     servers: McpFlags,
     access: AccessFlags,
@@ -65,26 +87,15 @@ def serve(
     """Serve /v1/execute, sessions, runs and tools over HTTP. Flags stand above the settings of --config.
 
     On 127.0.0.1 programs of this machine are let in. With --tokens or --oidc, callers have to say who they are; without
-    them, the service listens nowhere else. SIGTERM lets runs finish; a second
-    one ends the service at once.
+    them, the service listens nowhere else. SIGTERM lets runs finish; a second one ends the service at once.
     """
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UsageError("toolcell serve needs its web server: pip install 'toolcell[service]'")
     from toolcell.service.config import ServiceConfig
 
     base = ServiceConfig.from_toml(config) if config is not None else ServiceConfig()
-    tenant = {
-        "tools": tuple(tools or ()),
-        "packages": split(packages),
-        "preload": split(preload),
-        "backend": backend,
-        "audit": audit_folder(audit),
-        "mcp": {name: {"approve": servers.mcp_approve, **each} for name, each in servers.servers().items()},
-        "pool": PoolConfig(warm=warm) if warm is not None else None,
-        "limits": limits if limits.model_fields_set else None,
-    }
     own = {"host": host, "port": port, "state": state, "drain_s": drain_s}
-    settings = _settings_above(base, own | access.settings(base), tenant)
+    settings = _settings_above(base, own | access.settings(base), tenants.settings(servers, limits))
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)
         if compat:
@@ -98,7 +109,7 @@ def serve(
 def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> Any:
     """Return the settings of a configuration file with the flags that were given above them."""
     given = {name: each for name, each in own.items() if each is not None}
-    given["defaults"] = base.defaults.model_copy(update={name: each for name, each in tenant.items() if each})
+    given["defaults"] = base.defaults.model_copy(update=tenant)
     return type(base)(**{name: getattr(base, name) for name in base.model_fields_set} | given)
 
 
