@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from toolcell.sandbox.process.process_watch import TreeWatch
 
 END_S = 5.0
-"""How long a dead sandbox may take to be reaped and reported: well under a millisecond on a machine with time."""
+"""How long a killed sandbox may take to be reaped. The kernel does it in well under a millisecond."""
+
+REPORT_STEPS, REPORT_STEP_S = 20, 0.1
+"""How long the zygote may take to report the end of a sandbox that is dead. In steps: when this process itself stands
+still for a while, that is one of them."""
 
 THREADS = 4
 """That make the kernel forget names at the same time."""
@@ -251,8 +255,13 @@ class ProcessSandbox:
         child = self._child
         if child.pidfd < 0:
             return Exit(problem=child.problem or "it was never started")
-        with anyio.move_on_after(END_S, shield=True):
-            await child.wait_ended()
+        for _ in range(REPORT_STEPS):
+            with anyio.move_on_after(REPORT_STEP_S, shield=True):
+                await child.wait_ended()
+                break
+        if self.is_alive():
+            with anyio.move_on_after(END_S, shield=True):
+                await child.wait_ended()
         end = child.end
         if end is None:
             return Exit(problem=child.problem or "its zygote did not report how it ended")
