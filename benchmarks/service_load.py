@@ -1,7 +1,8 @@
 """`python -m benchmarks.service_load`: many clients at `toolcell serve`, a tenth of their scripts hostile, for minutes.
 
 Every answer is checked: a script that behaves gets its value, a hostile one the outcome of what it does or a timeout,
-and a refusal is 503 with Retry-After. Before, service and library take turns with ordinary scripts, for their ratio.
+and a refusal is 503 with Retry-After. Before, the service, the library and
+the library with a journal take turns with ordinary scripts, for their ratios.
 """
 
 from __future__ import annotations
@@ -120,14 +121,18 @@ async def through_service(port: int, clients: int, seconds: float, share: float,
     return tally
 
 
-async def with_library(clients: int, seconds: float, concurrent: int) -> float:
-    """Return the ordinary scripts a second of a Runtime in this process, with as many places as the service has."""
+async def with_library(clients: int, seconds: float, concurrent: int, journal: str | None = None) -> float:
+    """Return the ordinary scripts a second of a Runtime in this process, with as many places as the service has.
+
+    `journal`: a directory; the service always has one.
+    """
     registry = ToolRegistry()
     namespace: dict[str, Any] = {}
     exec(TOOLS, namespace)
     registry.tool(namespace["double"])
     done, places = 0, asyncio.Semaphore(concurrent)
-    async with Runtime(registry, limits=Limits(**LIMITS), pool=PoolConfig(cap=concurrent)) as runtime:
+    options: dict[str, Any] = {"limits": Limits(**LIMITS), "pool": PoolConfig(cap=concurrent), "journal": journal}
+    async with Runtime(registry, **options) as runtime:
         await runtime.execute_code("1")
         until = time.perf_counter() + seconds
 
@@ -165,10 +170,12 @@ def service(folder: Path, places: int) -> Iterator[tuple[psutil.Process, int]]:
         process.wait(30)
 
 
-def library_turn(clients: int, places: int) -> float:
+def library_turn(clients: int, places: int, has_journal: bool) -> float:
     """Return the library's scripts a second, measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.service_load", "--library", str(clients), str(places)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        given = [str(clients), str(places), folder if has_journal else ""]
+        command = [sys.executable, "-m", "benchmarks.service_load", "--library", *given]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def memory_of(process: psutil.Process) -> float:
@@ -177,14 +184,18 @@ def memory_of(process: psutil.Process) -> float:
 
 
 def compare(port: int, clients: int, places: int, rounds: int) -> None:
-    """Print the service's and the library's scripts a second, by turns."""
-    ratios = []
+    """Print the scripts a second of the service, the library, and the library with a journal, by turns."""
+    ratios: dict[str, list[float]] = {"library": [], "library with a journal": []}
     for each in range(rounds):
         served = len(asyncio.run(through_service(port, clients, PAIR_S, 0.0, each)).seconds) / PAIR_S
-        direct = library_turn(clients, places)
-        ratios.append(served / direct)
-        print(f"  serve {served:.0f}/s, library {direct:.0f}/s, ratio {served / direct:.2f}", flush=True)
-    print(f"ratio, median: {statistics.median(ratios):.2f}")
+        row = f"  serve {served:.0f}/s"
+        for name, has_journal in (("library", False), ("library with a journal", True)):
+            direct = library_turn(clients, places, has_journal)
+            ratios[name].append(served / direct)
+            row += f", {name} {direct:.0f}/s ({served / direct:.2f})"
+        print(row, flush=True)
+    for name, found in ratios.items():
+        print(f"serve / {name}, median: {statistics.median(found):.2f}")
 
 
 def load(process: psutil.Process, port: int, clients: int, minutes: float) -> bool:
@@ -218,10 +229,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with the library")
     parser.add_argument("--places", type=int, default=4 * (os.cpu_count() or 1), help="scripts that run at once")
-    parser.add_argument("--library", nargs=2, type=int, metavar=("CLIENTS", "PLACES"), help=argparse.SUPPRESS)
+    parser.add_argument("--library", nargs=3, metavar=("CLIENTS", "PLACES", "JOURNAL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.library:
-        print(asyncio.run(with_library(options.library[0], PAIR_S, options.library[1])))
+        clients, places, journal = options.library
+        print(asyncio.run(with_library(int(clients), PAIR_S, int(places), journal or None)))
         return
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), options.places) as (process, port):
         if options.rounds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import lru_cache
 from typing import Final
 
 import anyio
@@ -24,6 +25,9 @@ from toolcell.service.tenants import Tenants
 from toolcell.service.under_way import RunsUnderWay
 from toolcell.tools import ToolRegistry
 
+SHARES: Final = 1024
+"""Tenants whose settings of the queue are remembered."""
+
 CANCEL_S: Final = 10.0
 """What runs that were cancelled may take to answer."""
 
@@ -37,7 +41,7 @@ class Service(OpenedInBlock):
         self.metrics = Metrics(self._states)
         self.tenants = Tenants(self.config, registry, self.metrics.watch)
         self.authenticator = make_authenticator(self.config)
-        self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, self._share)
+        self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, lru_cache(SHARES)(self._share))
         self.keyed = KeyedRequests(self._keys())
         self.runs = RunsUnderWay()
         self.sockets = SocketSessions(
