@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import anyio
 import pytest
 from benchmarks.count_calls import Calls, measure
@@ -13,18 +15,24 @@ BOUNDS = {"run without calls": Calls(230, 160), "one more tool call": Calls(99, 
 """docs/benchmarks.md has the figures. They leave a little for other versions of Python and of the libraries."""
 
 
+def fewest(looks: bool = True) -> dict[str, Calls]:
+    """Return the fewest calls of three measurements: a machine that stands still meanwhile adds turns of the loop."""
+    rows = [anyio.run(measure, 5, looks) for _ in range(3)]
+    return {name: Calls(*map(min, *(astuple(row[name]) for row in rows))) for name in rows[0]}
+
+
 def test_a_run_and_a_tool_call_take_few_function_calls() -> None:
-    for name, calls in anyio.run(measure, 5).items():
+    for name, calls in fewest().items():
         assert calls.python <= BOUNDS[name].python, name
         assert calls.c <= BOUNDS[name].c, name
 
 
-OWN_BOUNDS = {"run without calls": Calls(184, 136), "one more tool call": Calls(97, 84)}
+OWN_BOUNDS = {"run without calls": Calls(184, 136), "one more tool call": Calls(94, 82)}
 """Of toolcell's own functions. How often the event loop turns meanwhile depends on the machine."""
 
 
 def test_a_host_that_sleeps_meanwhile_calls_few_more_functions_of_its_own() -> None:
-    for name, calls in anyio.run(measure, 5, False).items():
+    for name, calls in fewest(looks=False).items():
         assert calls.own_python <= OWN_BOUNDS[name].python, name
         assert calls.own_c <= OWN_BOUNDS[name].c, name
 
