@@ -40,6 +40,7 @@ CREDENTIALS = {
     "GitHub, app": "ghu_" + body(36),
     "GitHub, refresh": "ghr_" + body(40),
     "GitLab": "glpat-" + body(20),
+    "toolcell, service": "tcs_" + body(16, HEX) + "_" + body(43),
     "GitLab, runner": "glrt-" + body(20),
     "GitLab, deploy": "gldt-" + body(20),
     "Hugging Face": "hf_" + body(34, "aBcDeFgHiJ"),

@@ -109,6 +109,18 @@ def test_files_can_be_put_listed_and_read_and_a_second_put_replaces(session: Syn
         session.read_file("none.txt")
 
 
+@pytest.mark.parametrize("make", ["os.mkfifo('odd')", "os.mkdir('odd')", "os.symlink('/dev/zero', 'odd')"])
+def test_a_file_is_not_put_where_a_script_made_something_else_and_the_session_goes_on(
+    session: SyncSession, make: str
+) -> None:
+    session.execute_code(f"import os\n{make}")
+    with pytest.raises(UsageError, match="the files were not written: input file 'odd': "):
+        session.put_files({"odd": "x", "after.txt": "y"})
+    with pytest.raises(UsageError, match="'odd' cannot be read: "):
+        session.read_file("odd")
+    assert value(session, "1 + 1") == 2
+
+
 @pytest.mark.parametrize(
     ("source", "limits", "outcome"),
     [

@@ -183,12 +183,15 @@ def write(message: PutFile, root: str, is_first: bool = True) -> None:
 
     Raises:
         ValueError: the path leaves the workspace.
-        OSError: it cannot be written (no space, a folder is in the way, ...).
+        OSError: it cannot be written (no space, a folder or a pipe is in the way, ...).
     """
     path = os.path.normpath(os.path.join(root, message.path))
     if not path.startswith(root + os.sep):
         raise ValueError(f"input file {message.path!r} is outside the workspace")
     _make_folder(os.path.dirname(path))
-    begin = os.O_TRUNC if is_first else 0
+    # Scripts of a session share the workspace: a pipe that one of them made would wait for its other end.
+    begin = os.O_NONBLOCK | (os.O_TRUNC if is_first else 0)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | begin, 0o640), "ab") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EEXIST, "a script made something there that is no regular file")
         file.write(message.data)

@@ -35,6 +35,10 @@ _USER: Final = ("user_id", "thread_id", "channel", "chat_id")
 EffectDecision = Approve | AlreadyMade
 
 
+class NoSuchDraft(UsageError):
+    """There is no draft with this id."""
+
+
 class DraftJournal:
     """The open file of a draft, and how far its commit had got. Only one process has it open at a time."""
 
@@ -220,13 +224,14 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
     """Return the file of a draft, open.
 
     Raises:
-        UsageError: there is none, or it cannot be used.
+        NoSuchDraft: there is none.
+        UsageError: it cannot be used.
     """
     if not isinstance(ident, str) or not _NAME.fullmatch(ident):
         raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {shown(ident)}")
     if not is_kept(store, ident):
         place = f"in {store.config.directory}" if store.config is not None else "in this Runtime"
-        raise UsageError(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
+        raise NoSuchDraft(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
     file = DraftJournal(store, ident)
     try:
         return file.load()
