@@ -45,7 +45,7 @@ from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.monitor import RunMonitor
 from toolcell.run.nested import NestedRuns
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.request import RunRequest, run_message
+from toolcell.run.request import RunRequest, are_large, run_message
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.backend import Backend, check_choice
 from toolcell.sandbox.built_in import built_in_backend
@@ -333,7 +333,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         names = tools.names(Origin.CODE)
         feed = script.feed or (ScriptFeed.whole(script.source) if script.is_fed else None)
         source = script.source if feed is None else ""
-        message = run_message(script.number or next(self._numbers), source, script.inputs, names, limits, *settings)
+        given = (script.number or next(self._numbers), source, script.inputs, names, limits, *settings)
+        is_large = are_large(script.inputs)
+        message = await daemon_threads.run_sync(run_message, *given) if is_large else run_message(*given)
         above = context.work if context is not None and context.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self._abandoned)
         made = MadeCalls(context.made if context is not None else None)

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable
 from typing import Literal
 
-from toolcell import event_loop
+from toolcell import daemon_threads, event_loop
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
 from toolcell.run.collector import DECODING
@@ -196,6 +196,10 @@ class GuestConnection:
         self._outgoing.append(data)
         self.unsent_bytes += len(data)
         return data
+
+    async def post_large(self, message: Message) -> None:
+        """Do what `post` does, in a thread. Nothing may be sent or received meanwhile."""
+        await daemon_threads.run_sync(self.post, message)
 
     def take_unsent(self) -> bytes:
         """Take what was posted, for `write`."""

@@ -9,7 +9,7 @@ import keyword
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 
@@ -43,6 +43,11 @@ FIXED = ("disk_bytes", "inodes", "frame_bytes")
 
 LOWERED = ("memory_bytes", "processes", "open_files", "cpu_s")
 """Limits that can be lowered from outside, and not raised."""
+
+
+LARGE: Final = 20_000
+"""Elements of inputs, of which a thread takes care: it takes a hundred times as long as a slice of the event loop."""
+_MANY = frozenset({dict, list, tuple})
 
 
 class Feed(Protocol):
@@ -118,6 +123,22 @@ class RunRequest:
                 yield PutFile(file.name, file.data[start : start + size], last)
 
 
+def are_large(inputs: Mapping[str, Any] | None) -> bool:
+    """True when checking and packing inputs would keep the event loop. Looks at `LARGE` elements at most."""
+    count = 0
+    level: list[Any] = [inputs] if inputs else []
+    while level:
+        below: list[Any] = []
+        for each in level:
+            count += len(each)
+            if count > LARGE:
+                return True
+            items = each.values() if isinstance(each, Mapping) else each
+            below += [item for item in items if type(item) in _MANY]
+        level = below
+    return False
+
+
 def run_message(
     number: int,
     source: str,
@@ -143,7 +164,7 @@ def run_message(
     try:
         # Encoding the message checks inputs that are plain already.
         plain = to_plain(dict(inputs), "inputs", notes=notes) if inputs else {}
-    except (UnsendableValue, ValueError, TypeError) as exc:
+    except (UnsendableValue, ValueError, TypeError, RuntimeError) as exc:  # the last: changed meanwhile
         raise UsageError(str(exc)) from exc
     for note in notes:
         logger.warning("an input is not sent whole: %s", note)
