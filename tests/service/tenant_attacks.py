@@ -187,7 +187,7 @@ DECISIONS = (
     by_id("a suspended run", "GET", "/v1/suspended/{}", "suspended", 404, "not_suspended"),
     by_id("approving a suspended run", "POST", "/v1/suspended/{}/decide", "suspended", 409, "not_suspended", APPROVE),
     by_id("carrying on a run that has ended", "POST", "/v1/suspended/{}/decide", "run", 409, "not_suspended", {}),
-    by_id("making what a dry run collected", "POST", "/v1/drafts/{}/commit", "draft", 404, "no_such_draft", {}),
+    by_id("making what a dry run collected", "POST", "/v1/drafts/{}/commit", "draft", 422, "usage_error", {}),
     Attempt("deciding about bolt's call in an own run", decide_with_calls_of_bolt, 422, "usage_error"),
 )
 

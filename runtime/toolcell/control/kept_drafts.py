@@ -35,10 +35,6 @@ _USER: Final = ("user_id", "thread_id", "channel", "chat_id")
 EffectDecision = Approve | AlreadyMade
 
 
-class NoSuchDraft(UsageError):
-    """There is no draft with this id."""
-
-
 class DraftJournal:
     """The open file of a draft, and how far its commit had got. Only one process has it open at a time."""
 
@@ -224,14 +220,13 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
     """Return the file of a draft, open.
 
     Raises:
-        NoSuchDraft: there is none.
-        UsageError: it cannot be used.
+        UsageError: there is none, or it cannot be used.
     """
     if not isinstance(ident, str) or not _NAME.fullmatch(ident):
         raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {shown(ident)}")
     if not is_kept(store, ident):
         place = f"in {store.config.directory}" if store.config is not None else "in this Runtime"
-        raise NoSuchDraft(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
+        raise UsageError(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
     file = DraftJournal(store, ident)
     try:
         return file.load()

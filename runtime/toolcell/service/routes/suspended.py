@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
-from toolcell.control.kept_drafts import NoSuchDraft
 from toolcell.effects import CommitResult
 from toolcell.results import Suspension
 from toolcell.service.endpoints import ApiRequest, Endpoint
@@ -95,11 +94,7 @@ async def commit(request: ApiRequest) -> Mapping[str, Any]:
     given: CommitRequest = request.body
     runtime, draft = request.tenant.runtime, request.path["draft_id"]
     options: dict[str, Any] = {"recheck": given.recheck, "context": context_of(request)}
-    try:
-        done = await run_for(request, lambda run: runtime.commit(draft, given.approve, **options))
-    except NoSuchDraft as exc:
-        detail = f"there is no draft {draft!r:.80}: it has expired, or never was"
-        raise Problem(404, "no_such_draft", "No such draft", detail) from exc
+    done = await run_for(request, lambda run: runtime.commit(draft, given.approve, **options))
     return {name: plain(getattr(done, name)) for name in CommitAnswer.model_fields}
 
 
