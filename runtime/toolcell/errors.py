@@ -5,6 +5,7 @@
     │   ├── MissingPackage      the calling program: it uses an extra of toolcell that is not installed
     │   ├── RegistrationError   the calling program: a tool's definition is wrong, found when it is registered
     │   ├── Misconfigured       the calling program: found in a run, which ends with it (a ToolAbort too)
+    │   ├── UnknownId           the calling program: there is no draft, or nothing to revert, under this id here
     │   ├── ResumeError         the calling program: this run cannot be carried on with this token, here or now
     │   └── SessionError        the calling program: this session is closed, used up, or cannot be rebuilt
     ├── SandboxUnavailable      the machine: no guest code ran, and a retry may help
@@ -56,6 +57,12 @@ class MissingPackage(UsageError, ImportError):
     """A package is not installed that only an extra of toolcell needs. The message has the command that installs it."""
 
     code = "missing_package"
+
+
+class UnknownId(UsageError):
+    """There is nothing under the id that the call names: no draft, or nothing that could be reverted."""
+
+    code = "no_such_id"
 
 
 class ResumeError(UsageError):

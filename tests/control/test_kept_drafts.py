@@ -105,7 +105,7 @@ def test_bad_ids_other_tools_and_damage_are_named(durable: SyncRuntime, folder: 
     draft = dry(durable, effects)
     path = folder / f"{draft.draft_id}.draft"
     with another(folder, effects) as other:
-        for given, said in (("../key", "not '../key'"), ("0" * 16, "there is no draft"), (7, "not 7")):
+        for given, said in (("../key", "no draft '../key'"), ("0" * 16, "there is no draft"), (7, "not 7")):
             with pytest.raises(UsageError, match=said):
                 other.commit(given)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="tool 'write' is another one"):

@@ -100,7 +100,7 @@ RUNS = (
     by_id("the record of a run, by its place in the log", "GET", "/v1/runs/{}", "place", 404, "no_such_run"),
     by_id("a file that a run was given", "GET", "/v1/runs/{}/files/in.txt", "run", 404, "no_such_run"),
     by_id("a replay of a run", "POST", "/v1/runs/{}/replay", "run", 404, "no_such_run", {}),
-    by_id("undoing what a run has made", "POST", "/v1/runs/{}/revert", "run", 422, "usage_error"),
+    by_id("undoing what a run has made", "POST", "/v1/runs/{}/revert", "run", 404, "no_such_id"),
     get("bolt's runs in the list", "/v1/runs?limit=100"),
     get("bolt's runs by user", "/v1/runs?user=bolt-agent"),
     get("bolt's runs by digest of the script", "/v1/runs?sha256={sha256}"),
@@ -187,7 +187,7 @@ DECISIONS = (
     by_id("a suspended run", "GET", "/v1/suspended/{}", "suspended", 404, "not_suspended"),
     by_id("approving a suspended run", "POST", "/v1/suspended/{}/decide", "suspended", 409, "not_suspended", APPROVE),
     by_id("carrying on a run that has ended", "POST", "/v1/suspended/{}/decide", "run", 409, "not_suspended", {}),
-    by_id("making what a dry run collected", "POST", "/v1/drafts/{}/commit", "draft", 422, "usage_error", {}),
+    by_id("making what a dry run collected", "POST", "/v1/drafts/{}/commit", "draft", 404, "no_such_id", {}),
     Attempt("deciding about bolt's call in an own run", decide_with_calls_of_bolt, 422, "usage_error"),
 )
 

@@ -16,7 +16,8 @@ import pytest
 from toolcell import Limits, Outcome, RunContext, Runtime, SandboxUnavailable, Suspension, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit
 from toolcell.control.controlled import ControlledRuntime
-from toolcell.errors import Misconfigured, SessionError
+from toolcell.effects import CommitResult
+from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
 from toolcell.service import Client, SyncClient
 from toolcell.service.client_session import ClientSession
@@ -205,6 +206,16 @@ async def test_a_draft_is_committed_and_reverted_with_the_tools_here(url: str) -
         undone = await client.revert(made)
 
     assert undone.ok and shop.refunded == [({"to": "ada", "euros": 3}, {"receipt": 1})]
+
+
+async def test_an_unknown_draft_or_nothing_to_revert_is_the_error_that_a_runtime_raises(url: str) -> None:
+    nothing = CommitResult("nobody", (), journal_id="nobody")
+    async with Client(url, registry=Shop().registry) as client, Runtime() as runtime:
+        for here in (client, runtime):
+            with pytest.raises(UnknownId, match="there is no draft 0123456789abcdef"):
+                await here.commit("0123456789abcdef")
+            with pytest.raises(UnknownId, match="nothing of run nobody to revert"):
+                await here.revert(nothing)
 
 
 async def test_context_secrets_and_custom_data_stay_here_and_the_tools_see_them(url: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from toolcell.effects import Effect, Preflight, shown_effects
-from toolcell.errors import UsageError
+from toolcell.errors import UnknownId, UsageError
 from toolcell.packing import value_digest
 from toolcell.results import ExecutionResult
 from toolcell.tools.adapters import keyword_invoke
@@ -204,7 +204,8 @@ class Drafts:
         """Return the draft of a dry run, for one commit.
 
         Raises:
-            UsageError: it is none, is not of this runtime, was committed, or has expired.
+            UnknownId: it is not of this runtime.
+            UsageError: it is none, was committed, or has expired.
         """
         draft = given if isinstance(given, Draft) else None
         if isinstance(given, ExecutionResult):
@@ -212,7 +213,7 @@ class Drafts:
                 raise UsageError(f"run {given.run_id} was no dry run: what it wrote is written; write dry_run=True")
             draft = self._drafts.get(given.draft_id)
             if draft is None:
-                raise UsageError(
+                raise UnknownId(
                     f"this Runtime has no draft of run {given.run_id}: it was made in another one, or is not among its "
                     f"last {DRAFTS}; make another dry run here"
                 )

@@ -13,7 +13,7 @@ from toolcell.control.identity import tool_digests
 from toolcell.control.journal_file import JournalFile, OlderCopy
 from toolcell.control.store import JournalStore
 from toolcell.effects import Preflight
-from toolcell.errors import ResumeError, UsageError
+from toolcell.errors import ResumeError, UnknownId, UsageError
 from toolcell.packing import bytes_digest, pack
 from toolcell.results import ExecutionResult
 from toolcell.tools.call import Call, CallableTools, RunContext
@@ -220,13 +220,18 @@ def find_draft(store: JournalStore, ident: object) -> DraftJournal:
     """Return the file of a draft, open.
 
     Raises:
-        UsageError: there is none, or it cannot be used.
+        UnknownId: there is none.
+        UsageError: it cannot be used.
     """
-    if not isinstance(ident, str) or not _NAME.fullmatch(ident):
+    if not isinstance(ident, str):
         raise UsageError(f"commit takes the result of a dry run, its draft_id, or a Draft, not {shown(ident)}")
+    if not _NAME.fullmatch(ident):
+        raise UnknownId(
+            f"there is no draft {ident!r:.80}: commit takes the result of a dry run, its draft_id, or a Draft"
+        )
     if not is_kept(store, ident):
         place = f"in {store.config.directory}" if store.config is not None else "in this Runtime"
-        raise UsageError(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
+        raise UnknownId(f"there is no draft {ident} {place}; a draft outlives its process with Runtime(journal=...)")
     file = DraftJournal(store, ident)
     try:
         return file.load()

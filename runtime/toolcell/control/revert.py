@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, RevertedCall, RevertResult
-from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.errors import AuditError, ToolAbort, UnknownId, UsageError
 from toolcell.results import ExecutionResult
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
@@ -60,11 +60,11 @@ class Reverts:
         """Return what is kept under this id.
 
         Raises:
-            UsageError: nothing is.
+            UnknownId: nothing is.
         """
         found = self._made.get(ident)
         if found is None:
-            raise UsageError(
+            raise UnknownId(
                 f"there is nothing of run {run_id or ident} to revert: it made no call of a tool that writes, it ran "
                 f"elsewhere, or it is not among the last {RUNS} runs of this one"
             )

@@ -17,6 +17,7 @@ from toolcell.errors import (
     SandboxUnavailable,
     SessionError,
     ToolcellError,
+    UnknownId,
     UsageError,
 )
 from toolcell.json_text import json_text
@@ -28,6 +29,7 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (SandboxUnavailable, 503, "No sandbox could be started"),
     (ResumeError, 409, "The run cannot be carried on"),
     (SessionError, 409, "The session cannot do this"),
+    (UnknownId, 404, "No such id"),
     (UsageError, 422, "The request cannot work"),
     (AuditError, 503, "The run could not be recorded"),
     (ToolcellError, 500, "The service failed"),

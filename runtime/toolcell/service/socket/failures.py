@@ -20,6 +20,7 @@ from toolcell.errors import (
     SessionError,
     ToolAbort,
     ToolcellError,
+    UnknownId,
     UsageError,
 )
 from toolcell.service.problems import Problem
@@ -29,7 +30,16 @@ logger = logging.getLogger("toolcell.service")
 
 _KINDS: Final[dict[str, type[ToolcellError]]] = {
     kind.code: kind
-    for kind in (UsageError, ResumeError, SessionError, SandboxUnavailable, PackageError, AuditError, McpServerError)
+    for kind in (
+        UsageError,
+        UnknownId,
+        ResumeError,
+        SessionError,
+        SandboxUnavailable,
+        PackageError,
+        AuditError,
+        McpServerError,
+    )
 }
 _BUSY: Final = frozenset({429, 503})
 MAX_CHARS: Final = 4_000
