@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -44,6 +45,17 @@ def filled(path: str) -> str:
     return path
 
 
+def log_in(client: httpx.Client, token: str, **options: Any) -> httpx.Response:
+    """Load the form of the login, and send it."""
+    return client.post("/login", data={"token": token, "csrf": form_of_the_login(client)}, **options)
+
+
+def form_of_the_login(client: httpx.Client) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', client.get("/login").text)
+    assert found
+    return found[1]
+
+
 class Site:
     def __init__(self, base: str, store: TokenDatabase) -> None:
         self.base, self.store = base, store
@@ -53,7 +65,7 @@ class Site:
         token = self.store.create(tenant, scopes, name=f"{tenant}'s").text
         client = httpx.Client(base_url=self.base, timeout=60)
         self.clients.append(client)
-        answer = client.post("/login", data={"token": token})
+        answer = log_in(client, token)
         assert (answer.status_code, answer.headers["location"]) == (303, "/"), answer.text
         client.headers["x-token"] = token  # for the test itself
         return client
@@ -188,11 +200,26 @@ def test_a_login_ends_with_its_token_and_a_log_out(site: Site) -> None:
 
 def test_a_token_without_the_scope_to_read_and_a_login_from_another_site_are_refused(site: Site) -> None:
     runs = site.store.create("ada", [Scope.EXECUTE]).text
-    assert httpx.post(f"{site.base}/login", data={"token": runs}).status_code == 403
     reads = site.store.create("ada", [Scope.READ]).text
-    elsewhere = {"origin": "http://evil.example"}
-    assert httpx.post(f"{site.base}/login", data={"token": reads}, headers=elsewhere).status_code == 403
-    assert httpx.post(f"{site.base}/login", data={"token": "wrong"}).status_code == 401
+    with httpx.Client(base_url=site.base) as client:
+        assert "the scope read" in (answer := log_in(client, runs)).text and answer.status_code == 403
+        assert log_in(client, reads, headers={"origin": "http://evil.example"}).status_code == 403
+        assert log_in(client, "wrong").status_code == 401
+
+
+def test_a_login_is_refused_without_the_token_of_its_form(site: Site) -> None:
+    reads = site.store.create("ada", [Scope.READ]).text
+    with httpx.Client(base_url=site.base) as ada, httpx.Client(base_url=site.base) as eve:
+        hers, his = form_of_the_login(ada), form_of_the_login(eve)
+        assert hers == form_of_the_login(ada) != his  # a second tab does not spoil the form in the first
+        for client, fields in ((ada, {}), (ada, {"csrf": his}), (ada, {"csrf": ""}), (eve, {"csrf": hers})):
+            answer = client.post("/login", data={"token": reads, **fields})
+            assert (answer.status_code, "toolcell-login" in answer.headers.get("set-cookie", "")) == (403, False)
+            assert "load the page again" in answer.text
+        bare = httpx.post(f"{site.base}/login", data={"token": reads, "csrf": hers})  # a browser without the cookie
+        assert bare.status_code == 403
+        assert ada.post("/login", data={"token": reads, "csrf": hers}).status_code == 303
+        assert [name.rpartition("-")[0] for name in ada.cookies] == ["toolcell-login"]
 
 
 def test_what_is_no_page_is_answered_by_the_service(site: Site) -> None:

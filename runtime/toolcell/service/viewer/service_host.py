@@ -64,6 +64,16 @@ class ServiceHost:
         port = request.url.port or ""
         return "__Host-toolcell" if request.url.scheme == "https" else f"toolcell-login-{port}"
 
+    @staticmethod
+    def form_cookie_name(request: Request) -> str:
+        """Return the name of the cookie that a browser has before its login. The form of the login belongs to it."""
+        port = request.url.port or ""
+        return "__Host-toolcell-form" if request.url.scheme == "https" else f"toolcell-form-{port}"
+
+    def login_form_token(self, form_id: str) -> str:
+        """Return the token that the form of the login carries for a browser with this cookie."""
+        return form_token(self._secret, f"login:{form_id}")
+
     async def visitor(self, request: Request) -> Visitor | Response:
         """Return who asks; send somebody unknown to the login."""
         if self.is_open:
