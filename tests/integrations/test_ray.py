@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -199,6 +200,33 @@ def test_a_missing_layer_is_named_with_its_reason_and_remedy() -> None:
 
     assert missing_layers(probes, {"net", "landlock"}) == "layer landlock is not live: ABI 0; boot with lsm=landlock"
     assert missing_layers(probes, {"net"}) == ""
+
+
+def test_doctor_names_each_node_and_leaves_nothing_there(cluster: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolcell", "doctor", "--ray", cluster.address, "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"], len(found["nodes"])) == (0, True, NODES)
+    assert all(node["live"] and not node["problem"] for node in found["nodes"])
+    wait_until(lambda: not _actor_processes(), "processes are left on the nodes")
+
+
+def _actor_processes() -> list[str]:
+    return [
+        name for each in psutil.process_iter(["cmdline"]) if "ray::NodeActor" in (name := str(each.info["cmdline"]))
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-host.invalid:6379", "127.0.0.1:99999999", "nonsense"])
+def test_a_cluster_that_is_not_there_is_named_at_once(address: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolcell", "doctor", "--ray", address],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done
+    assert f"no Ray cluster answers at {address}: " in done.stdout
 
 
 def test_a_profile_that_nodes_do_not_have_is_refused() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.text import Text
 
-from toolcell.cli import doctor_docker, doctor_profiles, exits
+from toolcell.cli import doctor_docker, doctor_profiles, doctor_ray, exits
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
 from toolcell.config import PROFILES, Layer, Profile
 from toolcell.errors import UsageError
@@ -48,9 +48,17 @@ def doctor(
         str | None, typer.Option(metavar="LAYER,...", help="Layers that must be live, instead of the default set.")
     ] = None,
     profile: Annotated[Profile, typer.Option("--profile", help="The profile that must run.")] = "full",
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Look at the nodes of this Ray cluster; auto finds it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
 ) -> None:
     """Say which isolation layers are live here, why others are not, and how to get them."""
+    if ray is not None:
+        cluster = doctor_ray.examine(ray, required_layers(require))
+        doctor_ray.show(cluster, as_json)
+        raise typer.Exit(exits.OK if cluster["ok"] else exits.UNAVAILABLE)
     from toolcell.sandbox.process.probes import probe_all
 
     required = required_layers(require, profile)

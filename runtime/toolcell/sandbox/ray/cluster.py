@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ OPEN_S: Final = 300.0
 """How long the actors may take to start: packages are installed once on each node."""
 
 CLOSE_S: Final = 30.0
+CONNECT_S: Final = 10.0
 
 Started = tuple[str, str, Any, str, NodeAddress]
 """Id and name of a node, its actor, what is wrong, where it listens."""
@@ -44,11 +46,22 @@ class RayCluster:
         self._is_closed = False
         if ray.is_initialized():
             return
+        self._check_address()
         try:
             ray.init(address=self._address or "auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as exc:
             raise SandboxUnavailable(f"no Ray cluster answers at {self._address or 'auto'}: {exc}") from exc
         self._is_ours = True
+
+    def _check_address(self) -> None:
+        """Ray itself looks for minutes for a cluster that is not there."""
+        host, _, port = (self._address or "").rpartition(":")
+        if "/" in host or not (host and port.isdecimal()):  # found by Ray, or of its client
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except (OSError, OverflowError) as exc:
+            raise SandboxUnavailable(f"no Ray cluster answers at {self._address}: {exc}") from exc
 
     def alive(self) -> dict[str, str]:
         """Return the nodes that Ray takes for alive: id to name."""
