@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 import psutil
 
-from toolcell import PoolConfig, RayBackend, RunContext, Runtime, ToolRegistry
+from toolcell import PoolConfig, RayBackend, RunContext, Runtime, SandboxUnavailable, ToolRegistry
 from toolcell.audit.query import Index
 
 NODES = 3
@@ -64,13 +64,17 @@ async def be_caller(address: str, log: Path, ledger: Path) -> None:
             while not stopping.is_set():
                 name, number = f"{os.getpid()}-{own}-{number}", number + 1
                 print(json.dumps({"begun": name}), flush=True)
-                result = await runtime.execute_code(SCRIPT, inputs={"run": name}, context=RunContext(run_id=name))
-                calls = [call.args["n"] for call in result.calls]
-                print(json.dumps({"ended": name, "outcome": result.outcome, "calls": calls}), flush=True)
+                outcome, calls = "unavailable", list[int]()
+                with suppress(SandboxUnavailable):  # every node was killed just now
+                    result = await runtime.execute_code(SCRIPT, inputs={"run": name}, context=RunContext(run_id=name))
+                    outcome, calls = str(result.outcome), [call.args["n"] for call in result.calls]
+                print(json.dumps({"ended": name, "outcome": outcome, "calls": calls}), flush=True)
+                if outcome == "unavailable":
+                    await anyio.sleep(0.5)
 
         for own in range(AT_ONCE):
             tasks.start_soon(worker, own)
-        await anyio.to_thread.run_sync(sys.stdin.read)
+        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
         stopping.set()
 
 
@@ -86,8 +90,9 @@ class Caller:
         assert self.process.poll() is None, "the caller has ended"
 
     def said(self) -> list[dict[str, Any]]:
-        """Return its whole lines so far."""
-        return [json.loads(line) for line in self.out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        """Return its whole lines so far. Ray prints lines of its own among them."""
+        lines = self.out.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
 
     def end(self) -> None:
         """Let it finish what runs."""

@@ -30,6 +30,9 @@ logger = logging.getLogger("toolcell.ray")
 WATCH_S: Final = 2.0
 """How often Ray is asked which nodes there are."""
 
+AGAIN_S: Final = 5.0
+"""After how long a node is tried again whose actor did not start."""
+
 TRIES: Final = 3
 """Nodes that are tried for one sandbox."""
 
@@ -79,6 +82,10 @@ class RayBackend:
         self._nodes: dict[str, RayNode] = {}
         self.unusable: dict[str, str] = {}
         """Nodes on which no sandbox can start, with the reason."""
+        self._starting: set[str] = set()
+        """Ids of nodes whose actors start."""
+        self._again_at: dict[str, float] = {}
+        """When to try a node again whose actor failed for a reason that may pass: it was killed as it began."""
         self._count = itertools.count(1)
         self._tasks: TaskGroup | None = None
         self._freed = anyio.Event()
@@ -130,15 +137,48 @@ class RayBackend:
         for ident in [each.id for each in self._nodes.values() if each.is_lost or each.id not in alive]:
             node = self._nodes.pop(ident)
             await daemon_threads.run_sync(self._cluster.kill, node.actor)
-        new = {ident: name for ident, name in alive.items() if ident not in self._nodes and name not in self.unusable}
-        self.unusable |= await daemon_threads.run_sync(self._cluster.lacking, new)
-        new = {ident: name for ident, name in new.items() if name not in self.unusable}
-        for ident, name, actor, problem, address in await daemon_threads.run_sync(self._cluster.start, new):
-            if problem:
-                self.unusable[name] = problem
-                logger.warning("node %s is not used: %s", name, problem)
-            else:
+        new = {
+            ident: name for ident, name in alive.items() if ident not in self._nodes and self._may_start(ident, name)
+        }
+        lacking = await daemon_threads.run_sync(self._cluster.lacking, new)
+        self.unusable |= lacking
+        new = {ident: name for ident, name in new.items() if name not in lacking}
+        if self._tasks is None:
+            await self._start_actors(new)
+        else:
+            for ident, name in new.items():  # each by itself: one that hangs holds up no other
+                self._tasks.start_soon(self._start_later, {ident: name})
+        self._free()
+
+    def _may_start(self, ident: str, name: str) -> bool:
+        again_at = self._again_at.get(ident)
+        if again_at is None:
+            return ident not in self._starting and name not in self.unusable
+        return ident not in self._starting and anyio.current_time() >= again_at
+
+    async def _start_later(self, nodes: Mapping[str, str]) -> None:
+        try:
+            await self._start_actors(nodes)
+        except Exception as exc:
+            logger.warning("no actor could be started on %s: %s", ", ".join(nodes.values()), exc)
+
+    async def _start_actors(self, nodes: Mapping[str, str]) -> None:
+        """Start an actor on each node, and wait for all of them."""
+        self._starting |= nodes.keys()
+        try:
+            started = await daemon_threads.run_sync(self._cluster.start, nodes, abandon_on_cancel=True)
+        finally:
+            self._starting -= nodes.keys()
+        for ident, name, actor, problem, may_pass, address in started:
+            if not problem:
                 self._nodes[ident] = RayNode(ident, name, address, actor)
+                self.unusable.pop(name, None)
+                self._again_at.pop(ident, None)
+                continue
+            self.unusable[name] = problem
+            logger.warning("node %s is not used: %s", name, problem)
+            if may_pass:
+                self._again_at[ident] = anyio.current_time() + AGAIN_S
         self._free()
 
     def _free(self) -> None:

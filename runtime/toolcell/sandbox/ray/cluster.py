@@ -18,8 +18,8 @@ OPEN_S: Final = 300.0
 CLOSE_S: Final = 30.0
 CONNECT_S: Final = 10.0
 
-Started = tuple[str, str, Any, str, NodeAddress]
-"""Id and name of a node, its actor, what is wrong, where it listens."""
+Started = tuple[str, str, Any, str, bool, NodeAddress]
+"""Id and name of a node, its actor, what is wrong, whether that may pass, where it listens."""
 
 
 class RayCluster:
@@ -91,13 +91,14 @@ class RayCluster:
             began.append((ident, name, actor, actor.open.remote(*self._settings)))
         done = []
         for ident, name, actor, opened in began:
+            may_pass = False
             try:
                 problem, address = ray.get(opened, timeout=OPEN_S)
-            except Exception as exc:
-                problem, address = f"{type(exc).__name__}: {exc}".splitlines()[0], None
+            except Exception as exc:  # the actor was killed, or its node is gone, and Ray has not noticed that yet
+                problem, address, may_pass = f"{type(exc).__name__}: {exc}".splitlines()[0], None, True
             if problem:
                 self.kill(actor)
-            done.append((ident, name, actor, problem, address))
+            done.append((ident, name, actor, problem, may_pass, address))
         return done
 
     def _actor(self, node: str) -> Any:
