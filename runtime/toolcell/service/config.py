@@ -71,6 +71,12 @@ class TenantConfig(SettingsModel):
     sessions: PositiveInt = 64
     """Sessions that are open at once."""
 
+    files_s: PositiveFloat = Field(default=86_400.0, le=366 * 86_400)
+    """Seconds for which files that scripts returned can be fetched from `/v1/runs/{run_id}/files/{path}`."""
+
+    files_bytes: int = Field(default=256 * MIB, ge=0)
+    """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
+
     audit: Path | None = None
     """Folder of the audit log; in `defaults`, the folder in which each tenant has one, under its name. None: nothing is
     recorded, and there is no list of runs."""

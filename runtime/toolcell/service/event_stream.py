@@ -71,7 +71,7 @@ class RunEventStream(Response):
                 writer = _Writer(send, self._request.service.config.heartbeat_s)
                 tasks.start_soon(writer.beat)
                 tasks.start_soon(self._leave_when_gone, run, tasks.cancel_scope)
-                await _copy(stream, writer, self._request.http)
+                await _copy(stream, writer, self._request)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 tasks.cancel_scope.cancel()
 
@@ -81,14 +81,16 @@ class RunEventStream(Response):
         scope.cancel()
 
 
-async def _copy(stream: RunStream, writer: _Writer, http: Request) -> None:
+async def _copy(stream: RunStream, writer: _Writer, request: ApiRequest) -> None:
     try:
         async for event in stream:
+            if isinstance(event, RunFinished):
+                await request.tenant.files.keep(event.result.run_id, event.result.files)
             await writer.event(*_told(event))
     except Problem as problem:
         await writer.event("problem", problem.to_dict())
     except ToolcellError as error:
-        await writer.event("problem", problem_in(http, error).to_dict())
+        await writer.event("problem", problem_in(request.http, error).to_dict())
 
 
 def _told(event: RunEvent) -> tuple[str, Any]:

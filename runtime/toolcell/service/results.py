@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from toolcell.results import ExecutionResult, OutputFile
+from toolcell.service.tenants import Tenant
 
 
 def plain(record: Any) -> Any:
@@ -24,6 +25,12 @@ def result_members(result: ExecutionResult) -> dict[str, Any]:
     members = result.to_dict()
     members["files"] = [file_members(each, entry) for each, entry in zip(result.files, members["files"], strict=True)]
     return members
+
+
+async def kept_result(tenant: Tenant, result: ExecutionResult) -> dict[str, Any]:
+    """Return the members of a run's answer. Its files are kept for a time, too."""
+    await tenant.files.keep(result.run_id, result.files)
+    return result_members(result)
 
 
 def file_members(file: OutputFile, entry: Mapping[str, Any]) -> dict[str, Any]:

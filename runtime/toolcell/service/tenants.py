@@ -15,6 +15,7 @@ from toolcell.control.journal_config import JournalConfig
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
 from toolcell.service.config import ServiceConfig, TenantConfig
+from toolcell.service.downloads import DownloadStore
 from toolcell.service.recorded import RecordedRuns
 from toolcell.service.sessions import TenantSessions
 from toolcell.tools import ToolRegistry
@@ -24,8 +25,11 @@ from toolcell.tools.loading import load_tools
 class Tenant:
     """A tenant whose runtime is open. Nothing of it is shared with another tenant."""
 
-    def __init__(self, name: str, config: TenantConfig, registry: ToolRegistry, runtime: Runtime) -> None:
+    def __init__(
+        self, name: str, config: TenantConfig, registry: ToolRegistry, runtime: Runtime, files: DownloadStore
+    ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
+        self.files = files
         self.sessions = TenantSessions(runtime, config.sessions)
         self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
@@ -94,7 +98,9 @@ class Tenants:
             runtime = self._runtime(name, config, registry)
             await stack.enter_async_context(runtime)
             self._on_open(name, runtime)
-            tenant = Tenant(name, config, registry, runtime)
+            files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
+            stack.push_async_callback(files.close)
+            tenant = Tenant(name, config, registry, runtime, files)
             if tenant.recorded is not None:
                 stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())

@@ -11,7 +11,7 @@ from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.event_stream import RunEventStream, wants_events
 from toolcell.service.principal import Scope
 from toolcell.service.requested import script_options
-from toolcell.service.results import result_members
+from toolcell.service.results import kept_result
 from toolcell.service.routes.answers import RunResult
 from toolcell.service.routes.models import ExecuteRequest
 from toolcell.service.running import run_for
@@ -27,7 +27,7 @@ async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
         return RunEventStream(request, lambda cancel: runtime.stream(given.code, **options, cancel=cancel))
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return result_members(await runtime.execute_code(given.code, **options, cancel=run.cancel))
+        return await kept_result(request.tenant, await runtime.execute_code(given.code, **options, cancel=run.cancel))
 
     return await run_for(request, work)
 

@@ -9,7 +9,7 @@ from toolcell.results import ExecutionResult, Outcome
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.requested import chosen_tools, context_of
-from toolcell.service.results import result_members
+from toolcell.service.results import kept_result
 from toolcell.service.routes.answers import PlanResult
 from toolcell.service.routes.models import PlanRequest
 from toolcell.service.running import run_for
@@ -30,7 +30,7 @@ async def execute(request: ApiRequest) -> Mapping[str, Any]:
         rows.run_id, Outcome.OK, list(rows), True, files=rows.files, suspension=rows.suspension,
         journal_id=rows.journal_id,
     )  # fmt: skip
-    members = result_members(about)
+    members = await kept_result(request.tenant, about)
     return {"rows": members["value"], **{name: members[name] for name in PlanResult.model_fields if name != "rows"}}
 
 

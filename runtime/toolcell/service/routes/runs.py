@@ -43,12 +43,19 @@ async def show(request: ApiRequest) -> Mapping[str, Any]:
 
 
 async def read_file(request: ApiRequest) -> Response:
-    """Return a file that a run was given, where the log has its content."""
-    run, name = await _recorded(request).load(request.path["run_id"]), request.path["path"]
+    """Return a file that a run has returned, while it is kept, or was given, where the log has its content."""
+    ident, name = request.path["run_id"], request.path["path"]
+    if (kept := await request.tenant.files.find(ident, name)) is not None:
+        return download(name, kept)
+    run = await _recorded(request).load(ident)
     for given, _, _, content in run.start.get("files") or ():
         if given == name and isinstance(content, bytes):
             return download(name, content)
-    detail = f"the record of the run has no content of a file {name!r:.80}; of returned files it has the digests"
+    config = request.tenant.config
+    detail = (
+        f"no file {name!r:.80} of the run is kept: returned ones are for {config.files_s:g} s, and up to "
+        f"{config.files_bytes} bytes together; given ones where the log has their content"
+    )
     raise Problem(404, "no_such_file", "No such file", detail)
 
 
@@ -86,7 +93,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         method="GET", path=f"{ONE}/files/{{path:path}}", scope=Scope.READ, handler=read_file,
-        summary="Read a file that a run was given", gives=BYTES,
+        summary="Read a file that a run has returned or was given", gives=BYTES,
     ),
     Endpoint(
         method="POST", path=f"{ONE}/replay", scope=Scope.EXECUTE, handler=repeat,

@@ -16,7 +16,7 @@ from toolcell.service.event_stream import RunEventStream, wants_events
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.requested import context_of, files_of, script_options
-from toolcell.service.results import result_members
+from toolcell.service.results import kept_result
 from toolcell.service.routes.answers import InterruptAnswer, RunResult, SessionFiles, SessionInfo, SessionList
 from toolcell.service.routes.models import FilesRequest, ForkRequest, ScriptRequest, SessionRequest
 from toolcell.service.running import run_for
@@ -74,7 +74,7 @@ async def execute(request: ApiRequest) -> Response | Mapping[str, Any]:
         return RunEventStream(request, lambda cancel: session.stream(given.code, **options, cancel=cancel))
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
-        return result_members(await session.execute_code(given.code, **options, cancel=run.cancel))
+        return await kept_result(request.tenant, await session.execute_code(given.code, **options, cancel=run.cancel))
 
     return await run_for(request, work)
 

@@ -12,7 +12,7 @@ from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.requested import context_of
-from toolcell.service.results import plain, result_members
+from toolcell.service.results import kept_result, plain
 from toolcell.service.routes.answers import CommitAnswer, RevertAnswer, RunResult, SuspendedRun, SuspendedRuns
 from toolcell.service.routes.models import (
     ApproveCall,
@@ -56,7 +56,7 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
 
     async def work(run: RunUnderWay) -> Mapping[str, Any]:
         options: dict[str, Any] = {"context": context_of(request), "cancel": run.cancel}
-        return result_members(await tenant.runtime.resume(token, decisions, **options))
+        return await kept_result(tenant, await tenant.runtime.resume(token, decisions, **options))
 
     return await run_for(request, work)
 
