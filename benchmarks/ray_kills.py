@@ -27,6 +27,7 @@ import anyio
 import psutil
 
 from toolcell import PoolConfig, RayBackend, RunContext, Runtime, SandboxUnavailable, ToolRegistry
+from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
 
 NODES = 3
@@ -208,11 +209,12 @@ def check(caller: Caller, killed: list[Caller], ledger: Path) -> None:
     runs: set[str] = set()
     with Index(caller.log) as index:
         index.refresh()
-        for summary in index.runs():
+        for summary in index.runs(Filter(limit=None)):
             found = index.load(summary)
             runs.add(summary.id)
             recorded |= {(summary.id, str(call.args["n"])) for call in found.calls}
-    assert effects.keys() <= recorded, f"without a record: {effects.keys() - recorded}"
+    missing = sorted(effects.keys() - recorded)
+    assert not missing, f"{len(missing)} effects without a record: {missing[:5]}"
     print(f"the caller that went on: {len(begun)} runs, each with an outcome: {dict(outcomes)}")
     print(f"killed callers: {len(killed)}; runs in the audit log: {len(runs)}")
     print(f"effects: {len(effects)}, each once, each with the record of its call; nothing is left on any node")

@@ -107,9 +107,15 @@ def test_a_request_with_two_meanings_is_refused_and_its_connection_closed(served
 
 
 def test_more_connections_than_allowed_are_told_so_and_the_service_lives(served: Served) -> None:
+    ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        first = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        first.settimeout(10)
+        for _ in range(2):  # a client that is there already is served, however many others come
+            first.sendall(ready)
+            assert first.recv(65536).startswith(b"HTTP/1.1 200")
+            for _ in range(40):
+                stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
         received = served.talk(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert received.startswith(b"HTTP/1.1 503")
         until(served.is_ready)  # idle connections do not last

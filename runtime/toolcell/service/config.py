@@ -116,7 +116,7 @@ class ServiceConfig(SettingsModel):
     """Seconds after which the connection of a client that reads nothing of its answer is ended."""
 
     connections: PositiveInt = 2048
-    """Connections at once. Requests of further ones are answered with the status 503."""
+    """Connections at once. Further ones are answered with the status 503 and closed."""
 
     heartbeat_s: PositiveFloat = Field(default=15.0, le=3600)
     """Seconds without an event after which a stream of events sends a comment."""

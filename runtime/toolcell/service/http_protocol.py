@@ -13,15 +13,29 @@ CONNECTION: Final = "toolcell.connection"
 """Key of the protocol in the scope of its requests."""
 
 
-def timed_protocol(head_s: float, write_s: float) -> type[H11Protocol]:
+LINGER_S: Final = 1.0
+"""How long a connection too many is read from and not answered: closed at once, its client might not see the answer."""
+
+_REFUSAL_BODY: Final = (
+    b'{"type": "about:blank", "title": "Too many connections", "status": 503, "code": "too_many_connections"}'
+)
+_REFUSAL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_REFUSAL_BODY), _REFUSAL_BODY)
+)
+
+
+def timed_protocol(head_s: float, write_s: float, most: int) -> type[H11Protocol]:
     """Return a protocol that closes connections whose request line and headers take longer than `head_s`, and those
-    whose client reads nothing of an answer for `write_s`."""
-    return type("TimedHttpProtocol", (_TimedProtocol,), {"head_s": head_s, "write_s": write_s})
+    whose client reads nothing of an answer for `write_s`. Connections past `most` are refused; the others go on."""
+    return type("TimedHttpProtocol", (_TimedProtocol,), {"head_s": head_s, "write_s": write_s, "most": most})
 
 
 class _TimedProtocol(H11Protocol):
     head_s: float
     write_s: float
+    most: int
+    _is_refused = False
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     on_gone: Callable[[], None] | None = None
@@ -30,10 +44,17 @@ class _TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, and not for ever."""
         super().connection_made(_OneWrite(transport, self.loop))  # type: ignore[arg-type]
-        self._expect_head()
+        if len(self.connections) > self.most:
+            self._is_refused = True
+            self.transport.write(_REFUSAL)
+            self._late = self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request. From its first byte on, its head has a deadline."""
+        if self._is_refused:
+            return
         if self._late is None and self._is_idle:
             self._expect_head()
         super().data_received(data)

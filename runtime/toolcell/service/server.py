@@ -102,7 +102,7 @@ def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
     config = service.config
     return uvicorn.Config(
         app,
-        http=timed_protocol(service.config.head_s, service.config.write_s),
+        http=timed_protocol(config.head_s, config.write_s, config.connections),
         lifespan="off",  # opened and closed here, so that its errors are ours
         log_config=None,
         access_log=False,
@@ -111,7 +111,6 @@ def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
         ws_max_size=FRAME_BYTES,
         ws_max_queue=FRAMES_AHEAD,
         ws_per_message_deflate=False,  # a kilobyte would become a megabyte before anything is checked
-        limit_concurrency=config.connections,
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         timeout_keep_alive=KEEP_ALIVE_S,
