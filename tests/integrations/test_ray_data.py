@@ -116,5 +116,6 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_the_example_prints_what_its_page_says() -> None:
     assert (
-        run_example("ray_dataset.py") == "{'text': 'the quick brown fox', 'words': 4}\n{'text': 'jumps', 'words': 1}\n"
+        run_example("with_ray_data.py")
+        == "{'text': 'the quick brown fox', 'words': 4}\n{'text': 'jumps', 'words': 1}\n"
     )

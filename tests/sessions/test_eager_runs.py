@@ -468,7 +468,8 @@ async def test_a_hidden_write_voids_what_was_read_early() -> None:
     source = "f = vars()['tools'].write\na = tools.read('a')\nf(2)\nb = tools.read('b')\n[a, b]"
     result = await early(reads, source, 2)
 
-    assert (result.value, reads.asked) == (["a1", "b2"], ["a", "b", "write", "b"])
+    assert result.value == ["a1", "b2"]
+    assert (sorted(reads.asked[:2]), reads.asked[2:]) == (["a", "b"], ["write", "b"])  # early calls go side by side
     assert result.eager is not None
     assert (result.eager.hits, result.eager.wasted) == (1, 1)
 
