@@ -113,7 +113,7 @@ while not os.path.lexists("name"):
         swap
         + """
 caught = 0
-for _ in range(200_000):
+for _ in range(2_000_000):
     if not os.path.islink("name"):
         try:
             caught += open("name").read() != "good"
