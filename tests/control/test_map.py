@@ -264,7 +264,7 @@ def test_what_has_ended_is_answered_from_the_record_and_not_run_again(effects: E
     assert [item.is_recorded for item in again] == [True] * 4 + [False] * 2
     assert again[2].error is not None and again[2].error.message == "two" and again[2].error.line == 1
     assert effects.made[: len(made)] == made
-    assert [text for _, text in effects.of("write")] == ["0", "1", "3", "4", "5"]
+    assert sorted(text for _, text in effects.of("write")) == ["0", "1", "3", "4", "5"]  # items run side by side
     assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["key", "m.items.map"]
 
 

@@ -54,6 +54,7 @@ class BadProxy:
         self.cuts = 0
         self.is_bad = True
         self.is_closed_to_all = False
+        self.is_silent = False
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -89,16 +90,20 @@ class BadProxy:
         self._writers |= {writer, back}
         left = [self._random.randint(*self._cut_after) if self.is_bad else 1 << 40]
         pumps = [asyncio.create_task(self._pump(*each, left)) for each in ((reader, back), (there, writer))]
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        for each in pumps:
-            each.cancel()
-        for end in (writer, back):
-            end.transport.abort()
-            self._writers.discard(end)
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in pumps:
+                each.cancel()
+            for end in (writer, back):
+                end.transport.abort()
+                self._writers.discard(end)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: list[int]) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(self._random.choice([1, 7, 100, 4096, 65536]) if self.is_bad else 65536):
+                while self.is_silent:
+                    await asyncio.sleep(0.01)
                 left[0] -= len(data)
                 if left[0] < 0:
                     self.cuts += 1

@@ -17,7 +17,7 @@ from toolcell import Outcome, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.errors import ServiceError, SessionError
 from toolcell.service import Client
 from toolcell.service.principal import Principal, Scope
-from toolcell.service.socket import frames, server
+from toolcell.service.socket import frames, link, server
 from toolcell.service.socket.frames import FRAMES, SOCKET_VERSION
 from toolcell.service.socket.link import socket_url
 from toolcell.service.tokens import TokenDatabase
@@ -156,6 +156,24 @@ async def test_closing_a_client_ends_everything_of_it_at_once(tmp_path: Path) ->
         with pytest.raises(ServiceError):
             await running
         await client.close()
+
+
+async def test_a_client_that_is_closed_has_no_connection_though_the_service_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    async def noting(*args: Any, **kwargs: Any) -> Any:
+        made.append(await connect(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(link, "connect_websocket", noting)
+    monkeypatch.setattr(link, "END_S", 0.0)
+    async with serving(tmp_path) as (url, _), BadProxy(url, 0) as proxy:
+        proxy.is_bad = False
+        async with Client(proxy.url):
+            proxy.is_silent = True
+        assert [connection.transport.is_closing() for connection in made] == [True]
 
 
 async def test_a_slow_reader_holds_its_own_run_up_and_no_other(tmp_path: Path) -> None:

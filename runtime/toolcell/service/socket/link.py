@@ -57,8 +57,11 @@ class ClientTransport:
         return data if isinstance(data, bytes) else b""
 
     async def close(self, code: int, reason: str) -> None:
-        """End it."""
-        await self._connection.close(code, reason)
+        """End it: politely, or at once if this is cancelled."""
+        try:
+            await self._connection.close(code, reason)
+        finally:
+            self._connection.transport.abort()
 
 
 def socket_url(url: str) -> str:

@@ -211,9 +211,11 @@ class SocketPeer:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.greeted.clear()
-            self.protocol.lost()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # a scope of anyio cancels this wait too
+                self.greeted.clear()
+                self.protocol.lost()
 
     async def _write(self, transport: Transport) -> str:
         while True:
