@@ -11,6 +11,7 @@ import pytest
 
 from toolcell import Limits, PoolConfig, Runtime, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sample, Sandbox
+from toolcell.sandbox.stream import read_available
 from toolcell.testing import CaseResult, FakeBackend, check_backend, contract_cases, contract_lacks
 from toolcell.testing import fake as fakes
 from toolcell.testing import harness as harnesses
@@ -82,6 +83,10 @@ def _freezes_nothing(self: FakeSandbox) -> bool:
     return True
 
 
+def _reads_on(self: FakeSandbox) -> tuple[bytes, bytes]:
+    return read_available(self._output[0]), read_available(self._output[1])
+
+
 async def _raises_when_destroyed_twice(self: FakeSandbox) -> None:
     if self.process.returncode is not None:
         raise RuntimeError("destroyed twice")
@@ -105,6 +110,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("layers are made up", faulty(accept=_never_accepts), "usage.layers_are_known_first"),
     ("descriptors are forgotten", faulty(destroy=_forgets_descriptors), "life.sandboxes_leak_nothing"),
     ("what was frozen goes on", faulty(freeze=_freezes_nothing), "deaths.frozen"),
+    ("the dead read on", faulty(read_output=_reads_on), "deaths.touches_nobody_else"),
     ("a second destroy raises", faulty(destroy=_raises_when_destroyed_twice), "deaths.destroyed_twice"),
     ("ids are shared", faulty(id="x"), "usage.sandboxes_have_ids"),
     ("it claims to isolate", type("Boaster", (FakeBackend,), {"isolates": True, "lacks": {}}), "isolation.no_files"),

@@ -124,7 +124,7 @@ class ProcessSandbox:
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of its run, from outside."""
-        if limits is self.limits:
+        if limits is self.limits or self._closed:
             return
         if self._cgroup is not None and self._cgroups is not None:
             self._cgroup.set_limits(limits.memory_bytes, limits.processes)
@@ -138,6 +138,8 @@ class ProcessSandbox:
 
     def read_output(self) -> tuple[bytes, bytes]:
         """Read what was written raw to descriptors 1 and 2 so far, without waiting."""
+        if self._closed:  # the numbers may be those of another sandbox's bridge
+            return b"", b""
         return read_available(self._output[0]), read_available(self._output[1])
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
@@ -177,12 +179,15 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill every process inside at once: the child is init of its pid namespace."""
-        # A destroyed one has no pidfd any more: its number may be that of another sandbox.
-        if self._child.pidfd >= 0 and self._child.end is None and not self._closed:
+        if self._can_be_signalled():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
 
     kill_now = kill
+
+    def _can_be_signalled(self) -> bool:
+        # A destroyed one has no pidfd any more: its number may be that of another sandbox.
+        return self._child.pidfd >= 0 and self._child.end is None and not self._closed
 
     def ask_line(self) -> None:
         """Have the main thread of the script write its frames to descriptor 2."""
@@ -193,7 +198,7 @@ class ProcessSandbox:
         self._signal(INTERRUPT_SIGNAL)
 
     def _signal(self, number: int) -> None:
-        if self._child.pidfd >= 0 and self._child.end is None:
+        if self._can_be_signalled():
             with suppress(OSError):
                 signal.pidfd_send_signal(self._child.pidfd, number)
 
@@ -212,7 +217,7 @@ class ProcessSandbox:
         A stop signal from outside also stops the init of a pid namespace. A fork in progress is already counted when
         the signal is sent, or fails because of it; so the count includes everything that can still run.
         """
-        if self._cgroup is None or self._child.pidfd < 0 or self._child.end is not None:
+        if self._cgroup is None or not self._can_be_signalled():
             return False
         if self._sample.peak_memory_bytes > FROZEN_BYTES:
             return False
@@ -238,7 +243,7 @@ class ProcessSandbox:
 
     def _stop_all(self, is_paused: bool) -> bool:
         cgroup, number = self._cgroup, signal.SIGSTOP if is_paused else signal.SIGCONT
-        if self._child.pidfd < 0 or self._child.end is not None:
+        if not self._can_be_signalled():
             return False
         try:
             if cgroup is not None and cgroup.freeze(is_paused):

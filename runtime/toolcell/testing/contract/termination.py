@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Final
 
 import anyio
 
@@ -26,6 +28,9 @@ from toolcell.testing.harness import (
 from toolcell_bridge.wire.messages import CallTool, ToolReturn
 
 cancelling_cases = CaseGroup("cancelling")
+
+REUSED: Final = 16
+"""Pairs of sockets that take the numbers of a destroyed sandbox's descriptors."""
 
 SLEEP = "set_result('early')\nprint('started')\nimport time\ntime.sleep(60)"
 
@@ -242,6 +247,33 @@ async def destroyed_twice(harness: BackendHarness) -> None:
         expect(not sandbox.is_alive(), "a destroyed sandbox counts as alive")
         sandbox.kill()
         expect_equal(await sandbox.stream.receive(), b"", "bytes from a destroyed sandbox")
+
+
+@deaths_cases
+async def touches_nobody_else(harness: BackendHarness) -> None:
+    """A destroyed sandbox reads, signals and stops nothing of whoever has its descriptors' numbers now."""
+    async with harness.connection() as old:
+        sandbox = old.sandbox
+    with ExitStack() as open_now:
+        ends = [each for _ in range(REUSED) for each in socket.socketpair()]
+        for each in ends:
+            open_now.enter_context(each)
+            each.setblocking(False)
+            each.send(b"of somebody else")
+        async with harness.connection() as connection:
+            expect_equal(sandbox.read_output(), (b"", b""), "raw output of a destroyed sandbox")
+            sandbox.kill()
+            sandbox.kill_now()
+            expect(not sandbox.freeze(), "a destroyed sandbox was frozen")
+            for signal_it in ("ask_line", "interrupt"):  # which not every sandbox has
+                getattr(sandbox, signal_it, lambda: None)()
+            sandbox.sample(last=True)
+            sandbox.cpu_now()
+            result = await run_on(connection, "set_result(42)")
+            expect_equal(result.value, 42, "the value of another sandbox")
+            expect_equal(connection.sandbox.read_output(), (b"", b""), "its raw output")
+        for each in ends:
+            expect_equal(each.recv(64), b"of somebody else", "what is in a socket that has such a number")
 
 
 @deaths_cases
