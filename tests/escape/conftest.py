@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from escape.attack import BACKEND, Victim
+from escape.attack import BACKEND, IS_PROCESS, Victim
 
 LEFT_OUT: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
@@ -23,7 +24,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = config.stash.setdefault(LEFT_OUT, Counter())
     for item in items:
         mark = item.get_closest_marker("process_only")
-        if mark is not None and BACKEND not in ("process", *mark.kwargs["also"]):
+        if mark is not None and BACKEND not in mark.kwargs["also"]:
             left_out.append(item)
             reasons[mark.args[0]] += 1
     if left_out:
@@ -39,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session", autouse=True)
 def current_image() -> None:
     """Make sure that containers run this tree's guest. An image with an older one is rebuilt on its base, in seconds."""
-    if BACKEND == "process":
+    if IS_PROCESS:
         return
     from toolcell.sandbox.docker.client import EngineClient
     from toolcell.sandbox.docker.images import build, reference
@@ -54,8 +55,27 @@ def current_image() -> None:
         client.api.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cluster() -> Iterator[None]:
+    """A Ray cluster of one node on this machine, if that is where the sandboxes are to be."""
+    if BACKEND != "ray":
+        yield
+        return
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False},
+    )
+    os.environ["TOOLCELL_ESCAPE_RAY"] = found.address
+    try:
+        yield
+    finally:
+        found.shutdown()
+
+
 @pytest.fixture(scope="session")
-def victim() -> Iterator[Victim]:
+def victim(cluster: None) -> Iterator[Victim]:
     """A host with default limits and the default policy."""
     host = Victim()
     yield host

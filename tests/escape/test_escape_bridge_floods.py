@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from escape.attack import BACKEND, ENDED_S, GROWTH_BYTES, MIB, Victim, outside
+from escape.attack import ENDED_S, GROWTH_BYTES, IS_PROCESS, MIB, Victim, outside
 from escape.prologues import BRIDGE
 
 pytestmark = [pytest.mark.isolation, pytest.mark.conforms("Q-b21", "T7")]
 
-FLOOD_S = 0.5 if BACKEND == "process" else 1.5
+FLOOD_S = 0.5 if IS_PROCESS else 1.5
 """A flood goes through three processes more on its way out of a container, all of which share the machine."""
 
 FLOODS = {

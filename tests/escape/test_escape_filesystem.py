@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from escape.attack import BACKEND, Victim, outside
+from escape.attack import BACKEND, IS_PROCESS, Victim, outside
 from escape.prologues import RAW
 
 pytestmark = pytest.mark.isolation
@@ -36,12 +36,12 @@ set_result({path: attempt(look, path) for path in places})
     )
     # A path descriptor opens even what may not be read, and moves no device. In a container it opens names that are
     # there, and which are the container's own; to read them is another matter.
-    flags = os.O_PATH if BACKEND == "process" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+    flags = os.O_PATH if IS_PROCESS else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
     opened = outside(source, places=HOST_PLACES, flags=os.O_PATH).value
     assert {"/proc/self/mem", "/proc/self/fd", "/etc/shadow", "/sys/kernel", "/var", "/usr/local", "/dev/tty"} <= {
         path for path, how in opened.items() if how == "ok"
     }
-    places = [place for place in HOST_PLACES if BACKEND == "process" or place not in IMAGES_OWN]
+    places = [place for place in HOST_PLACES if IS_PROCESS or place not in IMAGES_OWN]
     assert set(victim.run(source, places=places, flags=flags).value.values()) <= {
         "ENOENT",
         "EACCES",
@@ -62,7 +62,7 @@ set_result({name: open("/etc/" + name).read() for name in names if os.path.exist
     assert "root:" in host["passwd"]
     inside = victim.run(source).value
     assert all(text == "" or text != host.get(name) for name, text in inside.items())
-    if BACKEND != "process":
+    if not IS_PROCESS:
         assert all(line.startswith(("root:", "nobody:")) for line in inside["passwd"].splitlines())
         told = victim.run("set_result([open('/etc/' + name).read() for name in ('hostname', 'hosts', 'resolv.conf')])")
         assert told.value == ["sandbox\n", "", ""]
@@ -295,9 +295,9 @@ set_result([present, changed])
     others = ["mem", "kmsg", "tty", "ptmx", "console", "fuse", "kvm", "vsock", "loop0", "vda", "fd", "stdin", "mqueue"]
     assert "tty" in outside(source.replace("for name in known", "for name in []"), others=others, strict=True).value[0]
     before = {name: os.stat(f"/dev/{name}").st_mtime_ns for name in ("null", "zero", "full", "random", "urandom")}
-    present, changed = victim.run(source, others=others, strict=BACKEND == "process").value
+    present, changed = victim.run(source, others=others, strict=IS_PROCESS).value
     assert sorted(present) == ["full", "null", "random", "urandom", "zero"]
-    if BACKEND != "process":  # the nodes are made anew for each container, and anybody may set their times to now
+    if not IS_PROCESS:  # the nodes are made anew for each container, and anybody may set their times to now
         assert {tried.pop(1) for tried in changed.values()} == {"ok"}
         assert {name: os.stat(f"/dev/{name}").st_mtime_ns for name in changed} == before
     assert all(set(tried) <= {"EROFS", "EPERM", "EACCES", "EXDEV"} for tried in changed.values())

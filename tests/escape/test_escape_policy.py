@@ -11,7 +11,7 @@ import sys
 import anyio
 import pytest
 
-from escape.attack import BACKEND, OWN_LAYERS, PATIENCE_S, HostHung, Victim, outside, process_only
+from escape.attack import BACKEND, IS_PROCESS, OWN_LAYERS, PATIENCE_S, HostHung, Victim, outside, process_only
 from escape.prologues import RAW
 from toolcell import Policy, Runtime, ToolRegistry, UsageError
 from toolcell.config import DEFAULT_LAYERS
@@ -103,7 +103,7 @@ def test_a_wall_that_will_not_go_up_means_no_sandbox(layer: str, said: dict[str,
     assert said[layer].startswith("SandboxUnavailable")
 
 
-@process_only("a container's cgroup is the daemon's; a layer that it does not give is required below")
+@process_only("a container's cgroup is the daemon's; a layer that it does not give is required below", on_nodes=False)
 def test_a_required_layer_that_cannot_be_had_means_no_sandbox() -> None:
     """A machine without a place for cgroups. For root, a mount namespace hides the tree."""
     covered = """
@@ -128,7 +128,7 @@ def test_a_layer_that_this_backend_has_not_is_never_taken_as_given() -> None:
     """A daemon gives containers user namespaces only if it was set up for that. The process backend makes its own."""
     host = Victim(policy={"require": [*OWN_LAYERS, "user"]})
     try:
-        if BACKEND == "process":
+        if IS_PROCESS:
             assert "user" in host.run("set_result(1)").result.isolation.layers
         else:
             with pytest.raises(HostHung, match=r"SandboxUnavailable.*user"):
@@ -137,7 +137,7 @@ def test_a_layer_that_this_backend_has_not_is_never_taken_as_given() -> None:
         host.kill()
 
 
-@process_only("a container's cgroup is the daemon's, whatever the host's process sees")
+@process_only("a container's cgroup is the daemon's, whatever the host's process sees", on_nodes=False)
 def test_without_a_cgroup_the_result_says_so() -> None:
     uncovered = Victim(before=(
         "import ctypes, os\n"
@@ -174,5 +174,5 @@ def test_every_result_carries_the_layers_that_were_up(victim: Victim) -> None:
     ]
     for source in sources:
         result = victim.run(source, limits={"wall_s": 0.3}).result
-        assert result.isolation.backend == ("process" if BACKEND == "process" else "docker")
+        assert result.isolation.backend == (BACKEND if IS_PROCESS else "docker")
         assert result.isolation.layers.keys() >= OWN_LAYERS

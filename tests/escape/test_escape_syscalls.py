@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from escape.attack import BACKEND, Victim, outside
+from escape.attack import IS_PROCESS, Victim, outside
 from escape.prologues import RAW
 from escape.refused_calls import NOT_ON_EVERY_MACHINE, REFUSED, ROOT_ONLY
 from toolcell_bridge.isolation.guest_paths import GUEST_ID
@@ -117,7 +117,7 @@ set_result([in_child(lambda: call(0x40000000 | number, 0, 0, 0, 0, 0)) for numbe
     )
     assert all(isinstance(each, int) or each.startswith(("E", "signal")) for each in outside(source).value)
     # A container's own filter knows one architecture and ends whoever speaks for another.
-    assert set(victim.run(source).value) == ({"ENOSYS"} if BACKEND == "process" else {"signal 31"})
+    assert set(victim.run(source).value) == ({"ENOSYS"} if IS_PROCESS else {"signal 31"})
 
 
 def test_privilege_state_is_empty_and_locked(victim: Victim) -> None:
@@ -153,7 +153,7 @@ set_result({
         "bounding": [],
         "ambient": [],
         # Setting them takes a capability, and a container's first process has none already.
-        "securebits": 0b1110_1111 if BACKEND == "process" else 0,
+        "securebits": 0b1110_1111 if IS_PROCESS else 0,
         "no_new_privs": 1,
         "seccomp": 2,
         "dumpable": 0,
@@ -205,7 +205,7 @@ set_result(clone())
 """
     )
     assert outside(source).value == "made"
-    assert victim.run(source).value == ("EINVAL" if BACKEND == "process" else "EPERM")
+    assert victim.run(source).value == ("EINVAL" if IS_PROCESS else "EPERM")
 
 
 def test_out_of_band_data_on_unix_sockets_is_out_of_reach(victim: Victim) -> None:

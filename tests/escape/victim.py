@@ -26,9 +26,9 @@ HEAP = [f"{SECRET} on the heap {number}" for number in range(100)]
 """Found by a guest that was forked from this process, or handed any of its memory."""
 
 BACKEND = os.environ.get("TOOLCELL_ESCAPE_BACKEND", "process")
-"""process, docker, or forked: docker's second mode."""
+"""process, docker, forked (docker's second mode), or ray: a node of the cluster at TOOLCELL_ESCAPE_RAY."""
 
-IN_CONTAINERS = BACKEND != "process"
+IN_CONTAINERS = BACKEND in ("docker", "forked")
 WARM = 2 if BACKEND == "docker" else 1
 """Two containers, because one takes longer to start than most attacks take to fail."""
 LAUNCHER_AND_ZYGOTE = 2
@@ -41,12 +41,32 @@ MEETING_S = 25.0
 
 def backend(options: dict[str, Any]) -> Any:
     """What the sandboxes are to be made by."""
-    if BACKEND != "forked":
+    if BACKEND in ("process", "docker"):
         return BACKEND
+    given = {name: options[name] for name in ("packages", "preload") if name in options}
+    given["policy"] = Policy(**options.get("policy", {}))
+    if BACKEND == "ray":
+        from toolcell import RayBackend
+
+        made = RayBackend(os.environ["TOOLCELL_ESCAPE_RAY"], tls=True, **given)
+        NODES.append(made)
+        return made
     from toolcell.sandbox.docker import DockerBackend
 
-    given = {name: options[name] for name in ("packages", "preload") if name in options}
-    return DockerBackend(mode="forked", policy=Policy(**options.get("policy", {})), **given)
+    return DockerBackend(mode="forked", **given)
+
+
+NODES: list[Any] = []
+"""A Ray backend, whose actors are nobody's children on the host's side."""
+
+
+def node_actors() -> list[int]:
+    """Processes that listen where this victim's nodes do."""
+    ports = {node.address.port for made in NODES for node in made._nodes.values()}
+    listening = psutil.net_connections("tcp") if ports else []
+    return [
+        each.pid for each in listening if each.status == psutil.CONN_LISTEN and each.laddr.port in ports and each.pid
+    ]
 
 
 class Host:
@@ -162,7 +182,7 @@ def family() -> list[int]:
     for init in CONTAINERS.inits().values() if IN_CONTAINERS else ():
         if init:
             found += [init, *below(init)]
-    return found
+    return found + [pid for actor in node_actors() for pid in below(actor)]
 
 
 def named(name: str) -> list[int]:
@@ -199,7 +219,7 @@ def vitals() -> dict[str, int]:
         "resident_bytes": resident,
         "descriptors": len(os.listdir("/proc/self/fd")) - 1,
         "threads": len(os.listdir("/proc/self/task")),
-        "processes": len(below(os.getpid())),
+        "processes": len(below(os.getpid())) + sum(len(below(actor)) for actor in node_actors()),
     }
 
 

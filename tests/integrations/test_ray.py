@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,11 +23,11 @@ import pytest
 
 from integrations.conftest import needs, run_example
 from integrations.ray_caller import RUNS
-from toolcell import Outcome, PoolConfig, RunContext, Runtime, SandboxUnavailable, ToolRegistry, UsageError
+from toolcell import Limits, Outcome, PoolConfig, RunContext, Runtime, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.config import Policy
 from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.ray.backend import WATCH_S, RayBackend
-from toolcell.sandbox.ray.node_server import missing_layers
+from toolcell.sandbox.ray.node_server import NodeAddress, missing_layers
 from toolcell.testing import check_backend
 
 needs("ray")
@@ -110,12 +113,40 @@ async def runs_on_every_node(runtime: Runtime, count: int, results: list[Any], t
 
 
 @pytest.mark.anyio
-async def test_the_backend_meets_the_contract_on_three_nodes(cluster: Any) -> None:
-    report = await check_backend(RayBackend)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_the_backend_meets_the_contract_on_three_nodes(cluster: Any, tls: bool) -> None:
+    report = await check_backend(lambda **options: RayBackend(tls=tls, **options))
 
     assert report.ok, str(report)
     assert not report.skipped
     print(report.summary)
+
+
+EXAMPLES = [
+    "agent_loop", "dry_run", "eager_run", "files_and_limits", "first_script", "hooks_and_approval", "map_inputs",
+    "mend_script", "plan_versus_code", "private_data", "repair_loop", "saved_script", "session",
+]  # fmt: skip
+"""Those whose output is the same every time, but for moments and the numbers of runs."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_says_the_same_when_only_its_backend_is_another(cluster: Any, name: str, tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    made = r"\b((?:Sync)?Runtime)\(((?:[^()]|\([^()]*\))*)\)"
+    with_ray, changed = re.subn(
+        made, lambda call: f"{call[1]}({', '.join(filter(None, (call[2], 'backend=RayBackend()')))})", path.read_text()
+    )
+    assert changed >= 1
+    with_ray = with_ray.replace("from toolcell import ", "from toolcell import RayBackend, ", 1)
+    (tmp_path / path.name).write_text(with_ray)
+
+    def said(program: Path) -> str:
+        command, environment = [sys.executable, str(program)], {**os.environ, "RAY_ADDRESS": cluster.address}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        return re.sub(r"[0-9a-f]{16,}|\d+\.\d+|\d+ ?(ms|s|MiB|bytes)\b", "N", done.stdout)
+
+    assert said(tmp_path / path.name) == said(path)
 
 
 @pytest.mark.anyio
@@ -299,6 +330,17 @@ async def test_a_node_that_is_killed_loses_its_runs_and_is_forgotten(cluster: An
 
 
 @pytest.mark.anyio
+async def test_an_unusable_node_that_left_is_not_named_any_more(cluster: Any) -> None:
+    backend = RayBackend(resources={"special": 0.1})
+    async with Runtime(backend=backend, pool=PoolConfig(warm=0)):
+        before = len(backend.unusable)
+        added = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        await eventually(lambda: len(backend.unusable) == before + 1, f"{backend.unusable}")
+        cluster.remove_node(added, allow_graceful=False)
+        await eventually(lambda: len(backend.unusable) == before, f"{backend.unusable}")
+
+
+@pytest.mark.anyio
 async def test_a_node_that_joins_is_used(cluster: Any) -> None:
     backend = RayBackend()
     async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
@@ -347,14 +389,78 @@ async def test_a_stranger_gets_no_sandbox_and_no_proof(cluster: Any, said: bytes
 
 @pytest.mark.anyio
 async def test_a_node_that_has_not_got_the_key_is_not_believed(cluster: Any) -> None:
-    import dataclasses
-
     backend = RayBackend()
     async with Runtime(backend=backend, pool=PoolConfig(warm=0)):
         for node in backend._nodes.values():
             node.address = dataclasses.replace(node.address, key=b"\0" * 32)
         with pytest.raises(SandboxUnavailable, match="no node could be reached"):
             await backend.start(Runtime().limits)
+
+
+class Wire:
+    """Carries the bytes of every connection to one node, and keeps them."""
+
+    def __init__(self, address: NodeAddress) -> None:
+        self._node = address
+        self.seen = bytearray()
+
+    async def __aenter__(self) -> NodeAddress:
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError):
+                while data := await reader.read(65536):
+                    self.seen += data
+                    writer.write(data)
+                    await writer.drain()
+                writer.write_eof()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection(self._node.host, self._node.port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+            writer.close()
+            back.close()
+
+        self._server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        return dataclasses.replace(self._node, host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("tls", "anyio_backend"), [(False, "asyncio"), (True, "asyncio")], indirect=["anyio_backend"])
+async def test_with_tls_nothing_of_a_run_can_be_read_on_the_way(cluster: Any, tls: bool) -> None:
+    backend, registry = RayBackend(tls=tls), ToolRegistry()
+    registry.tool(word)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        (node, *others) = backend._nodes.values()
+        for other in others:
+            other.is_lost = True
+        wire = Wire(node.address)
+        async with wire as node.address:
+            source = "print('PRINTED'); set_result(call_tool('word', {'secret': 'ARGUMENT'}) * 40_000)"
+            result = await runtime.execute_code(source)
+            ended = await runtime.execute_code("import time\ntime.sleep(60)", limits=Limits(wall_s=0.5))
+
+    assert result.value == "ANSWERED" * 40_000 and ended.outcome is Outcome.TIMEOUT
+    told = [text in bytes(wire.seen) for text in (b"PRINTED", b"ARGUMENT", b"ANSWERED", b"call_tool")]
+    assert told == [not tls] * 4 and len(wire.seen) > 320_000
+
+
+def word(secret: str) -> str:
+    """Give back a word."""
+    return "ANSWERED"
+
+
+@pytest.mark.anyio
+async def test_a_node_with_another_certificate_is_not_believed(cluster: Any) -> None:
+    backend = RayBackend(tls=True)
+    async with Runtime(backend=backend, pool=PoolConfig(warm=0)):
+        nodes = list(backend._nodes.values())
+        others = [each.address.certificate for each in nodes[1:] + nodes[:1]]
+        for node, other in zip(nodes, others, strict=True):
+            node.address = dataclasses.replace(node.address, certificate=other)
+        with pytest.raises(SandboxUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await backend.start(Limits())
 
 
 def test_the_example_prints_what_its_page_says() -> None:

@@ -65,9 +65,11 @@ class RayBackend:
         preload: Sequence[str] = (),
         policy: Policy | None = None,
         resources: Mapping[str, float] | None = None,
+        tls: bool = False,
     ) -> None:
         """`address`: of the cluster, as `ray.init` takes it; a program that is connected with one already needs none.
         `resources`: what an actor, one for each node, takes of its node; a node that has not got it is not used.
+        `tls`: encrypt the connections to the nodes, with TLS 1.3 and a certificate that each node makes.
 
         Raises:
             UsageError: an argument is of another kind.
@@ -76,7 +78,7 @@ class RayBackend:
         self._policy = policy or Policy()
         if self._policy.profile != "full":
             raise UsageError('profile="container" is not built for nodes; use the full profile')
-        settings = (self._policy.model_dump(), names_of(packages, "packages"), names_of(preload, "preload"))
+        settings = (self._policy.model_dump(), names_of(packages, "packages"), names_of(preload, "preload"), bool(tls))
         self._cluster = RayCluster(address, dict(resources or {}), settings)
         self._slots = sandboxes_per_node
         self._nodes: dict[str, RayNode] = {}
@@ -137,6 +139,8 @@ class RayBackend:
         for ident in [each.id for each in self._nodes.values() if each.is_lost or each.id not in alive]:
             node = self._nodes.pop(ident)
             await daemon_threads.run_sync(self._cluster.kill, node.actor)
+        self.unusable = {name: why for name, why in self.unusable.items() if name in alive.values()}
+        self._again_at = {ident: at for ident, at in self._again_at.items() if ident in alive}
         new = {
             ident: name for ident, name in alive.items() if ident not in self._nodes and self._may_start(ident, name)
         }
@@ -151,10 +155,10 @@ class RayBackend:
         self._free()
 
     def _may_start(self, ident: str, name: str) -> bool:
+        if ident in self._starting:
+            return False
         again_at = self._again_at.get(ident)
-        if again_at is None:
-            return ident not in self._starting and name not in self.unusable
-        return ident not in self._starting and anyio.current_time() >= again_at
+        return name not in self.unusable if again_at is None else anyio.current_time() >= again_at
 
     async def _start_later(self, nodes: Mapping[str, str]) -> None:
         try:

@@ -16,11 +16,13 @@ class NodeActor:
     def __init__(self) -> None:
         self._server: NodeServer | None = None
 
-    def open(self, policy: dict[str, Any], packages: Sequence[str], preload: Sequence[str]) -> tuple[str, Any]:
+    def open(
+        self, policy: dict[str, Any], packages: Sequence[str], preload: Sequence[str], tls: bool
+    ) -> tuple[str, Any]:
         """Start to listen. Shape: ("", the address), or (what is wrong, None): an exception would name Ray's lines."""
         import ray
 
-        self._server = NodeServer(ray.util.get_node_ip_address(), Policy(**policy), packages, preload)
+        self._server = NodeServer(ray.util.get_node_ip_address(), Policy(**policy), packages, preload, tls=tls)
         try:
             return "", self._server.start()
         except (ToolcellError, OSError) as exc:

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import os
 import socket
+import ssl
 from collections import deque
 from contextlib import suppress
 from typing import Any, Final
@@ -21,6 +22,7 @@ from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.sandbox import ProcessSandbox
 from toolcell.sandbox.ray import frames
 from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
+from toolcell.sandbox.ray.secure_channel import SecureChannel
 
 PROOF_S: Final = 10.0
 """In which a caller must prove the key."""
@@ -41,8 +43,15 @@ SIGNALS: Final = frozenset({"ask_line", "interrupt"})
 class NodeConnection(asyncio.Protocol):
     """One caller, one sandbox."""
 
-    def __init__(self, backend: ProcessBackend, key: bytes, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        backend: ProcessBackend,
+        key: bytes,
+        tasks: set[asyncio.Task[None]],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._backend, self._key, self._tasks = backend, key, tasks
+        self._tls = None if tls is None else SecureChannel(tls, is_node=True)
         self._nonce = os.urandom(frames.NONCE_BYTES)
         self._unproved = b""
         self._is_proved = False
@@ -54,6 +63,8 @@ class NodeConnection(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._is_closed = False
+        self._is_gone = False
+        """Nothing is left of the sandbox that could be measured."""
         self._reported = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -64,11 +75,22 @@ class NodeConnection(asyncio.Protocol):
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(transport.get_extra_info("socket"))
-        transport.write(self._nonce)
+        if self._tls is None:
+            transport.write(self._nonce)
         self._late = self._loop.call_later(PROOF_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Check the proof; then take frames."""
+        if self._tls is not None:
+            was_ready = self._tls.is_ready
+            try:
+                answer, data = self._tls.take(data)
+            except ssl.SSLError:
+                self._transport.abort()
+                return
+            self._transport.write(answer)
+            if self._tls.is_ready and not was_ready:
+                self._send(self._nonce)
         if not self._is_proved:
             self._unproved += data
             if len(self._unproved) < frames.NONCE_BYTES + frames.PROOF_BYTES:
@@ -80,7 +102,7 @@ class NodeConnection(asyncio.Protocol):
                 return
             self._late.cancel()
             self._is_proved, self._unproved = True, b""
-            self._transport.write(proof(self._key, b"node", self._nonce, nonce))
+            self._send(proof(self._key, b"node", self._nonce, nonce))
         try:
             for kind, body in self._frames.frames(data):
                 self._take(kind, body)
@@ -118,7 +140,10 @@ class NodeConnection(asyncio.Protocol):
 
     def _write(self, kind: bytes, body: bytes = b"") -> None:
         if not self._transport.is_closing():
-            self._transport.write(frame(kind, body))
+            self._send(frame(kind, body))
+
+    def _send(self, data: bytes) -> None:
+        self._transport.write(data if self._tls is None else self._tls.seal(data))
 
     # Frames of the caller
 
@@ -180,6 +205,7 @@ class NodeConnection(asyncio.Protocol):
                     helper.cancel()
             await self._finish(sandbox)
         finally:
+            self._is_gone = True
             await sandbox.destroy()
             self._transport.close()
 
@@ -218,7 +244,7 @@ class NodeConnection(asyncio.Protocol):
     def _report(self, *, last: bool = False) -> None:
         """Send a measurement and raw output, if they are not the same as before."""
         sandbox, now = self._sandbox, self._loop.time()
-        if sandbox is None:
+        if sandbox is None or self._is_gone:
             return
         out, err = sandbox.read_output() if self._may_write.is_set() else (b"", b"")
         if not (last or out or err or now - self._reported >= FRESH_S):
@@ -246,6 +272,7 @@ class NodeConnection(asyncio.Protocol):
         while any(output := sandbox.read_output()):
             self._write(frames.USAGE, msgpack.packb([False, *output]))
         self._report(last=True)
+        self._is_gone = True
         await sandbox.destroy()
         body = msgpack.packb([end.signal, end.code, end.cpu_s, end.peak_memory_bytes, end.problem])
         self._write(frames.END, body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.process.probes import probe_all
 from toolcell.sandbox.process.root_filesystem import interpreter
 from toolcell.sandbox.ray.node_connection import NodeConnection
+from toolcell.sandbox.ray.secure_channel import context_of_node
 
 
 def missing_layers(probes: Iterable[Probe], required: Collection[str]) -> str:
@@ -43,13 +45,17 @@ class NodeAddress:
     unsupported: dict[str, str]
     cgroup: str
     """How its sandboxes are measured; empty without a cgroup."""
+    certificate: str = field(default="", repr=False)
+    """Of its TLS, as PEM; empty without TLS."""
 
 
 class NodeServer:
     """Listens until it is stopped. Its event loop runs in a thread: the process belongs to Ray."""
 
-    def __init__(self, host: str, policy: Policy, packages: Sequence[str], preload: Sequence[str]) -> None:
-        self._host, self._policy = host, policy
+    def __init__(
+        self, host: str, policy: Policy, packages: Sequence[str], preload: Sequence[str], *, tls: bool = False
+    ) -> None:
+        self._host, self._policy, self._has_tls = host, policy, tls
         self._packages, self._preload = tuple(packages), tuple(preload)
         self._ready: Future[NodeAddress] = Future()
         self._stop: Any = None
@@ -83,17 +89,18 @@ class NodeServer:
             raise SandboxUnavailable(missing)
         backend = ProcessBackend(policy=self._policy, packages=self._environment(), preload=self._preload)
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        tls: tuple[ssl.SSLContext | None, str] = context_of_node() if self._has_tls else (None, "")
         key, tasks = os.urandom(32), set[asyncio.Task[None]]()
         await backend.open()
         try:
             server = await loop.create_server(
-                lambda: NodeConnection(backend, key, tasks), self._host, 0, family=socket.AF_INET
+                lambda: NodeConnection(backend, key, tasks, tls[0]), self._host, 0, family=socket.AF_INET
             )
             try:
                 self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
                 port = server.sockets[0].getsockname()[1]
                 cgroup = getattr(backend._cgroups, "description", "")
-                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), cgroup))
+                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), cgroup, tls[1]))
                 await stopped.wait()
             finally:
                 server.close()

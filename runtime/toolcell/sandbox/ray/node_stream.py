@@ -10,6 +10,7 @@ import hmac
 import os
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from toolcell.sandbox.ray import frames
 from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.ray.node_connection import keep_alive
 from toolcell.sandbox.ray.node_server import NodeAddress
+from toolcell.sandbox.ray.secure_channel import SecureChannel, context_of_caller
 from toolcell.sandbox.stream import SocketStream, wait_writable
 
 CONNECT_S: Final = 10.0
@@ -39,8 +41,11 @@ PIECE_BYTES: Final = 1 << 18
 class NodeStream:
     """Frames over one socket."""
 
-    def __init__(self, sock: socket.socket, where: str) -> None:
+    def __init__(self, sock: socket.socket, where: str, tls: SecureChannel | None = None) -> None:
         self._sock = sock
+        self._tls = tls
+        self._behind = b""
+        """Of a frame that the network had no room for: the next one waits for it."""
         self._socket = SocketStream(sock)
         self._where = where
         self._frames = FrameBuffer()
@@ -82,7 +87,10 @@ class NodeStream:
                 await wait_writable(sock)
                 if problem := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(problem, os.strerror(problem))
-                stream = cls(sock, f"{address.host}:{address.port}")
+                tls = None
+                if address.certificate:
+                    tls = SecureChannel(context_of_caller(address.certificate), is_node=False)
+                stream = cls(sock, f"{address.host}:{address.port}", tls)
                 await stream._prove(address.key)
                 return stream
         except BaseException:
@@ -90,26 +98,46 @@ class NodeStream:
             raise
 
     async def _prove(self, key: bytes) -> None:
-        theirs, ours = await self._exactly(frames.NONCE_BYTES), os.urandom(frames.NONCE_BYTES)
-        await self._socket.send(ours + proof(key, b"caller", theirs, ours))
+        early = b"" if self._tls is None else await self._shake_hands(self._tls)
+        theirs, ours = await self._exactly(frames.NONCE_BYTES, early), os.urandom(frames.NONCE_BYTES)
+        await self._socket.send(self._sealed(ours + proof(key, b"caller", theirs, ours)))
         if not hmac.compare_digest(await self._exactly(frames.PROOF_BYTES), proof(key, b"node", theirs, ours)):
             raise ConnectionError(f"what listens at {self._where} does not have the key of the node")
 
-    async def _exactly(self, count: int) -> bytes:
-        got = b""
+    async def _shake_hands(self, tls: SecureChannel) -> bytes:
+        """Agree on keys with the node. Returns what it has said since."""
+        answer, said = tls.take(b"")
+        while not tls.is_ready:
+            await self._socket.send(answer)
+            answer, said = tls.take(await self._received())
+        await self._socket.send(answer)
+        return said
+
+    async def _received(self) -> bytes:
+        if data := await self._socket.receive():
+            return data
+        raise ConnectionError(f"the node at {self._where} ended the connection")
+
+    async def _exactly(self, count: int, got: bytes = b"") -> bytes:
         while len(got) < count:
-            if not (data := await self._socket.receive()):
-                raise ConnectionError(f"the node at {self._where} ended the connection")
-            got += data
+            got += self._opened(await self._received())
         return got
+
+    def _opened(self, data: bytes) -> bytes:
+        return data if self._tls is None else self._tls.take(data)[1]
+
+    def _sealed(self, data: bytes) -> bytes:
+        """Return the bytes to send now: what was left behind, and `data`."""
+        behind, self._behind = self._behind, b""
+        return behind + (data if self._tls is None else self._tls.seal(data))
 
     # Frames
 
     def _feed(self, data: bytes) -> None:
         try:
-            for kind, body in self._frames.frames(data):
+            for kind, body in self._frames.frames(self._opened(data)):
                 self._take(kind, body)
-        except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        except (ValueError, TypeError, ssl.SSLError, msgpack.UnpackException) as exc:
             self.problem, data = f"the node at {self._where} sent what is no frame: {exc}", b""
         if not data:
             self.is_over = True
@@ -174,21 +202,18 @@ class NodeStream:
 
     def post(self, kind: bytes, body: bytes = b"") -> bool:
         """Send a short frame without waiting; False when that cannot be done now."""
-        if self.is_over or self._writing.locked():
+        if self.is_over or self._behind or self._writing.locked():
             return False
-        data = frame(kind, body)
-        try:
+        data, sent = self._sealed(frame(kind, body)), 0
+        with suppress(OSError):
             sent = self._sock.send(data)
-        except OSError:
-            return False
-        if sent < len(data):  # half a frame: nothing can follow it
-            self.end()
-        return True
+        self._behind = data[sent:]
+        return not self._behind
 
     async def tell(self, kind: bytes, body: bytes = b"") -> None:
         """Send a frame."""
         async with self._writing:
-            await self._socket.send(frame(kind, body))
+            await self._socket.send(self._sealed(frame(kind, body)))
 
     # The bridge
 
@@ -212,7 +237,7 @@ class NodeStream:
                     await self.wait(lambda: self._unacknowledged <= frames.WINDOW_BYTES)
                 if self.is_over:
                     return
-                await self._socket.send(frame(frames.BRIDGE, piece))
+                await self._socket.send(self._sealed(frame(frames.BRIDGE, piece)))
 
     # The end
 
