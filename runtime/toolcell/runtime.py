@@ -347,7 +347,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         context, journal = control.context, control.journal
         request = RunRequest(
             message, limits, script.files, context.run_id, *handlers, work, journal.id, journal.answer,
-            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held, feed,
+            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held, feed, is_large,
         )  # fmt: skip
         observer, started = NULL_OBSERVER, time.perf_counter()
         try:

@@ -107,6 +107,8 @@ class RunRequest:
     """The suspended run that goes on, if its sandbox was kept."""
     feed: Feed | None = None
     """Brings the text of the script in parts; `message` has none then."""
+    is_large: bool = False
+    """A thread packs its inputs."""
 
     def script(self) -> RunScript:
         """The message that carries the script, with what its guest needs for a dry run."""

@@ -29,7 +29,7 @@ from toolcell.run.line import read_line
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
 from toolcell.run.output import RunOutput
-from toolcell.run.request import Feed, RunRequest, are_large
+from toolcell.run.request import Feed, RunRequest
 from toolcell.run.rest import Rest
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
@@ -167,7 +167,7 @@ class Run:
             if self._feed is not None:
                 connection.post(self._feed.announcement())
             script = self._request.script()
-            await connection.post_large(script) if are_large(script.inputs) else connection.post(script)
+            await connection.post_large(script) if self._request.is_large else connection.post(script)
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(f"{about} cannot be sent: {exc}; pass less, use files=, or raise frame_bytes") from exc
         await connection.flush()

@@ -9,6 +9,9 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from toolcell.json_text import json_text
+from toolcell.service.problems import Problem
+
 CONNECTION: Final = "toolcell.connection"
 """Key of the protocol in the scope of its requests."""
 
@@ -16,9 +19,7 @@ CONNECTION: Final = "toolcell.connection"
 LINGER_S: Final = 1.0
 """How long a connection too many is read from and not answered: closed at once, its client might not see the answer."""
 
-_REFUSAL_BODY: Final = (
-    b'{"type": "about:blank", "title": "Too many connections", "status": 503, "code": "too_many_connections"}'
-)
+_REFUSAL_BODY: Final = json_text(Problem(503, "too_many_connections", "Too many connections").to_dict()).encode()
 _REFUSAL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_REFUSAL_BODY), _REFUSAL_BODY)
