@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import trio  # noqa: F401 - loaded before there are threads: two that load it at once find half of it
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from starlette.types import ASGIApp
 
 from audit.ledger import Ledger
@@ -52,6 +52,7 @@ class Chromium:
 
     def _start(self) -> None:
         self._playwright = sync_playwright().start()
+        expect.set_options(timeout=20_000)
         self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
 
     def _stop(self) -> None:
