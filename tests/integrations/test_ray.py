@@ -25,6 +25,7 @@ from integrations.conftest import needs, run_example
 from integrations.ray_caller import RUNS
 from toolcell import Limits, Outcome, PoolConfig, RunContext, Runtime, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.config import Policy
+from toolcell.sandbox.docker.reaper import LABEL_HOST
 from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.ray.backend import WATCH_S, RayBackend
 from toolcell.sandbox.ray.node_server import NodeAddress, missing_layers
@@ -120,6 +121,38 @@ async def test_the_backend_meets_the_contract_on_three_nodes(cluster: Any, tls: 
     assert report.ok, str(report)
     assert not report.skipped
     print(report.summary)
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_containers_on_nodes_meet_the_contract(cluster: Any) -> None:
+    report = await check_backend(lambda: RayBackend(sandboxes="docker", tls=True))
+
+    assert report.ok, str(report)
+    assert not report.skipped
+    nothing_is_left()
+
+
+def containers() -> set[str]:
+    listed = subprocess.run(["docker", "ps", "-aq", "--filter", f"label={LABEL_HOST}"], capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stderr
+    return set(listed.stdout.split())
+
+
+@pytest.mark.docker
+@pytest.mark.anyio
+async def test_a_killed_actor_leaves_no_containers(cluster: Any) -> None:
+    before, results = containers(), list[Any]()
+    backend = RayBackend(sandboxes="docker")
+    async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        async with anyio.create_task_group() as tasks:
+            await runs_on_every_node(runtime, NODES, results, tasks)
+            assert len(containers() - before) >= NODES
+            for each in actors():
+                each.kill()
+        assert [result.outcome for result in results] == [Outcome.LOST] * NODES
+        await eventually(lambda: containers() <= before, "containers are left")
+    nothing_is_left()
 
 
 EXAMPLES = [
@@ -258,6 +291,19 @@ def test_a_cluster_that_is_not_there_is_named_at_once(address: str) -> None:
     )  # fmt: skip
     assert done.returncode == 3, done
     assert f"no Ray cluster answers at {address}: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"sandboxes": "vm"}, 'sandboxes must be "process" or "docker", not \'vm\''),
+        ({"image": "python"}, 'image= is what containers are made of; it goes with sandboxes="docker"'),
+    ],
+)
+def test_sandboxes_that_nodes_do_not_have_are_refused(options: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RayBackend(**options)
+    assert str(caught.value) == says
 
 
 def test_a_profile_that_nodes_do_not_have_is_refused() -> None:

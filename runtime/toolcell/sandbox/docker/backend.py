@@ -66,9 +66,14 @@ class DockerSandbox:
         """Id of the container, for `docker inspect`."""
         return self._container.id
 
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Layers that it has from outside, of which its guest does not tell."""
+        return daemon_layers(self._container.inspected)
+
     def accept(self, layers: Mapping[str, str]) -> None:
         """Take the layers named in Hello; refuse to run when a required layer is missing."""
-        self.layers = live_layers(self._required, daemon_layers(self._container.inspected), layers)
+        self.layers = live_layers(self._required, self.outside_layers, layers)
         self._container.usage.set_baseline()
         self._ask_daemon()
 

@@ -83,6 +83,11 @@ class ProcessSandbox:
         self._tree: TreeWatch | None = None
         self._cgroup, self._cgroups = cgroup, cgroups
 
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Layers that it has from outside, of which its guest does not tell."""
+        return {"cgroup": self._cgroups.description} if self._cgroups is not None else {}
+
     def watch_end(self) -> None:
         """Start to watch for its end. Call it when its pidfd is known."""
         self._end.register(self._child.pidfd, select.POLLIN)
@@ -100,9 +105,8 @@ class ProcessSandbox:
                 f"required isolation is not live: {', '.join(missing)}; `toolcell doctor` says why and how to get it"
             )
         self.layers = dict(layers)
-        if self._cgroups is not None:
-            self.layers["cgroup"] = self._cgroups.description
-        else:
+        self.layers |= self.outside_layers
+        if self._cgroups is None:
             # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
             import psutil  # takes 10 ms, and where there is a cgroup nothing needs it
 

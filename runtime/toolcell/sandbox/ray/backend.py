@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import anyio
 import msgpack
@@ -19,9 +19,10 @@ from anyio.abc import TaskGroup
 from toolcell import daemon_threads
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
+from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
 from toolcell.sandbox.ray import node_stream
 from toolcell.sandbox.ray.cluster import RayCluster
-from toolcell.sandbox.ray.node_server import NodeAddress
+from toolcell.sandbox.ray.node_server import NodeAddress, NodeSettings
 from toolcell.sandbox.ray.sandbox import RaySandbox
 from toolcell.tools.checks import check_count
 
@@ -66,10 +67,13 @@ class RayBackend:
         policy: Policy | None = None,
         resources: Mapping[str, float] | None = None,
         tls: bool = False,
+        sandboxes: Literal["process", "docker"] = "process",
+        image: str | None = None,
     ) -> None:
         """`address`: of the cluster, as `ray.init` takes it; a program that is connected with one already needs none.
         `resources`: what an actor, one for each node, takes of its node; a node that has not got it is not used.
         `tls`: encrypt the connections to the nodes, with TLS 1.3 and a certificate that each node makes.
+        `sandboxes`: "docker" makes each sandbox a container of its node's engine, of `image`, as `DockerBackend` does.
 
         Raises:
             UsageError: an argument is of another kind.
@@ -78,7 +82,14 @@ class RayBackend:
         self._policy = policy or Policy()
         if self._policy.profile != "full":
             raise UsageError('profile="container" is not built for nodes; use the full profile')
-        settings = (self._policy.model_dump(), names_of(packages, "packages"), names_of(preload, "preload"), bool(tls))
+        if sandboxes not in ("process", "docker"):
+            raise UsageError(f'sandboxes must be "process" or "docker", not {sandboxes!r}')
+        if image is not None and sandboxes != "docker":
+            raise UsageError('image= is what containers are made of; it goes with sandboxes="docker"')
+        self._is_docker = sandboxes == "docker"
+        self._required = required_layers(self._policy, None) if self._is_docker else self._policy.require
+        names = tuple(names_of(packages, "packages")), tuple(names_of(preload, "preload"))
+        settings = NodeSettings(self._policy.model_dump(exclude_unset=True), *names, bool(tls), sandboxes, image)
         self._cluster = RayCluster(address, dict(resources or {}), settings)
         self._slots = sandboxes_per_node
         self._nodes: dict[str, RayNode] = {}
@@ -91,6 +102,11 @@ class RayBackend:
         self._count = itertools.count(1)
         self._tasks: TaskGroup | None = None
         self._freed = anyio.Event()
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """Limits that cannot change after a sandbox was started: a run with other values gets a new one."""
+        return frozenset({"open_files"}) if self._is_docker else frozenset()
 
     @property
     def unsupported(self) -> Mapping[str, str]:
@@ -225,7 +241,7 @@ class RayBackend:
             raise
         ident = f"{node.name}:{stream.started}.{next(self._count)}"
         return PlacedSandbox(
-            stream, ident, limits, self._policy.require, node.address.cgroup, lambda: self._leave(node)
+            stream, ident, limits, self._required, GUEST_LAYERS if self._is_docker else None, lambda: self._leave(node)
         )
 
     def _leave(self, node: RayNode) -> None:

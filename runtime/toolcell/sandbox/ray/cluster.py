@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.ray.node_actor import NodeActor
-from toolcell.sandbox.ray.node_server import NodeAddress
+from toolcell.sandbox.ray.node_server import NodeAddress, NodeSettings
 
 OPEN_S: Final = 300.0
 """How long the actors may take to start: packages are installed once on each node."""
@@ -25,7 +25,7 @@ Started = tuple[str, str, Any, str, bool, NodeAddress]
 class RayCluster:
     """The connection with one cluster, and the actors on its nodes."""
 
-    def __init__(self, address: str | None, resources: Mapping[str, float], settings: Sequence[Any]) -> None:
+    def __init__(self, address: str | None, resources: Mapping[str, float], settings: NodeSettings) -> None:
         self._address, self._resources, self._settings = address, dict(resources), settings
         self._is_ours = False
         """This connected, so this disconnects."""
@@ -88,7 +88,7 @@ class RayCluster:
         began = []
         for ident, name in nodes.items():
             actor = self._actor(ident)
-            began.append((ident, name, actor, actor.open.remote(*self._settings)))
+            began.append((ident, name, actor, actor.open.remote(self._settings)))
         done = []
         for ident, name, actor, opened in began:
             may_pass = False

@@ -22,8 +22,8 @@ START, ACCEPT, PREPARE, SAMPLE, SIGNAL = b"S", b"A", b"P", b"Q", b"N"
 """From the caller: limits; layers of the Hello; limits of the run; a question; the name of a signal."""
 
 STARTED, FAILED, PREPARED, USAGE, END, ACKNOWLEDGED = b"s", b"f", b"p", b"u", b"e", b"a"
-"""From the node: what was started; why nothing was; an answer; a measurement with raw output; how it ended, and that
-nothing is left of it; bytes that the guest has taken."""
+"""From the node: what was started, and its layers of which the guest does not tell; why nothing was; an answer; a
+measurement with raw output; how it ended, and that nothing is left of it; bytes that the guest has taken."""
 
 BRIDGE: Final = b"B"
 """Both ways: bytes of the bridge."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from toolcell.config import Policy
 from toolcell.errors import ToolcellError
-from toolcell.sandbox.ray.node_server import NodeServer
+from toolcell.sandbox.ray.node_server import NodeServer, NodeSettings
 
 
 class NodeActor:
@@ -16,13 +14,11 @@ class NodeActor:
     def __init__(self) -> None:
         self._server: NodeServer | None = None
 
-    def open(
-        self, policy: dict[str, Any], packages: Sequence[str], preload: Sequence[str], tls: bool
-    ) -> tuple[str, Any]:
+    def open(self, settings: NodeSettings) -> tuple[str, Any]:
         """Start to listen. Shape: ("", the address), or (what is wrong, None): an exception would name Ray's lines."""
         import ray
 
-        self._server = NodeServer(ray.util.get_node_ip_address(), Policy(**policy), packages, preload, tls=tls)
+        self._server = NodeServer(ray.util.get_node_ip_address(), settings)
         try:
             return "", self._server.start()
         except (ToolcellError, OSError) as exc:

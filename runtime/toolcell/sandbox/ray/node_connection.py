@@ -18,8 +18,7 @@ import msgpack
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.process.backend import ProcessBackend
-from toolcell.sandbox.process.sandbox import ProcessSandbox
+from toolcell.sandbox.backend import Backend, Sandbox
 from toolcell.sandbox.ray import frames
 from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
 from toolcell.sandbox.ray.secure_channel import SecureChannel
@@ -45,7 +44,7 @@ class NodeConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        backend: ProcessBackend,
+        backend: Backend,
         key: bytes,
         tasks: set[asyncio.Task[None]],
         tls: ssl.SSLContext | None = None,
@@ -56,7 +55,7 @@ class NodeConnection(asyncio.Protocol):
         self._unproved = b""
         self._is_proved = False
         self._frames = FrameBuffer()
-        self._sandbox: ProcessSandbox | None = None
+        self._sandbox: Any = None
         self._task: asyncio.Task[None] | None = None
         self._to_guest: deque[bytes] = deque()
         self._changed = asyncio.Event()
@@ -175,7 +174,7 @@ class NodeConnection(asyncio.Protocol):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _prepare(self, sandbox: ProcessSandbox, limits: Limits) -> None:
+    async def _prepare(self, sandbox: Sandbox, limits: Limits) -> None:
         problem = ""
         try:
             await sandbox.prepare(limits)
@@ -188,13 +187,14 @@ class NodeConnection(asyncio.Protocol):
     async def _serve(self, limits: Limits) -> None:
         """Start the sandbox, pass bytes on, and leave nothing of it."""
         try:
-            sandbox = self._sandbox = await self._backend.start(limits)
+            sandbox: Any = await self._backend.start(limits)
         except Exception as exc:
             self._write(frames.FAILED, str(exc).encode())
             self._transport.close()
             return
+        self._sandbox = sandbox
         try:
-            self._write(frames.STARTED, sandbox.id.encode())
+            self._write(frames.STARTED, msgpack.packb([sandbox.id, dict(sandbox.outside_layers)]))
             if self._is_closed:
                 sandbox.kill()
             helpers = [self._loop.create_task(work) for work in (self._feed(sandbox), self._watch())]
@@ -209,14 +209,14 @@ class NodeConnection(asyncio.Protocol):
             await sandbox.destroy()
             self._transport.close()
 
-    async def _pass_on(self, sandbox: ProcessSandbox) -> None:
+    async def _pass_on(self, sandbox: Sandbox) -> None:
         """Pass on what the guest sends, until it is gone. Each piece comes after a measurement and raw output."""
         while data := await sandbox.stream.receive():
             self._report()
             self._write(frames.BRIDGE, data)
             await self._may_write.wait()
 
-    async def _feed(self, sandbox: ProcessSandbox) -> None:
+    async def _feed(self, sandbox: Sandbox) -> None:
         """Pass on what the caller sends."""
         taken = 0
         while not self._is_closed:
@@ -261,7 +261,7 @@ class NodeConnection(asyncio.Protocol):
             ),
         )  # fmt: skip
 
-    async def _finish(self, sandbox: ProcessSandbox) -> None:
+    async def _finish(self, sandbox: Sandbox) -> None:
         """Tell how the sandbox ended. Nothing of it is left then."""
         if sandbox.is_alive():
             while sandbox.is_alive() and not self._is_closed:  # it closed its bridge, and goes on

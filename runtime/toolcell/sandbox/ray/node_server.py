@@ -7,16 +7,17 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.docker.backend import DockerBackend
 from toolcell.sandbox.process import packages as environments
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.child_probe import Probe
@@ -36,6 +37,18 @@ def missing_layers(probes: Iterable[Probe], required: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What a caller wants on its nodes."""
+
+    policy: dict[str, Any]
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    tls: bool = False
+    sandboxes: Literal["process", "docker"] = "process"
+    image: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeAddress:
     """Where a node listens, and what it can do."""
 
@@ -43,8 +56,6 @@ class NodeAddress:
     port: int
     key: bytes = field(repr=False)
     unsupported: dict[str, str]
-    cgroup: str
-    """How its sandboxes are measured; empty without a cgroup."""
     certificate: str = field(default="", repr=False)
     """Of its TLS, as PEM; empty without TLS."""
 
@@ -52,11 +63,8 @@ class NodeAddress:
 class NodeServer:
     """Listens until it is stopped. Its event loop runs in a thread: the process belongs to Ray."""
 
-    def __init__(
-        self, host: str, policy: Policy, packages: Sequence[str], preload: Sequence[str], *, tls: bool = False
-    ) -> None:
-        self._host, self._policy, self._has_tls = host, policy, tls
-        self._packages, self._preload = tuple(packages), tuple(preload)
+    def __init__(self, host: str, settings: NodeSettings) -> None:
+        self._host, self._settings = host, settings
         self._ready: Future[NodeAddress] = Future()
         self._stop: Any = None
         self._thread = threading.Thread(target=self._main, name="toolcell-node", daemon=True)
@@ -85,11 +93,9 @@ class NodeServer:
                 self._ready.set_exception(exc)
 
     async def _serve(self) -> None:
-        if missing := missing_layers(probe_all(), self._policy.require):
-            raise SandboxUnavailable(missing)
-        backend = ProcessBackend(policy=self._policy, packages=self._environment(), preload=self._preload)
+        backend = self._backend()
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        tls: tuple[ssl.SSLContext | None, str] = context_of_node() if self._has_tls else (None, "")
+        tls: tuple[ssl.SSLContext | None, str] = context_of_node() if self._settings.tls else (None, "")
         key, tasks = os.urandom(32), set[asyncio.Task[None]]()
         await backend.open()
         try:
@@ -99,8 +105,7 @@ class NodeServer:
             try:
                 self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
                 port = server.sockets[0].getsockname()[1]
-                cgroup = getattr(backend._cgroups, "description", "")
-                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), cgroup, tls[1]))
+                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), tls[1]))
                 await stopped.wait()
             finally:
                 server.close()
@@ -109,7 +114,14 @@ class NodeServer:
             if tasks:
                 await asyncio.wait(tasks, timeout=10.0)
 
-    def _environment(self) -> Path | None:
-        if not self._packages:
-            return None
-        return environments.resolve(list(self._packages), python=interpreter(None).executable).path
+    def _backend(self) -> ProcessBackend | DockerBackend:
+        wanted = self._settings
+        policy = Policy(**wanted.policy)
+        if wanted.sandboxes == "docker":
+            return DockerBackend(wanted.image, policy=policy, packages=wanted.packages, preload=wanted.preload)
+        if missing := missing_layers(probe_all(), policy.require):
+            raise SandboxUnavailable(missing)
+        environment: Path | None = None
+        if wanted.packages:
+            environment = environments.resolve(list(wanted.packages), python=interpreter(None).executable).path
+        return ProcessBackend(policy=policy, packages=environment, preload=wanted.preload)

@@ -59,6 +59,8 @@ class NodeStream:
         self.was_asked = False
         """The script was asked for its line: its answer is looked for without waiting."""
         self.started: str | None = None
+        self.outside_layers: dict[str, str] = {}
+        """Isolation that the sandbox has from outside."""
         self.prepared: str | None = None
         self.problem = ""
         self.exit: Exit | None = None
@@ -160,7 +162,7 @@ class NodeStream:
             self.exit = Exit(*msgpack.unpackb(body))
             self.is_over = True
         elif kind == frames.STARTED:
-            self.started = body.decode()
+            self.started, self.outside_layers = msgpack.unpackb(body)
         elif kind == frames.FAILED:
             self.problem, self.is_over = body.decode(), True
         elif kind == frames.PREPARED:

@@ -23,12 +23,20 @@ class RaySandbox:
 
     backend = "ray"
 
-    def __init__(self, stream: NodeStream, ident: str, limits: Limits, required: frozenset[str], cgroup: str) -> None:
+    def __init__(
+        self,
+        stream: NodeStream,
+        ident: str,
+        limits: Limits,
+        required: frozenset[str],
+        told_by_guest: frozenset[str] | None,
+    ) -> None:
+        """`told_by_guest`: layers that only its guest can know to be live; None is all."""
         self.id = ident
         self.stream = stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
-        self._required, self._cgroup = required, cgroup
+        self._required, self._told_by_guest = required, told_by_guest
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Record the layers named in Hello.
@@ -36,7 +44,8 @@ class RaySandbox:
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        live = dict(layers) | ({"cgroup": self._cgroup} if self._cgroup else {})
+        believed = layers.keys() if self._told_by_guest is None else layers.keys() & self._told_by_guest
+        live = {name: layers[name] for name in layers if name in believed} | self.stream.outside_layers
         if missing := sorted(self._required - live.keys()):
             raise SandboxUnavailable(f"required isolation is not live on the node of {self.id}: {', '.join(missing)}")
         self.layers = live
