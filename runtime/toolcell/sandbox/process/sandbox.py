@@ -104,8 +104,7 @@ class ProcessSandbox:
             raise SandboxUnavailable(
                 f"required isolation is not live: {', '.join(missing)}; `toolcell doctor` says why and how to get it"
             )
-        self.layers = dict(layers)
-        self.layers |= self.outside_layers
+        self.layers = {**layers, **self.outside_layers}
         if self._cgroups is None:
             # Without a cgroup the watch is what bounds memory: a start that cannot have one fails.
             import psutil  # takes 10 ms, and where there is a cgroup nothing needs it

@@ -6,11 +6,10 @@ Who the caller is, the proof of the key tells, inside.
 
 from __future__ import annotations
 
+import os
 import ssl
-import tempfile
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from toolcell.errors import MissingPackage
@@ -92,9 +91,7 @@ def context_of_node() -> tuple[ssl.SSLContext, str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # each connection shakes hands anew
-    with tempfile.TemporaryDirectory(prefix="toolcell-") as folder:  # ssl reads files only
-        path = Path(folder, "node.pem")
-        path.touch(0o600)
-        path.write_bytes(pem + secret)
-        context.load_cert_chain(path)
+    with open(os.memfd_create("node.pem"), "wb", buffering=0) as file:  # ssl reads files only
+        file.write(pem + secret)
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context, pem.decode()
