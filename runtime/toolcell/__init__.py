@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Agent", "AnthropicProvider", "ArgumentText", "AuditConfig", "AuditError", "AuditLog", "DockerBackend",
-    "ErrorInfo", "ExecutionResult", "Flow", "Limits", "Logs", "MapItem", "MapStopped", "Misconfigured",
+    "ErrorInfo", "ExecutionResult", "Flow", "KubernetesBackend", "Limits", "Logs", "MapItem", "MapStopped",
+    "Misconfigured",
     "OpenAIProvider", "Outcome", "OutputFile", "PackageError", "PendingCall", "Policy", "PoolConfig", "Quota",
     "QuotaExceeded", "Quotas", "RayBackend", "RegistrationError", "ResumeError", "RunContext", "Runtime",
     "SandboxUnavailable", "SessionError", "Suspension", "SyncRuntime", "ToolAbort", "ToolCallRecord", "ToolContext",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from toolcell.run.argument_text import ArgumentText
     from toolcell.runtime import Runtime
     from toolcell.sandbox.docker.backend import DockerBackend
+    from toolcell.sandbox.kubernetes.backend import KubernetesBackend
     from toolcell.sandbox.ray.backend import RayBackend
     from toolcell.sync import SyncRuntime
     from toolcell.tools import RunContext, ToolContext, ToolDefinition, ToolRegistry, ToolResult, tool
@@ -77,6 +79,7 @@ else:
         "toolcell.audit.config",
         "toolcell.audit.log",
         "toolcell.sandbox.docker.backend",
+        "toolcell.sandbox.kubernetes.backend",
         "toolcell.sandbox.ray.backend",
         "toolcell.agents.agent",
         "toolcell.agents.providers.openai",

@@ -26,9 +26,9 @@ from integrations.ray_caller import RUNS
 from toolcell import Limits, Outcome, PoolConfig, RunContext, Runtime, SandboxUnavailable, ToolRegistry, UsageError
 from toolcell.config import Policy
 from toolcell.sandbox.docker.reaper import LABEL_HOST
+from toolcell.sandbox.node.server import NodeAddress, missing_layers
 from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.ray.backend import WATCH_S, RayBackend
-from toolcell.sandbox.ray.node_server import NodeAddress, missing_layers
 from toolcell.testing import check_backend
 
 needs("ray")

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from toolcell.sandbox.ray.secure_channel import SecureChannel, context_of_caller, context_of_node
+from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller, context_of_node
 
 NODE = context_of_node()
 

@@ -21,10 +21,10 @@ from toolcell_bridge.entry.preparation import FIRST_FREE, move_up, occupy_descri
 from toolcell_bridge.entry.process_usage import descendants
 from toolcell_bridge.entry.shared_zygote import SharedZygote, prepare
 from toolcell_bridge.entry.slot_directories import FreshDirectories
-from toolcell_bridge.entry.supervisor import SCOPES_SINCE, empty
+from toolcell_bridge.entry.supervisor import SCOPES_SINCE, adopt_orphans, empty
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
-from toolcell_bridge.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
 
 SETTINGS_BYTES = 256 * 1024
 
@@ -46,12 +46,12 @@ def main(control_fd: int) -> None:
     sys.path[:] = settings["sys_path"]
     base: str = settings["base"]
     try:
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans(is_needed=not settings.get("unscoped"))
         occupy_descriptors(FIRST_FREE - 1)
         prepare(settings)
         policy = beside_other_files(standard_library.policy_for_imports())
         isolation = ContainerIsolation.prepare(policy, [(path, landlock.READ) for path in settings["readable"]])
-        if isolation.abi < SCOPES_SINCE:
+        if isolation.abi < SCOPES_SINCE and not settings.get("unscoped"):
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
         zygote = SharedZygote(settings, control, isolation, FreshDirectories(base))

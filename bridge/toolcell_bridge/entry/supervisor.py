@@ -114,7 +114,7 @@ def supervise(
         rules = (descriptor for descriptor, _ in isolation.rows)
         wake = _close_inherited((slot.zygote, slot.control, *slot.streams, *rules))
         set_no_new_privileges()
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans(is_needed=slot.is_scoped)
         if slot.is_scoped:
             scope_signals(isolation.abi)
         pid = os.fork()
@@ -127,8 +127,19 @@ def supervise(
         report = _end_everything(pid, status, slot) | {"why": why}
         os.write(slot.zygote, msgpack.packb(report))
         code = 0
+    except BaseException as exc:
+        os.write(2, f"the supervisor of a sandbox: {type(exc).__name__}: {exc}\n".encode())
     finally:
         os._exit(code)
+
+
+def adopt_orphans(*, is_needed: bool) -> None:
+    """Become the parent of every orphan below. gVisor of 2022 cannot: its container ends with its one sandbox."""
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+    except OSError:
+        if is_needed:
+            raise
 
 
 def _close_inherited(keep: Sequence[int]) -> int:

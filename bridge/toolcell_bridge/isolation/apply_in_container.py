@@ -29,9 +29,6 @@ NEEDED_LIMITS = frozenset({"RLIMIT_AS", "RLIMIT_NOFILE", "RLIMIT_FSIZE", "RLIMIT
 """Without these the rlimits layer is not live. The container limits the others too, or its kernel (gVisor) does not
 have them."""
 
-_LAST_DESCRIPTOR = 0x7FFF_FFFF
-"""Descriptors are ints; gVisor refuses a larger number for the end of a range."""
-
 _HIGHEST_LIMIT = 65_536
 """Most descriptors that a process here may ever have been allowed."""
 
@@ -209,7 +206,7 @@ def _drop_capabilities() -> str | None:
 
 def _close_from(first: int) -> None:
     try:
-        close_range(first, _LAST_DESCRIPTOR)
+        close_range(first)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EINVAL):
             raise

@@ -51,7 +51,9 @@ PR_CAP_AMBIENT = 47
 
 _FAILED = -1
 _MOST_ARGUMENTS = 6
-_UINT_MAX = 0xFFFFFFFF
+
+LAST_DESCRIPTOR = 0x7FFF_FFFF
+"""Descriptors are ints; gVisor refuses a larger number for the end of a range."""
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def sethostname(name: str) -> None:
     syscall("sethostname", raw, len(raw))
 
 
-def close_range(first: int, last: int = _UINT_MAX, flags: int = 0) -> None:
+def close_range(first: int, last: int = LAST_DESCRIPTOR, flags: int = 0) -> None:
     """Close descriptors `first` to `last`, both included, in one call.
 
     Raises:

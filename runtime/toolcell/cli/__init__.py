@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "ui": "Look at recorded runs in a browser.",
     "audit": "List, show, verify, export and replay what scripts did.",
     "images": "Build, list and check the images of the Docker backend.",
+    "kubernetes": "Say what a cluster needs for sandboxes in its pods, and check it.",
 }
 """Command to its line in `--help`; its module has the same name."""
 

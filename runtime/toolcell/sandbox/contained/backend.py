@@ -46,9 +46,12 @@ class ContainedBackend:
         packages: Path | None = None,
         preload: Sequence[str] = (),
         python: str | None = None,
+        is_alone: bool = False,
     ) -> None:
+        """`is_alone`: nothing else is in this container, so a policy may do without Landlock, as gVisor has none."""
         self._policy = policy or Policy(profile="container")
         self._packages, self._preload, self._python = packages, tuple(preload), python
+        self._unscoped = is_alone and "landlock" not in self._policy.require
         self._usage = ContainedUsage()
         self._tasks: TaskGroup | None = None
         self._zygotes: dict[int, ContainedZygote] = {}
@@ -103,6 +106,7 @@ class ContainedBackend:
             "frame_bytes": frame_bytes,
             "environment": self._policy.environment(),
             "preload": [*PRELOAD[self._policy.lint], *self._preload],
+            "unscoped": self._unscoped,
         }
         place = root_filesystem.in_place(self._packages, ("RestrictedPython",), self._python)
         zygote = ContainedZygote.spawn(place, settings, self._policy.hash_seed)

@@ -53,6 +53,8 @@ class ContainedSandbox:
         self.stream = channel.stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
+        self.outside_layers: Mapping[str, str] = {}
+        """Layers of which its guest does not tell: none, without a cgroup."""
         self.backend = "process"
 
     def accept(self, layers: Mapping[str, str]) -> None:

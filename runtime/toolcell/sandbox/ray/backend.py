@@ -20,10 +20,10 @@ from toolcell import daemon_threads
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
-from toolcell.sandbox.ray import node_stream
+from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
+from toolcell.sandbox.node.server import NodeAddress, NodeSettings
+from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.sandbox.ray.cluster import RayCluster
-from toolcell.sandbox.ray.node_server import NodeAddress, NodeSettings
-from toolcell.sandbox.ray.sandbox import RaySandbox
 from toolcell.tools.checks import check_count
 
 logger = logging.getLogger("toolcell.ray")
@@ -205,7 +205,7 @@ class RayBackend:
         freed, self._freed = self._freed, anyio.Event()
         freed.set()
 
-    async def start(self, limits: Limits) -> RaySandbox:
+    async def start(self, limits: Limits) -> NodeSandbox:
         """Start a sandbox on the node with the most free places; wait for a place while there is none.
 
         Raises:
@@ -232,17 +232,21 @@ class RayBackend:
                 return best
             await self._freed.wait()
 
-    async def _start_on(self, node: RayNode, packed: bytes, limits: Limits) -> RaySandbox:
+    async def _start_on(self, node: RayNode, packed: bytes, limits: Limits) -> NodeSandbox:
         node.busy += 1
         try:
-            stream = await node_stream.start(node.address, packed)
+            stream = await NodeStream.connect(node.address)
+            await start(stream, packed)
         except BaseException:
             self._leave(node)
             raise
         ident = f"{node.name}:{stream.started}.{next(self._count)}"
-        return PlacedSandbox(
-            stream, ident, limits, self._required, GUEST_LAYERS if self._is_docker else None, lambda: self._leave(node)
-        )
+
+        async def leave() -> None:
+            self._leave(node)
+
+        told_by_guest = GUEST_LAYERS if self._is_docker else None
+        return NodeSandbox(stream, ident, limits, Placement(self.name, self._required, leave, told_by_guest))
 
     def _leave(self, node: RayNode) -> None:
         node.busy -= 1
@@ -261,17 +265,3 @@ class RayBackend:
         self._nodes.clear()
         with anyio.CancelScope(shield=True):
             await daemon_threads.run_sync(self._cluster.close)
-
-
-class PlacedSandbox(RaySandbox):
-    """A sandbox that gives its place back."""
-
-    def __init__(self, *args: Any) -> None:
-        *others, self._leave = args
-        super().__init__(*others)
-
-    async def destroy(self) -> None:
-        """End it, and give its place back."""
-        await super().destroy()
-        leave, self._leave = self._leave, lambda: None
-        leave()

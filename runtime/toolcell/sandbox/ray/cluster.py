@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.ray.node_actor import NodeActor
-from toolcell.sandbox.ray.node_server import NodeAddress, NodeSettings
 
 OPEN_S: Final = 300.0
 """How long the actors may take to start: packages are installed once on each node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolcell.errors import ToolcellError
-from toolcell.sandbox.ray.node_server import NodeServer, NodeSettings
+from toolcell.sandbox.node.server import NodeServer, NodeSettings
 
 
 class NodeActor:

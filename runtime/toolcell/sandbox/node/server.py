@@ -17,14 +17,15 @@ import anyio
 
 from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.backend import DockerBackend
+from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.secure_channel import context_of_node
 from toolcell.sandbox.process import packages as environments
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.process.child_probe import Probe
 from toolcell.sandbox.process.probes import probe_all
 from toolcell.sandbox.process.root_filesystem import interpreter
-from toolcell.sandbox.ray.node_connection import NodeConnection
-from toolcell.sandbox.ray.secure_channel import context_of_node
 
 
 def missing_layers(probes: Iterable[Probe], required: Collection[str]) -> str:
@@ -97,10 +98,14 @@ class NodeServer:
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         tls: tuple[ssl.SSLContext | None, str] = context_of_node() if self._settings.tls else (None, "")
         key, tasks = os.urandom(32), set[asyncio.Task[None]]()
+
+        async def always(_: bytes) -> Backend:
+            return backend
+
         await backend.open()
         try:
             server = await loop.create_server(
-                lambda: NodeConnection(backend, key, tasks, tls[0]), self._host, 0, family=socket.AF_INET
+                lambda: NodeConnection(always, key, tasks, tls[0]), self._host, 0, family=socket.AF_INET
             )
             try:
                 self._stop = lambda: loop.call_soon_threadsafe(stopped.set)

@@ -18,8 +18,9 @@ HEAD: Final = struct.Struct(">cI")
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 
-START, ACCEPT, PREPARE, SAMPLE, SIGNAL = b"S", b"A", b"P", b"Q", b"N"
-"""From the caller: limits; layers of the Hello; limits of the run; a question; the name of a signal."""
+SETTINGS, START, ACCEPT, PREPARE, SAMPLE, SIGNAL = b"O", b"S", b"A", b"P", b"Q", b"N"
+"""From the caller: how its sandboxes are made, where the node was not told before; limits; layers of the Hello; limits
+of the run; a question; the name of a signal."""
 
 STARTED, FAILED, PREPARED, USAGE, END, ACKNOWLEDGED = b"s", b"f", b"p", b"u", b"e", b"a"
 """From the node: what was started, and its layers of which the guest does not tell; why nothing was; an answer; a

@@ -1,6 +1,7 @@
 """`SecureChannel`: TLS 1.3 for the bytes of one connection between a caller and a node, without a socket of its own.
 
-Each node makes a certificate when its actor starts. Ray passes it to the caller, who takes that one and no other.
+Each node makes a certificate when it starts. Ray, or the API server of Kubernetes, passes it to the caller, who takes
+that one and no other.
 Who the caller is, the proof of the key tells, inside.
 """
 
@@ -74,7 +75,7 @@ def context_of_node() -> tuple[ssl.SSLContext, str]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as exc:
-        raise MissingPackage("RayBackend(tls=True) needs cryptography: pip install 'toolcell[ray]'") from exc
+        raise MissingPackage("TLS to a node needs cryptography: pip install cryptography") from exc
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "toolcell node")])
     made = (

@@ -21,11 +21,11 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
-from toolcell.sandbox.ray import frames
-from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
-from toolcell.sandbox.ray.node_connection import keep_alive
-from toolcell.sandbox.ray.node_server import NodeAddress
-from toolcell.sandbox.ray.secure_channel import SecureChannel, context_of_caller
+from toolcell.sandbox.node import frames
+from toolcell.sandbox.node.connection import keep_alive
+from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
+from toolcell.sandbox.node.secure_channel import SecureChannel, context_of_caller
+from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.stream import SocketStream, wait_writable
 
 CONNECT_S: Final = 10.0
@@ -81,7 +81,6 @@ class NodeStream:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)
             with suppress(BlockingIOError):
                 sock.connect((address.host, address.port))
@@ -92,12 +91,21 @@ class NodeStream:
                 tls = None
                 if address.certificate:
                     tls = SecureChannel(context_of_caller(address.certificate), is_node=False)
-                stream = cls(sock, f"{address.host}:{address.port}", tls)
-                await stream._prove(address.key)
-                return stream
+                return await cls.over(sock, f"{address.host}:{address.port}", address.key, tls)
         except BaseException:
             sock.close()
             raise
+
+    @classmethod
+    async def over(cls, sock: socket.socket, where: str, key: bytes, tls: SecureChannel | None = None) -> NodeStream:
+        """Prove the key to each other on a connection that is there. `where`: what messages call the node.
+
+        Raises:
+            OSError: the node is not there any more, or not the one with the key.
+        """
+        stream = cls(sock, where, tls)
+        await stream._prove(key)
+        return stream
 
     async def _prove(self, key: bytes) -> None:
         early = b"" if self._tls is None else await self._shake_hands(self._tls)
@@ -264,15 +272,16 @@ class NodeStream:
         news.set()
 
 
-async def start(address: NodeAddress, limits: bytes) -> NodeStream:
-    """Start a sandbox on a node. `limits` are packed.
+async def start(stream: NodeStream, limits: bytes, settings: bytes = b"") -> None:
+    """Start a sandbox over a new connection. `limits` and `settings` are packed. An error closes the connection.
 
     Raises:
         SandboxUnavailable: the node cannot start one, and says why.
-        OSError: the node cannot be reached.
+        OSError: the node is gone.
     """
-    stream = await NodeStream.connect(address)
     try:
+        if settings:
+            await stream.tell(frames.SETTINGS, settings)
         await stream.tell(frames.START, limits)
         await stream.wait(lambda: stream.started is not None)
         if stream.started is None:
@@ -282,4 +291,3 @@ async def start(address: NodeAddress, limits: bytes) -> NodeStream:
     except BaseException:
         stream.close()
         raise
-    return stream

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,9 +20,9 @@ import msgpack
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Backend, Sandbox
-from toolcell.sandbox.ray import frames
-from toolcell.sandbox.ray.frames import FrameBuffer, frame, proof
-from toolcell.sandbox.ray.secure_channel import SecureChannel
+from toolcell.sandbox.node import frames
+from toolcell.sandbox.node.frames import FrameBuffer, frame, proof
+from toolcell.sandbox.node.secure_channel import SecureChannel
 
 PROOF_S: Final = 10.0
 """In which a caller must prove the key."""
@@ -39,17 +40,22 @@ ASKED_TIMES: Final = 100
 SIGNALS: Final = frozenset({"ask_line", "interrupt"})
 
 
+BackendOf = Callable[[bytes], Awaitable[Backend]]
+
+
 class NodeConnection(asyncio.Protocol):
     """One caller, one sandbox."""
 
     def __init__(
         self,
-        backend: Backend,
+        backend: BackendOf,
         key: bytes,
         tasks: set[asyncio.Task[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`backend` returns what starts the sandbox; it gets the caller's settings, or nothing."""
         self._backend, self._key, self._tasks = backend, key, tasks
+        self._settings = b""
         self._tls = None if tls is None else SecureChannel(tls, is_node=True)
         self._nonce = os.urandom(frames.NONCE_BYTES)
         self._unproved = b""
@@ -72,7 +78,6 @@ class NodeConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Ask for the proof."""
         self._transport = transport
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(transport.get_extra_info("socket"))
         if self._tls is None:
             transport.write(self._nonce)
@@ -151,6 +156,8 @@ class NodeConnection(asyncio.Protocol):
         if kind == frames.BRIDGE:
             self._to_guest.append(body)
             self._changed.set()
+        elif kind == frames.SETTINGS and self._task is None:
+            self._settings = body
         elif kind == frames.START and self._task is None:
             self._task = self._loop.create_task(self._serve(Limits(**msgpack.unpackb(body))))
             self._tasks.add(self._task)
@@ -187,7 +194,7 @@ class NodeConnection(asyncio.Protocol):
     async def _serve(self, limits: Limits) -> None:
         """Start the sandbox, pass bytes on, and leave nothing of it."""
         try:
-            sandbox: Any = await self._backend.start(limits)
+            sandbox: Any = await (await self._backend(self._settings)).start(limits)
         except Exception as exc:
             self._write(frames.FAILED, str(exc).encode())
             self._transport.close()
@@ -279,7 +286,10 @@ class NodeConnection(asyncio.Protocol):
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Notice a network that was cut: within about 15 seconds, and 20 with data on the way."""
+    """Send at once, and notice a network that was cut: within about 15 seconds, and 20 with data on the way."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000)):
         if hasattr(socket, name):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -11,32 +12,40 @@ import msgpack
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit, Sample
-from toolcell.sandbox.ray import frames
-from toolcell.sandbox.ray.node_stream import NodeStream
+from toolcell.sandbox.node import frames
+from toolcell.sandbox.node.stream import NodeStream
 
 END_S: Final = 15.0
 """How long a node may take to say that nothing is left of a sandbox. Then it counts as lost."""
 
 
-class RaySandbox:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a backend knows of the place of a sandbox."""
+
+    backend: str
+    """The name of the backend."""
+    required: frozenset[str]
+    """Layers without which no code runs."""
+    leave: Callable[[], Awaitable[None]]
+    """Gives the place back. Called once, when nothing of the sandbox is left."""
+    told_by_guest: frozenset[str] | None = None
+    """Layers that only its guest can know to be live; None is all."""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    """Layers that everything in this place has from outside."""
+
+
+class NodeSandbox:
     """A sandbox whose processes are on a node."""
 
-    backend = "ray"
-
-    def __init__(
-        self,
-        stream: NodeStream,
-        ident: str,
-        limits: Limits,
-        required: frozenset[str],
-        told_by_guest: frozenset[str] | None,
-    ) -> None:
-        """`told_by_guest`: layers that only its guest can know to be live; None is all."""
+    def __init__(self, stream: NodeStream, ident: str, limits: Limits, placement: Placement) -> None:
         self.id = ident
         self.stream = stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
-        self._required, self._told_by_guest = required, told_by_guest
+        self.backend = placement.backend
+        self._placement = placement
+        self._has_left = False
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Record the layers named in Hello.
@@ -44,9 +53,11 @@ class RaySandbox:
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        believed = layers.keys() if self._told_by_guest is None else layers.keys() & self._told_by_guest
+        place = self._placement
+        believed = layers.keys() if place.told_by_guest is None else layers.keys() & place.told_by_guest
         live = {name: layers[name] for name in layers if name in believed} | self.stream.outside_layers
-        if missing := sorted(self._required - live.keys()):
+        live = {**place.layers, **live}
+        if missing := sorted(place.required - live.keys()):
             raise SandboxUnavailable(f"required isolation is not live on the node of {self.id}: {', '.join(missing)}")
         self.layers = live
         self.stream.post(frames.ACCEPT, msgpack.packb(dict(layers)))
@@ -114,8 +125,12 @@ class RaySandbox:
         return stream.exit or Exit(problem=stream.lost())
 
     async def destroy(self) -> None:
-        """End it, and wait until its node has said that nothing is left. Safe to call twice."""
+        """End it, wait until its node has said that nothing is left, and give its place back. Safe to call twice."""
         self.kill()
         self.stream.rest()
         await self.ended()
         self.stream.close()
+        if not self._has_left:
+            self._has_left = True
+            with anyio.CancelScope(shield=True):
+                await self._placement.leave()

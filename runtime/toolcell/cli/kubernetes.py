@@ -1,0 +1,111 @@
+"""`toolcell kubernetes`: what a cluster needs for `KubernetesBackend`, and whether its pool starts sandboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import anyio
+import typer
+
+from toolcell.cli import exits
+from toolcell.cli.terminal import print_json, reporting, safe, stdout
+from toolcell.config import Limits
+from toolcell.errors import SandboxUnavailable, UsageError
+
+SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
+
+The cluster needs agent-sandbox (kubernetes-sigs/agent-sandbox) with its extensions.
+"""
+
+EPILOG = f"Exit status: {exits.OK} a sandbox started, {exits.UNAVAILABLE} none did."
+
+Pool = Annotated[str, typer.Option("--pool", metavar="NAME", help="Of the SandboxWarmPool and its template.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document.")]
+
+
+def register(app: typer.Typer, name: str) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help=SUMMARY)
+    group.command("manifest")(reporting(manifest))
+    group.command("check", epilog=EPILOG)(reporting(check))
+    app.add_typer(group, name=name)
+
+
+def manifest(
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="As `toolcell images build --service` makes it, in your registry.")
+    ],
+    pool: Pool = "toolcell",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of pods and caller.")] = "default",
+    replicas: Annotated[int, typer.Option(min=0, help="Pods that are kept warm.")] = 2,
+    sandboxes: Annotated[int, typer.Option(min=1, help="In one pod at the same time.")] = 1,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Limits.memory_bytes of runs, at most.")] = None,
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Limits.disk_bytes of runs, at most.")] = None,
+    cpus: Annotated[float, typer.Option(min=0.01, help="Processors of a pod.")] = 1.0,
+    runtime_class: Annotated[
+        str | None, typer.Option("--runtime-class", metavar="NAME", help="RuntimeClass of the pods, such as gvisor.")
+    ] = None,
+    connect: Annotated[
+        Literal["exec", "port"], typer.Option(help="How callers reach the pods; port: from inside the cluster only.")
+    ] = "exec",
+    service_account: Annotated[str, typer.Option("--service-account", help="Of the caller.")] = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
+    from toolcell.sandbox.kubernetes.manifests import manifests, to_yaml
+    from toolcell.sandbox.kubernetes.pod_server import PORT
+    from toolcell.sandbox.kubernetes.pods import PodSettings
+
+    sizes = {"memory_bytes": memory, "disk_bytes": disk}
+    limits = Limits.model_validate({name: size for name, size in sizes.items() if size is not None})
+    if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
+        raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
+    settings = PodSettings(image, limits, sandboxes, cpus, runtime_class, PORT if connect == "port" else 0)
+    objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
+    if as_json:
+        print_json({"apiVersion": "v1", "kind": "List", "items": objects})
+    else:
+        typer.echo(to_yaml(objects), nl=False)
+
+
+def check(
+    pool: Pool = "toolcell",
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Of the pool [default: that of the context].")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Of the kubeconfig.")] = None,
+    connect: Annotated[Literal["exec", "port"], typer.Option(help="How to reach the pods.")] = "exec",
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="LAYER", help="Do not require it: landlock under gVisor.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a sandbox in a pod of the pool, run a script in it, and say which isolation it had."""
+    found = anyio.run(_check, pool, namespace, context, connect, frozenset(without or ()))
+    if as_json:
+        print_json(found)
+    elif found["ok"]:
+        for name, detail in sorted(found["layers"].items()):
+            stdout().print(safe(f"{name:14} {detail}"), soft_wrap=True)
+        stdout().print(safe(f"the pool {pool!r} starts sandboxes"), soft_wrap=True)
+    else:
+        stdout().print(safe(f"the pool {pool!r} starts no sandbox: {found['problem']}"), soft_wrap=True)
+    raise typer.Exit(exits.OK if found["ok"] else exits.UNAVAILABLE)
+
+
+async def _check(
+    pool: str, namespace: str | None, context: str | None, connect: Literal["exec", "port"], without: frozenset[str]
+) -> dict[str, Any]:
+    from toolcell.config import CONTAINER_LAYERS, Policy, PoolConfig
+    from toolcell.runtime import Runtime
+    from toolcell.sandbox.kubernetes.backend import KubernetesBackend
+
+    policy = Policy(profile="container", require=CONTAINER_LAYERS - without)
+    backend = KubernetesBackend(pool, namespace=namespace, context=context, connect=connect, policy=policy)
+    try:
+        async with Runtime(backend=backend, pool=PoolConfig(warm=0)) as runtime:
+            result = await runtime.execute_code("6 * 7")
+    except SandboxUnavailable as exc:
+        return {"ok": False, "problem": str(exc), "layers": {}}
+    problem = "" if result.ok else str(result.error.message if result.error is not None else result.outcome)
+    return {"ok": result.ok, "problem": problem, "layers": dict(result.isolation.layers)}

@@ -1,0 +1,309 @@
+"""`KubernetesBackend`: sandboxes in pods of a warm pool of agent-sandbox, which makes, keeps warm and deletes the pods.
+
+A pod is claimed for one caller, who gets a connection to it for each sandbox: through the API server, or directly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+import anyio
+import msgpack
+from anyio.abc import TaskGroup
+
+import toolcell
+from toolcell.config import MIB, Limits, Policy, names_of
+from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
+from toolcell.sandbox.docker.hardening import GUEST_LAYERS
+from toolcell.sandbox.kubernetes.asyncio_thread import AsyncioThread
+from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
+from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
+from toolcell.sandbox.kubernetes.pods import layers_of, memory_for, memory_of, weaknesses
+from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
+from toolcell.sandbox.node.server import NodeAddress
+from toolcell.sandbox.node.stream import NodeStream, start
+from toolcell.tools.checks import check_count
+
+logger = logging.getLogger("toolcell.kubernetes")
+
+NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+FEWEST_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class UsedPod:
+    """A pod that was claimed, and what is in it."""
+
+    pod: ClaimedPod
+    room_bytes: int
+    address: PodAddress | None = None
+    busy: int = 0
+    is_lost: bool = False
+
+
+class KubernetesBackend:
+    """Starts sandboxes in the pods of a warm pool."""
+
+    name: ClassVar[str] = "kubernetes"
+    isolates: ClassVar[bool] = True
+    descriptors_per_sandbox: ClassVar[int] = 3
+    fixed: ClassVar[tuple[str, ...]] = ()
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "cpu_cores": "a pod bounds the processors of all that is in it: resources.limits.cpu of the pool's template"
+    }
+
+    lacks: ClassVar[Mapping[str, str]] = {
+        "limits.disk": "the watch of a pod's files ends the run within a second; the volume's size bounds them",
+        "limits.inodes": "the watch of a pod's files ends the run within a second",
+        "single_use.tmp": "the pod's /tmp is not the script's; its TMPDIR is in its own directory",
+        "single_use.state": "umask is refused: modes of the pod's files are nothing for a script",
+    }
+    """Cases of the backend contract (`toolcell.testing`) that a pod cannot meet, with the reasons."""
+
+    def __init__(
+        self,
+        pool: str = "toolcell",
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        connect: Literal["exec", "port"] = "exec",
+        sandboxes_per_pod: int = 1,
+        preload: Sequence[str] = (),
+        policy: Policy | None = None,
+        ready_s: float = 180.0,
+        lease_s: float = 300.0,
+    ) -> None:
+        """`pool`: a SandboxWarmPool, as `toolcell kubernetes manifest` describes it.
+        `namespace`: None is that of the pod in which this runs, else of the context.
+        `kubeconfig`, `context`: as of kubectl; without them the service account of the pod in which this runs is used.
+        `connect`: "exec" goes through the API server, from anywhere; "port" directly to the pods, with TLS.
+        `sandboxes_per_pod`: at the same time. With 1 each sandbox gets a pod of its own, used once.
+        `policy`: one with the profile "container".
+        `ready_s`: how long a pod may take to be there. `lease_s`: after how long a caller's claims end that was killed.
+
+        Raises:
+            UsageError: an argument is of another kind.
+        """
+        check_count("sandboxes_per_pod=", sandboxes_per_pod, 1)
+        for what, text in (("pool", pool), ("namespace", namespace)):
+            if text is not None and not NAME.fullmatch(str(text)):
+                raise UsageError(f"{what}= takes a name of Kubernetes (a-z, 0-9, - and .), not {text!r:.80}")
+        if connect not in ("exec", "port"):
+            raise UsageError(f'connect must be "exec" or "port", not {connect!r:.80}')
+        for what, seconds in (("ready_s", ready_s), ("lease_s", lease_s)):
+            if not FEWEST_S <= seconds < math.inf:
+                raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {seconds!r:.80}")
+        self._policy = policy or Policy(profile="container")
+        if self._policy.profile != "container":
+            raise UsageError('a pod has no namespaces to give: use Policy(profile="container")')
+        if self._policy.shell:
+            raise UsageError("shell=True is not built for pods: a program would see the files of the pod")
+        if "landlock" not in self._policy.require and sandboxes_per_pod > 1:
+            raise UsageError("sandboxes of one pod are kept apart by Landlock; require it, or use sandboxes_per_pod=1")
+        self._settings = pack_settings(self._policy, tuple(names_of(preload, "preload")))
+        self._cluster = Cluster(pool, namespace, kubeconfig, context)
+        self._is_direct, self._slots = connect == "port", sandboxes_per_pod
+        self._ready_s, self._lease_s = float(ready_s), float(lease_s)
+        self._loop: AsyncioThread | None = None
+        self._tasks: TaskGroup | None = None
+        self._pods: dict[str, UsedPod] = {}
+        """By the name of the claim."""
+        self._claiming = anyio.Lock()
+        self._count = itertools.count(1)
+
+    @property
+    def pods(self) -> Mapping[str, int]:
+        """Names of the pods that are claimed, and how many sandboxes each has."""
+        return {used.pod.name: used.busy for used in self._pods.values()}
+
+    async def open(self) -> None:
+        """Connect with the cluster.
+
+        Raises:
+            SandboxUnavailable: there is no cluster, no pool, or no right to use it; says what to do.
+            MissingPackage: the client of agent-sandbox is not installed.
+        """
+        loop = AsyncioThread("toolcell-kubernetes")
+        try:
+            await loop.call(self._cluster.connect)
+        except BaseException as exc:
+            await loop.aclose()
+            if isinstance(exc, ImportError):
+                raise MissingPackage(
+                    "the Kubernetes backend needs k8s-agent-sandbox: pip install 'toolcell[kubernetes]'"
+                ) from exc
+            raise
+        self._loop = loop
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._renew)
+
+    async def _renew(self) -> None:
+        while True:
+            await anyio.sleep(self._lease_s / 3)
+            if self._loop is not None:
+                for problem in await self._loop.call(self._cluster.renew, frozenset(self._pods), self._lease_s):
+                    logger.warning("a claim could not be renewed: %s", problem)
+
+    # Starting
+
+    async def start(self, limits: Limits) -> NodeSandbox:
+        """Start a sandbox: in a pod of its own, or in one that has room.
+
+        Raises:
+            SandboxUnavailable: nothing was started and nothing needs cleaning up.
+        """
+        used = await self._place(limits)
+        try:
+            stream = await self._connect(used)
+            await start(stream, msgpack.packb(limits.model_dump()), self._settings)
+        except BaseException as exc:
+            used.is_lost = used.is_lost or isinstance(exc, OSError)
+            with anyio.CancelScope(shield=True):
+                await self._leave(used)
+            if isinstance(exc, OSError):
+                raise SandboxUnavailable(f"the pod {used.pod.name} cannot be reached: {exc}") from exc
+            raise
+
+        async def leave() -> None:
+            await self._leave(used)
+
+        layers = layers_of(used.pod.body)
+        placement = Placement(self.name, self._policy.require, leave, GUEST_LAYERS, layers)
+        return NodeSandbox(stream, f"{used.pod.name}:{stream.started}.{next(self._count)}", limits, placement)
+
+    async def _place(self, limits: Limits) -> UsedPod:
+        """Return a pod with a place, which is taken."""
+        if self._slots == 1:
+            used = await self._claim(limits)
+            used.busy += 1
+            return used
+        async with self._claiming:  # those who wait may find a place in the pod that is claimed now
+            for used in self._pods.values():
+                fits = memory_for(limits, self._slots) <= used.room_bytes
+                if fits and used.busy < self._slots and not used.is_lost:
+                    break
+            else:
+                used = await self._claim(limits)
+            used.busy += 1
+            return used
+
+    async def _claim(self, limits: Limits) -> UsedPod:
+        loop = self._loop
+        if loop is None:
+            raise SandboxUnavailable("the Kubernetes backend is not open")
+        pod = await loop.call(self._cluster.claim, self._ready_s, self._lease_s)
+        used = self._pods[pod.claim] = UsedPod(pod, memory_of(pod.body))
+        if problem := self._problem(used, limits):
+            with anyio.CancelScope(shield=True):
+                await self._give_up(used)
+            raise SandboxUnavailable(problem)
+        return used
+
+    def _problem(self, used: UsedPod, limits: Limits) -> str:
+        """Say why no sandbox with these limits may start in this pod."""
+        pool = self._cluster.pool
+        if found := weaknesses(used.pod.body):
+            return f"the pods of the pool {pool!r} are not isolated as they must be: {'; '.join(found)}"
+        if (needed := memory_for(limits, self._slots)) > used.room_bytes:
+            return (
+                f"the pods of the pool {pool!r} have {used.room_bytes // MIB} MiB of memory, and {self._slots} "
+                f"sandboxes with memory_bytes={limits.memory_bytes} and disk_bytes={limits.disk_bytes} need "
+                f"{needed // MIB}; lower these limits, or raise resources.limits.memory in the pool's template"
+            )
+        return ""
+
+    async def _connect(self, used: UsedPod) -> NodeStream:
+        """Return a connection with the server of a pod.
+
+        Raises:
+            SandboxUnavailable, OSError: there is none.
+        """
+        loop, pod = self._loop, used.pod
+        if loop is None:
+            raise SandboxUnavailable("the Kubernetes backend is not open")
+        if not self._is_direct:
+            ours, address = await loop.call(self._executed, loop, pod.name)
+            try:
+                self._check(address, pod)
+                return await NodeStream.over(ours, f"the pod {pod.name}", address.key)
+            except BaseException:
+                ours.close()
+                raise
+        if used.address is None:
+            used.address = await loop.call(self._told, pod.name)
+            self._check(used.address, pod)
+        there = used.address
+        if not there.port:
+            raise SandboxUnavailable(
+                f"the pod {pod.name} does not listen for callers: make the pool with `toolcell kubernetes manifest "
+                '--connect port`, or use connect="exec"'
+            )
+        return await NodeStream.connect(NodeAddress(pod.ip, there.port, there.key, {}, there.certificate))
+
+    async def _executed(self, loop: AsyncioThread, pod: str) -> tuple[socket.socket, PodAddress]:
+        """Start a relay; runs in the cluster's event loop. Shape: (our end of its bytes, what the pod told)."""
+        program = await self._cluster.execute(pod)
+        try:
+            address = await program.address()
+            ours, theirs = socket.socketpair()
+        except BaseException:
+            await program.aclose()
+            raise
+        ours.setblocking(False)
+        loop.spawn(program.carry, theirs)
+        return ours, address
+
+    async def _told(self, pod: str) -> PodAddress:
+        program = await self._cluster.execute(pod, "address")
+        try:
+            return await program.address()
+        finally:
+            await program.aclose()
+
+    def _check(self, address: PodAddress, pod: ClaimedPod) -> None:
+        if address.version != toolcell.__version__:
+            raise SandboxUnavailable(
+                f"the pod {pod.name} has toolcell {address.version}, and this is {toolcell.__version__}: build the "
+                "image again, and change the pool's template"
+            )
+
+    # Ending
+
+    async def _leave(self, used: UsedPod) -> None:
+        """Take a sandbox's place back. A pod that was for one sandbox ends; of the others, one empty pod is kept."""
+        used.busy -= 1
+        if used.busy:
+            return
+        empty = [each for each in self._pods.values() if not each.busy and not each.is_lost]
+        if self._slots == 1 or used.is_lost or len(empty) > 1:
+            await self._give_up(used)
+
+    async def _give_up(self, used: UsedPod) -> None:
+        self._pods.pop(used.pod.claim, None)
+        if self._loop is not None:
+            try:
+                await self._loop.call(self._cluster.release, used.pod.claim)
+            except SandboxUnavailable as exc:  # tried again when this closes; else the claim's lease ends it
+                logger.warning("the claim %s could not be deleted: %s", used.pod.claim, exc)
+
+    async def close(self) -> None:
+        """Delete every claim, and with them the pods. Safe to call twice."""
+        loop, self._loop = self._loop, None
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
+        if loop is not None:
+            self._pods.clear()
+            with anyio.CancelScope(shield=True):
+                await loop.call(self._cluster.aclose)
+                await loop.aclose()

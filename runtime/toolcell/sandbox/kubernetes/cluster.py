@@ -1,0 +1,269 @@
+"""`Cluster`: everything that is asked of the API server: claims of agent-sandbox, their pods, programs in them.
+
+All of it runs in the event loop of a `AsyncioThread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.kubernetes.exec_stream import ExecutedProgram
+from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY
+
+GROUP: Final = "extensions.agents.x-k8s.io"
+VERSION: Final = "v1beta1"
+CLAIMS: Final = "sandboxclaims"
+POOLS: Final = "sandboxwarmpools"
+POD_NAME: Final = "agents.x-k8s.io/pod-name"
+OWNER_LABEL: Final = "toolcell-backend"
+
+SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+HEARTBEAT_S: Final = 15.0
+REQUEST_S: Final = 30.0
+
+INSTALL = (
+    "the cluster has no {plural}: install agent-sandbox with its extensions (kubernetes-sigs/agent-sandbox), API "
+    f"{GROUP}/{VERSION}"
+)
+FORBIDDEN = (
+    "the API server does not allow {verb} {plural} in the namespace {namespace}: {why}; `toolcell kubernetes manifest` "
+    "has the Role that is needed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedPod:
+    """A pod that belongs to one claim of this backend."""
+
+    claim: str
+    name: str
+    ip: str
+    body: Mapping[str, Any] = field(repr=False)
+
+
+class Cluster:
+    """The connection with one API server."""
+
+    def __init__(self, pool: str, namespace: str | None, kubeconfig: str | None, context: str | None) -> None:
+        self.pool = pool
+        self.namespace = namespace or ""
+        self._kubeconfig, self._context = kubeconfig, context
+        self._owner = uuid.uuid4().hex
+        self._claims: set[str] = set()
+        """Names of the claims that were made and not deleted."""
+        self._apis: Any = None
+        self._helper: Any = None
+        self._sockets: Any = None
+
+    # The connection
+
+    async def connect(self) -> None:
+        """Connect, and look whether the pool is there.
+
+        Raises:
+            ImportError: the client is not installed.
+            SandboxUnavailable: there is no cluster, no pool, or no right; says what to do.
+        """
+        from k8s_agent_sandbox.async_k8s_helper import AsyncK8sHelper
+        from kubernetes_asyncio import client
+        from kubernetes_asyncio.stream import WsApiClient
+
+        configuration = await self._configuration()
+        self._apis = client.ApiClient(configuration)
+        self._sockets = WsApiClient(configuration, heartbeat=HEARTBEAT_S)
+        self._helper = AsyncK8sHelper(self._apis)
+        try:
+            get = client.CustomObjectsApi(self._apis).get_namespaced_custom_object
+            await self._ask("get", POOLS, get(GROUP, VERSION, self.namespace, POOLS, self.pool))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _configuration(self) -> Any:
+        from kubernetes_asyncio import client, config
+
+        configuration = client.Configuration()
+        try:
+            if self._kubeconfig is None and self._context is None:
+                with suppress(config.ConfigException):
+                    config.load_incluster_config(client_configuration=configuration)
+                    if not self.namespace:
+                        with open(SERVICE_ACCOUNT, encoding="ascii") as file:
+                            self.namespace = file.read().strip()
+                    return configuration
+            await config.load_kube_config(self._kubeconfig, self._context, client_configuration=configuration)
+            if not self.namespace:
+                contexts, active = config.list_kube_config_contexts(self._kubeconfig)
+                chosen = next((each for each in contexts if each["name"] == self._context), active)
+                self.namespace = chosen["context"].get("namespace") or "default"
+        except (config.ConfigException, OSError, ValueError) as exc:
+            raise SandboxUnavailable(f"there is no way to a Kubernetes cluster: {exc}; see docs/kubernetes.md") from exc
+        return configuration
+
+    async def _ask(self, verb: str, plural: str, request: Any) -> Any:
+        """Await a request, and say in our words why it failed.
+
+        Raises:
+            SandboxUnavailable: it failed.
+        """
+        import aiohttp
+        from kubernetes_asyncio.client import ApiException
+
+        try:
+            return await asyncio.wait_for(request, REQUEST_S)
+        except ApiException as exc:
+            why = _message(exc)
+            if exc.status in (401, 403):
+                said = FORBIDDEN.format(verb=verb, plural=plural, namespace=self.namespace, why=why)
+            elif exc.status == 404 and plural == POOLS and self.pool in why:
+                said = (
+                    f"the namespace {self.namespace} has no SandboxWarmPool {self.pool!r}; "
+                    "make one: `toolcell kubernetes manifest | kubectl apply -f -`"
+                )
+            elif exc.status == 404 and plural in (POOLS, CLAIMS):
+                said = INSTALL.format(plural=plural)
+            else:
+                said = f"the API server could not {verb} {plural}: {exc.status} {why}"
+            raise SandboxUnavailable(said) from exc
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            raise SandboxUnavailable(f"the API server does not answer: {exc or type(exc).__name__}") from exc
+
+    # Claims
+
+    async def claim(self, ready_s: float, lease_s: float) -> ClaimedPod:
+        """Claim a pod of the pool, and wait until it is ready.
+
+        Cancellation, and errors: the claim is deleted.
+
+        Raises:
+            SandboxUnavailable: there is none; says why.
+        """
+        from k8s_agent_sandbox.exceptions import SandboxError
+
+        name = f"toolcell-{uuid.uuid4().hex[:20]}"
+        self._claims.add(name)
+        try:
+            labels = {OWNER_LABEL: self._owner}
+            lifecycle = {"shutdownTime": _after(lease_s), "shutdownPolicy": "Delete"}
+            create = self._helper.create_sandbox_claim(
+                name, self.pool, self.namespace, labels=labels, lifecycle=lifecycle
+            )
+            made = await self._ask("create", CLAIMS, create)
+            seen = (made.get("metadata") or {}).get("resourceVersion")
+            try:
+                wait = self._helper.wait_for_claim_ready(name, self.namespace, ready_s, resource_version=seen)
+                sandbox = await asyncio.wait_for(wait, ready_s)
+            except TimeoutError as exc:
+                raise SandboxUnavailable(await self._why_not(name, ready_s)) from exc
+            except SandboxError as exc:
+                raise SandboxUnavailable(f"the pool {self.pool!r} gives no pod: {exc}") from exc
+            found = await self._ask("get", "sandboxes", self._helper.get_sandbox(sandbox, self.namespace)) or {}
+            pod = ((found.get("metadata") or {}).get("annotations") or {}).get(POD_NAME) or sandbox
+            body = await self._ask("get", "pods", self._read_pod(pod))
+            return ClaimedPod(name, pod, str((body.get("status") or {}).get("podIP") or ""), body)
+        except BaseException:
+            with suppress(SandboxUnavailable):
+                await asyncio.shield(asyncio.ensure_future(self.release(name)))
+            raise
+
+    async def _read_pod(self, name: str) -> dict[str, Any]:
+        """Return a pod as the API server tells it: the client's classes leave out fields that they do not know."""
+        from kubernetes_asyncio.client import ApiException, CoreV1Api
+
+        answer = await CoreV1Api(self._apis).read_namespaced_pod(name, self.namespace, _preload_content=False)
+        text = await answer.text()
+        if answer.status != 200:
+            refused = ApiException(answer.status, answer.reason)
+            refused.body = text
+            raise refused
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    async def _why_not(self, name: str, ready_s: float) -> str:
+        said = ""
+        with suppress(SandboxUnavailable):
+            found = await self._ask("get", CLAIMS, self._helper.get_sandbox_claim(name, self.namespace)) or {}
+            conditions = (found.get("status") or {}).get("conditions") or ()
+            said = "; ".join(f"{each.get('reason')}: {each.get('message')}" for each in conditions)
+        said = said or "its status says nothing; does agent-sandbox's controller run?"
+        return f"no pod of the pool {self.pool!r} was ready within {ready_s:g} s: {said}"
+
+    async def release(self, claim: str) -> None:
+        """Delete a claim; its pod is deleted with it.
+
+        Raises:
+            SandboxUnavailable: the API server does not answer. The claim is kept in mind, and ends by its lease.
+        """
+        if claim in self._claims:
+            await self._ask("delete", CLAIMS, self._helper.delete_sandbox_claim(claim, self.namespace))
+            self._claims.discard(claim)
+
+    async def renew(self, claims: frozenset[str], lease_s: float) -> list[str]:
+        """Let these claims live longer. Returns what went wrong."""
+        from kubernetes_asyncio.client import CustomObjectsApi
+
+        patch, problems = CustomObjectsApi(self._apis).patch_namespaced_custom_object, []
+        body = {"spec": {"lifecycle": {"shutdownTime": _after(lease_s)}}}
+        for name in claims & self._claims:
+            request = patch(
+                GROUP, VERSION, self.namespace, CLAIMS, name, body, _content_type="application/merge-patch+json"
+            )
+            try:
+                await self._ask("patch", CLAIMS, request)
+            except SandboxUnavailable as exc:
+                problems.append(str(exc))
+        return problems
+
+    # Programs in pods
+
+    async def execute(self, pod: str, *arguments: str) -> ExecutedProgram:
+        """Execute a relay in a pod.
+
+        Raises:
+            SandboxUnavailable: that cannot be done; says why.
+        """
+        import aiohttp
+        from kubernetes_asyncio.client import CoreV1Api
+
+        core = CoreV1Api(self._sockets)
+        connecting = await core.connect_get_namespaced_pod_exec(
+            pod, self.namespace, container=CONTAINER, command=[*RELAY, *arguments],
+            stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False,
+        )  # fmt: skip
+        try:
+            websocket = await asyncio.wait_for(connecting, REQUEST_S)
+        except aiohttp.WSServerHandshakeError as exc:
+            if exc.status in (401, 403):
+                said = FORBIDDEN.format(verb="create", plural="pods/exec", namespace=self.namespace, why=exc.message)
+                raise SandboxUnavailable(said) from exc
+            raise SandboxUnavailable(f"nothing can be executed in the pod {pod}: {exc.status} {exc.message}") from exc
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            raise SandboxUnavailable(f"the API server does not answer: {exc or type(exc).__name__}") from exc
+        return ExecutedProgram(websocket, f"the pod {pod}")
+
+    async def aclose(self) -> None:
+        """Delete every claim of this backend, and disconnect."""
+        deleting = [self.release(each) for each in tuple(self._claims)]
+        await asyncio.gather(*deleting, return_exceptions=True)
+        for each in (self._apis, self._sockets):
+            if each is not None:
+                await each.close()
+
+
+def _after(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _message(exc: Any) -> str:
+    """Return what the API server said."""
+    with suppress(ValueError, AttributeError, TypeError):
+        return str(json.loads(exc.body)["message"])
+    return str(exc.reason)

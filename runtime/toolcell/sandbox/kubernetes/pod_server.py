@@ -1,0 +1,194 @@
+"""`python3 -m toolcell.sandbox.kubernetes.pod_server`: what runs in a pod. It starts sandboxes for the pod's caller.
+
+Sandboxes are those of `Policy(profile="container")`: a pod allows no namespaces. Only a caller who has the key is
+served. Who may execute a program in the pod can read it; the pod's scripts cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgpack
+
+import toolcell
+from toolcell.config import Limits, Policy
+from toolcell.errors import SandboxUnavailable, ToolcellError
+from toolcell.sandbox.contained.backend import ContainedBackend
+from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
+from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.secure_channel import context_of_node
+
+PORT: Final = 8750
+"""At which callers inside the cluster may connect, where the pod listens there."""
+
+END_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodAddress:
+    """What a pod says about itself to whoever may execute a program in it."""
+
+    version: str
+    """Of its toolcell."""
+    key: bytes = field(repr=False)
+    port: int = 0
+    """0: it can be reached through the API server only."""
+    certificate: str = field(default="", repr=False)
+
+    def pack(self) -> bytes:
+        """Return it as it is sent."""
+        packed: bytes = msgpack.packb([self.version, self.key, self.port, self.certificate])
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PodAddress:
+        """Read what a pod has sent.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        match msgpack.unpackb(data):
+            case [str(version), bytes(key), int(port), str(certificate)]:
+                return cls(version, key, port, certificate)
+        raise ValueError(f"{data[:100]!r} is no address of a pod")
+
+
+def pack_settings(policy: Policy, preload: tuple[str, ...]) -> bytes:
+    """Return how a caller wants its sandboxes, as it is sent."""
+    packed: bytes = msgpack.packb([policy.model_dump(mode="json", exclude_unset=True), list(preload)])
+    return packed
+
+
+class PodServer:
+    """The sandboxes of one pod. One that was not claimed yet is warm for callers with the default settings."""
+
+    def __init__(self, *, is_alone: bool) -> None:
+        """`is_alone`: the pod is for one sandbox, so it may be one that shares the pod's files and signals."""
+        self._is_alone = is_alone
+        self._backends: dict[bytes, ContainedBackend] = {}
+        self._wanted: asyncio.Queue[tuple[bytes, asyncio.Future[ContainedBackend]]] = asyncio.Queue()
+        """Settings of backends that connections wait for: one task opens and closes all."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def backend(self, settings: bytes) -> ContainedBackend:
+        """Return the backend for these settings.
+
+        Raises:
+            ValueError: they are no settings.
+            SandboxUnavailable: no sandbox can start here; says why.
+        """
+        found = self._backends.get(settings)
+        if found is None:
+            opened: asyncio.Future[ContainedBackend] = asyncio.get_running_loop().create_future()
+            self._wanted.put_nowait((settings, opened))
+            found = await opened
+        return found
+
+    async def _open(self, settings: bytes) -> ContainedBackend:
+        if (found := self._backends.get(settings)) is None:
+            policy, preload = msgpack.unpackb(settings)
+            found = ContainedBackend(policy=Policy(**policy), preload=preload, is_alone=self._is_alone)
+            await found.open()
+            self._backends[settings] = found
+        return found
+
+    async def _open_wanted(self) -> None:
+        while True:
+            settings, opened = await self._wanted.get()
+            try:
+                found = await self._open(settings)
+            except Exception as exc:
+                if not opened.cancelled():
+                    opened.set_exception(exc)
+            else:
+                if not opened.cancelled():
+                    opened.set_result(found)
+
+    async def warm(self) -> None:
+        """Start a sandbox and end it: the next one is forked, and what does not work here is said before it is used.
+
+        Raises:
+            SandboxUnavailable: no sandbox can start here; says why.
+        """
+        policy = Policy(profile="container")
+        try:
+            await self._try(policy)
+        except SandboxUnavailable:
+            if not self._is_alone:
+                raise
+            await self._try(Policy(profile="container", require=policy.require - {"landlock"}))  # gVisor has none
+
+    async def _try(self, policy: Policy) -> None:
+        backend = await self._open(pack_settings(policy, ()))
+        sandbox = await backend.start(Limits())
+        await sandbox.destroy()
+
+    async def serve(self, directory: str, port: int) -> None:
+        """Listen until this is cancelled. `port`: 0 is none."""
+        loop, key = asyncio.get_running_loop(), os.urandom(32)
+        context, certificate = context_of_node() if port else (None, "")
+        make = partial(NodeConnection, self.backend, key, self._tasks)
+        servers: list[Any] = [await loop.create_unix_server(make, os.path.join(directory, SOCKET_FILE))]
+        try:
+            if port:
+                servers.append(await loop.create_server(partial(make, context), None, port))
+            tell(directory, PodAddress(toolcell.__version__, key, port, certificate))
+            await self._open_wanted()
+        finally:
+            for server in servers:
+                server.close()
+
+    async def aclose(self) -> None:
+        """End every sandbox, and with them the tasks of their connections. In the task that called `warm`."""
+        for backend in reversed(self._backends.values()):
+            await backend.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=END_S)
+
+
+def tell(directory: str, address: PodAddress) -> None:
+    """Write what a relay reads. It is whole when it is there."""
+    path = os.path.join(directory, ADDRESS_FILE)
+    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(address.pack())
+    os.rename(f"{path}.new", path)
+
+
+async def run(directory: str, port: int, is_alone: bool) -> None:
+    """Serve until SIGTERM."""
+    server, task = PodServer(is_alone=is_alone), asyncio.current_task()
+    assert task is not None
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, task.cancel)
+    for name in (ADDRESS_FILE, SOCKET_FILE):  # of a container before, in the same pod
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+    try:
+        with suppress(asyncio.CancelledError):
+            await server.warm()
+            await server.serve(directory, port)
+    finally:
+        await server.aclose()
+
+
+def main() -> int:
+    """Run with the settings of the pod's environment; returns the exit code."""
+    try:
+        directory = pod_directory()
+        port, is_alone = int(os.environ.get("TOOLCELL_POD_PORT", "0")), os.environ.get("TOOLCELL_POD_ALONE") == "1"
+        asyncio.run(run(directory, port, is_alone))
+    except (ToolcellError, OSError, ValueError) as exc:
+        sys.stderr.write(f"toolcell: this pod cannot start sandboxes: {exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""Sandboxes in pods, over a fake API server: the contract of backends, what is lost, and what is refused.
+
+The client of agent-sandbox is the real one. Pods are processes of this machine, but for the tests with an engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from integrations.conftest import EXAMPLES, needs
+from toolcell import (
+    KubernetesBackend,
+    Limits,
+    Outcome,
+    Policy,
+    PoolConfig,
+    Runtime,
+    SandboxUnavailable,
+    SyncRuntime,
+    ToolRegistry,
+    UsageError,
+)
+from toolcell.config import CONTAINER_LAYERS, MIB
+from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
+from toolcell.sandbox.kubernetes.manifests import manifests
+from toolcell.sandbox.kubernetes.pods import PodSettings
+
+needs("k8s_agent_sandbox")
+
+from integrations.fake_kubernetes import DockerKubelet, FakeKubernetes, ProcessKubelet  # noqa: E402
+
+pytestmark = [pytest.mark.framework, pytest.mark.isolation]
+
+SOON_S = 60.0
+SLEEP = "print('on')\nimport time\ntime.sleep(120)"
+PORT = 8750
+WITHOUT_LANDLOCK = Policy(profile="container", require=CONTAINER_LAYERS - {"landlock"})
+
+registry = ToolRegistry()
+
+
+@registry.tool(read_only=True)
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def pool(**settings: Any) -> list[dict[str, Any]]:
+    replicas = settings.pop("replicas", 1)
+    return manifests(PodSettings(SERVICE_IMAGE, **settings), namespace="agents", replicas=replicas)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeKubernetes]:
+    with FakeKubernetes(ProcessKubelet()) as found:
+        yield found
+    assert not found.kubelet.running()
+
+
+@pytest.fixture
+def filled(cluster: FakeKubernetes) -> FakeKubernetes:
+    cluster.apply(*pool())
+    return cluster
+
+
+def runtime_of(cluster: FakeKubernetes, **options: Any) -> Runtime:
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
+    return Runtime(registry, backend=backend, pool=PoolConfig(warm=1))
+
+
+async def eventually(is_reached: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + SOON_S
+    while not is_reached():
+        assert time.monotonic() < until, what
+        await anyio.sleep(0.02)
+
+
+async def refusal_of(cluster: FakeKubernetes, limits: Limits | None = None, **options: Any) -> str:
+    """Why nothing can be run."""
+    with pytest.raises(SandboxUnavailable) as refused:
+        async with Runtime(
+            backend=KubernetesBackend(kubeconfig=cluster.kubeconfig, **options), limits=limits or Limits()
+        ) as runtime:
+            result = await runtime.execute_code("1")
+            assert result.outcome is Outcome.UNAVAILABLE, result.outcome
+            assert result.error is not None
+            raise SandboxUnavailable(result.error.message)
+    assert cluster.all("sandboxclaims") == []
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"replicas": 2}, {}),
+        ({"sandboxes": 8, "port": PORT}, {"connect": "port", "sandboxes_per_pod": 8}),
+    ],
+    ids=["a-pod-each-by-exec", "eight-in-a-pod-by-port"],
+)
+def test_the_backend_meets_the_contract_in_pods(
+    cluster: FakeKubernetes, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    cluster.apply(*pool(**settings))
+    caller = Path(__file__).parent / "kubernetes_caller.py"
+    command = [sys.executable, str(caller), cluster.kubeconfig, "contract", json.dumps(options)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+
+    assert "0 failed" in done.stdout, done.stdout + done.stderr
+    assert "103 passed" in done.stdout, done.stdout
+    assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_a_pod_is_for_one_sandbox_and_goes_with_it(filled: FakeKubernetes) -> None:
+    async with runtime_of(filled) as runtime:
+        results = [await runtime.execute_code("call_tool('add', a=2, b=3)") for _ in range(3)]
+
+        assert [each.value for each in results] == [5, 5, 5]
+        layers = results[0].isolation.layers
+        assert {"pid", "mount", "ipc", "uts", "cgroup", *CONTAINER_LAYERS} <= set(layers)
+        assert "832 MiB" in layers["cgroup"]
+    made = [each for each in filled.log if each.startswith("create sandboxclaims")]
+    gone = [each for each in filled.log if each.startswith("delete sandboxclaims")]
+    assert len(made) == len(gone) >= 3
+    assert len({each for each in filled.log if each.startswith("get pods/exec")}) == len(made)
+    assert filled.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_one_pod_holds_as_many_sandboxes_as_it_may(cluster: FakeKubernetes) -> None:
+    cluster.apply(*pool(sandboxes=2))
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, sandboxes_per_pod=2)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime, anyio.create_task_group() as all:
+        for _ in range(3):
+            all.start_soon(runtime.execute_code, "import time\ntime.sleep(2)")
+        await eventually(lambda: sorted(backend.pods.values()) == [1, 2], "three sandboxes are not in two pods")
+    assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_any_event_loop_may_be_the_callers(filled: FakeKubernetes, library: str) -> None:
+    async def main() -> Any:
+        async with runtime_of(filled) as runtime, runtime.session() as session:
+            await session.execute_code("x = 40")
+            return (await session.execute_code("x + call_tool('add', a=1, b=1)")).value
+
+    assert anyio.run(main, backend=library) == 42
+    with SyncRuntime(registry, backend=KubernetesBackend(kubeconfig=filled.kubeconfig)) as runtime:
+        assert [each.value for each in runtime.map("n * 2", [{"n": 1}, {"n": 2}])] == [2, 4]
+
+
+@pytest.mark.anyio
+async def test_a_script_reaches_neither_the_server_of_its_pod_nor_what_that_tells(filled: FakeKubernetes) -> None:
+    attack = """
+import os, socket
+found = []
+for name in ("address", "server.sock"):
+    try: open(os.path.join(where, name), "rb").read(); found.append(name)
+    except OSError as error: pass
+try: socket.socket(socket.AF_UNIX).connect(os.path.join(where, "server.sock")); found.append("connected")
+except OSError as error: pass
+try: os.kill(server, 0); found.append("signalled")
+except OSError: pass
+set_result(found)
+"""
+    async with runtime_of(filled) as runtime:
+        await runtime.execute_code("1")
+        assert isinstance(filled.kubelet, ProcessKubelet)
+        for process, home, _ in list(filled.kubelet.pods.values()):
+            assert os.stat(os.path.join(home, "address")).st_mode & 0o777 == 0o600
+            result = await runtime.execute_code(attack, inputs={"where": home, "server": process.pid})
+            assert (result.outcome, result.value) == (Outcome.OK, []), result.error
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("loss", ["connection", "pod"])
+async def test_a_run_whose_pod_is_lost_says_so_and_the_next_one_runs(filled: FakeKubernetes, loss: str) -> None:
+    results: list[Any] = []
+
+    async with runtime_of(filled) as runtime:
+        began = anyio.Event()
+
+        async def one() -> None:
+            script = "call_tool('add', a=1, b=2)\n" + SLEEP
+            results.append(await runtime.execute_code(script, on_log=lambda *_: began.set()))
+
+        async with anyio.create_task_group() as running:
+            running.start_soon(one)
+            with anyio.fail_after(SOON_S):
+                await began.wait()
+            if loss == "connection":
+                filled.cut()
+            else:
+                assert isinstance(filled.kubelet, ProcessKubelet)
+                for process, _, _ in list(filled.kubelet.pods.values()):
+                    process.kill()
+        assert results[0].outcome is Outcome.LOST, results[0].error
+        assert [call.name for call in results[0].calls] == ["add"]
+        if loss == "pod":
+            filled.objects = {key: each for key, each in filled.objects.items() if key[0] not in ("sandboxes", "pods")}
+        assert (await runtime.execute_code("call_tool('add', a=1, b=2)")).value == 3
+
+
+def test_a_killed_caller_leaves_no_claim_and_no_pod_of_its_own(filled: FakeKubernetes) -> None:
+    caller = Path(__file__).parent / "kubernetes_caller.py"
+    command = [sys.executable, str(caller), filled.kubeconfig, "wait", json.dumps({"lease_s": 10})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        claimed = {each["status"]["sandbox"]["name"] for each in filled.all("sandboxclaims")}
+        assert claimed <= filled.kubelet.running()
+        process.kill()
+
+    until = time.monotonic() + SOON_S
+    while filled.all("sandboxclaims") or claimed & filled.kubelet.running():
+        assert time.monotonic() < until, "claims are left"
+        time.sleep(0.1)
+
+
+@pytest.mark.anyio
+async def test_claims_are_renewed_while_their_caller_lives(filled: FakeKubernetes) -> None:
+    async with runtime_of(filled, lease_s=10) as runtime:
+        result = await runtime.execute_code("import time\ntime.sleep(14)\ncall_tool('add', a=1, b=2)")
+    assert result.value == 3, result.error
+    assert any(each.startswith("patch sandboxclaims") for each in filled.log)
+
+
+@pytest.mark.anyio
+async def test_a_pool_that_is_not_there_is_named_with_what_to_do(cluster: FakeKubernetes) -> None:
+    said = await refusal_of(cluster, pool="tools")
+    assert "no SandboxWarmPool 'tools'" in said
+    assert "toolcell kubernetes manifest" in said
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "right", ["get sandboxwarmpools", "create sandboxclaims", "get sandboxes", "get pods", "get pods/exec"]
+)
+async def test_a_right_that_is_missing_is_named(filled: FakeKubernetes, right: str) -> None:
+    filled.forbidden.add(right)
+    said = await refusal_of(filled)
+    assert "does not allow" in said
+    assert right.split()[1] in said
+    assert "toolcell kubernetes manifest" in said
+
+
+@pytest.mark.anyio
+async def test_a_cluster_without_room_is_waited_for_as_long_as_wanted(cluster: FakeKubernetes) -> None:
+    cluster.is_stuck = True
+    cluster.apply(*pool())
+    said = await refusal_of(cluster, ready_s=10)
+    assert "within 10 s" in said
+    assert "Insufficient memory" in said
+
+
+@pytest.mark.anyio
+async def test_an_api_server_that_is_away_is_named(tmp_path: Path) -> None:
+    with FakeKubernetes(ProcessKubelet()) as gone:
+        config = Path(gone.kubeconfig).read_text()
+    (tmp_path / "config").write_text(config)
+    with pytest.raises(SandboxUnavailable, match="does not answer"):
+        await KubernetesBackend(kubeconfig=str(tmp_path / "config")).open()
+    with pytest.raises(SandboxUnavailable, match="no way to a Kubernetes cluster"):
+        await KubernetesBackend(kubeconfig=str(tmp_path / "none")).open()
+
+
+@pytest.mark.anyio
+async def test_pods_that_are_not_isolated_as_they_must_be_are_refused(cluster: FakeKubernetes) -> None:
+    objects = copy.deepcopy(pool())
+    spec = objects[0]["spec"]["podTemplate"]["spec"]
+    spec["hostPID"], spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True, True
+    cluster.apply(*objects)
+    said = await refusal_of(cluster)
+    assert "hostPID must not be true" in said
+    assert "allowPrivilegeEscalation must be false" in said
+
+
+@pytest.mark.anyio
+async def test_a_run_that_needs_more_than_its_pod_has_is_refused(filled: FakeKubernetes) -> None:
+    said = await refusal_of(filled, Limits(memory_bytes=2048 * MIB))
+    assert "832 MiB" in said
+    assert "resources.limits.memory" in said
+
+
+@pytest.mark.anyio
+async def test_pods_that_do_not_listen_are_named(filled: FakeKubernetes) -> None:
+    assert "--connect port" in await refusal_of(filled, connect="port")
+
+
+def test_arguments_are_checked() -> None:
+    for wrong, said in (
+        ({"pool": "Big Pool"}, "pool="),
+        ({"namespace": "a/b"}, "namespace="),
+        ({"connect": "ssh"}, "connect"),
+        ({"sandboxes_per_pod": 0}, "sandboxes_per_pod"),
+        ({"lease_s": 1}, "lease_s"),
+        ({"ready_s": float("nan")}, "ready_s"),
+        ({"policy": Policy()}, 'profile="container"'),
+        ({"policy": WITHOUT_LANDLOCK, "sandboxes_per_pod": 2}, "Landlock"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            KubernetesBackend(**wrong)
+
+
+def run_with(cluster: FakeKubernetes, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KUBECONFIG": cluster.kubeconfig}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line_checks_a_pool(filled: FakeKubernetes) -> None:
+    done = run_with(filled, sys.executable, "-m", "toolcell", "kubernetes", "check")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "the pool 'toolcell' starts sandboxes"), done.stderr
+    done = run_with(filled, sys.executable, "-m", "toolcell", "kubernetes", "check", "--pool", "none", "--json")
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (3, False)
+
+
+def test_the_example_runs(filled: FakeKubernetes) -> None:
+    done = run_with(filled, sys.executable, str(EXAMPLES / "kubernetes_pods.py"))
+    assert done.stdout.startswith("[300, 600, 700]\n"), done.stdout + done.stderr
+
+
+# With an engine: pods are containers, as a kubelet makes them from the same template.
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
+        pytest.skip("there is no Docker engine")
+    build = [sys.executable, "-m", "toolcell", "images", "build", "--debian", "--service"]
+    subprocess.run(build, check=True, timeout=600, capture_output=True)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("connect", ["exec", "port"])
+def test_the_image_of_the_service_runs_as_the_template_says(engine: None, connect: str) -> None:
+    kubelet = DockerKubelet()
+    with FakeKubernetes(kubelet) as cluster:
+        cluster.apply(*pool(port=PORT if connect == "port" else 0))
+
+        async def main() -> Any:
+            async with runtime_of(cluster, connect=connect) as runtime:
+                look = "import os\n[os.getuid(), call_tool('add', a=1, b=2), open('f', 'w').write('x')]"
+                return await runtime.execute_code(look)
+
+        result = anyio.run(main)
+        assert result.value == [10001, 3, 1], result.error
+    assert kubelet.running() == set()
+
+
+@pytest.mark.docker
+def test_gvisor_pods_run_without_landlock(engine: None) -> None:
+    info = subprocess.run(["docker", "info", "--format", "{{json .Runtimes}}"], capture_output=True, text=True)
+    if "runsc" not in info.stdout:
+        pytest.skip("gVisor is not registered with this engine")
+    with FakeKubernetes(DockerKubelet("runsc")) as cluster:
+        cluster.apply(*pool(runtime_class="gvisor"))
+
+        async def main() -> Any:
+            async with runtime_of(cluster, policy=WITHOUT_LANDLOCK) as runtime:
+                return await runtime.execute_code("call_tool('add', a=1, b=2)")
+
+        result = anyio.run(main)
+        assert result.value == 3, result.error
+        assert "landlock" not in result.isolation.layers
+        assert "runtime class gvisor" in result.isolation.layers["pid"]

@@ -1,0 +1,162 @@
+"""What `KubernetesBackend` asks of a cluster: its objects, and what it makes of a pod. Needs no cluster and no client."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from toolcell import Limits, UsageError
+from toolcell.config import MIB
+from toolcell.errors import MissingPackage
+from toolcell.sandbox.kubernetes.backend import KubernetesBackend
+from toolcell.sandbox.kubernetes.manifests import manifests, to_yaml
+from toolcell.sandbox.kubernetes.pod_server import PodAddress
+from toolcell.sandbox.kubernetes.pods import PodSettings, bytes_of, layers_of, memory_of, pod_template, weaknesses
+
+IMAGE = "registry.example/toolcell/service:0.1.0"
+
+
+def pod(**settings: Any) -> dict[str, Any]:
+    """A pod as the API server would tell it."""
+    found = copy.deepcopy(pod_template(PodSettings(IMAGE, **settings)))
+    return {"apiVersion": "v1", "kind": "Pod", **found, "metadata": {"name": "toolcell-1", **found["metadata"]}}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """A pod with one field changed: `a.b.0.c`."""
+    found = pod()
+    *parents, last = path.split(".")
+    place: Any = found["spec"]
+    for each in parents:
+        place = place[int(each) if isinstance(place, list) else each]
+    place[int(last) if isinstance(place, list) else last] = value
+    return found
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33"])
+@pytest.mark.parametrize("settings", [{}, {"port": 8750, "sandboxes": 4, "runtime_class": "gvisor"}])
+def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: dict[str, Any]) -> None:
+    kubernetes_validate.validate(pod(**settings), version, strict=True)
+    objects = {each["kind"]: each for each in manifests(PodSettings(IMAGE, **settings), namespace="agents")}
+
+    for kind in ("Role", "RoleBinding"):
+        kubernetes_validate.validate(objects[kind], version, strict=True)
+    network = objects["SandboxTemplate"]["spec"]["networkPolicy"]
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "a"}}
+    kubernetes_validate.validate(policy | {"spec": {"podSelector": {}, **network}}, version, strict=True)
+    assert network["egress"] == []
+    assert bool(network["ingress"]) is ("port" in settings)
+    reference = objects["SandboxWarmPool"]["spec"]["sandboxTemplateRef"]["name"]
+    assert reference == objects["SandboxTemplate"]["metadata"]["name"]
+
+
+def test_the_pods_of_the_template_have_no_weakness() -> None:
+    assert weaknesses(pod()) == []
+    assert weaknesses(pod(port=8750, sandboxes=16, runtime_class="gvisor")) == []
+    assert "gvisor" in layers_of(pod(runtime_class="gvisor"))["pid"]
+    assert layers_of(changed("hostUsers", False))["user"] == "the pod's"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("hostNetwork", True, "hostNetwork"),
+        ("hostPID", True, "hostPID"),
+        ("hostIPC", True, "hostIPC"),
+        ("shareProcessNamespace", True, "shareProcessNamespace"),
+        ("automountServiceAccountToken", None, "automountServiceAccountToken"),
+        ("volumes.0", {"name": "host", "hostPath": {"path": "/"}}, "the volume 'host'"),
+        ("volumes.0", {"name": "token", "projected": {}}, "the volume 'token'"),
+        ("containers.0.securityContext.privileged", True, "privileged"),
+        ("containers.0.securityContext.allowPrivilegeEscalation", True, "allowPrivilegeEscalation"),
+        ("containers.0.securityContext.readOnlyRootFilesystem", False, "readOnlyRootFilesystem"),
+        ("containers.0.securityContext.runAsUser", 0, "runAsUser"),
+        ("containers.0.securityContext.capabilities", {"drop": ["ALL"], "add": ["SYS_ADMIN"]}, "capabilities"),
+        ("containers.0.securityContext.capabilities", {}, "capabilities"),
+        ("containers.0.securityContext.seccompProfile", {"type": "Unconfined"}, "seccompProfile"),
+        ("containers.0.securityContext", {}, "allowPrivilegeEscalation"),
+        ("containers.0.resources", {}, "resources.limits.memory"),
+        ("containers.0.name", "other", "must be named 'sandbox'"),
+        ("ephemeralContainers", [{"name": "debug"}], "containers[debug]"),
+    ],
+)
+def test_each_weakness_of_a_pod_is_named(path: str, value: object, said: str) -> None:
+    assert said in "; ".join(weaknesses(changed(path, value)))
+
+
+def test_what_a_pod_says_for_all_its_containers_counts_unless_one_says_otherwise() -> None:
+    found = pod()
+    found["spec"]["securityContext"] = {"runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    for name in ("runAsUser", "seccompProfile"):
+        del found["spec"]["containers"][0]["securityContext"][name]
+    assert weaknesses(found) == []
+    found["spec"]["containers"][0]["securityContext"]["runAsUser"] = 0
+    assert "runAsUser" in weaknesses(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512Mi", 512 * MIB), ("1Gi", 1 << 30), ("1G", 10**9), ("1e9", 10**9), ("1500m", 1), ("1.5Gi", 3 << 29), (7, 7)],
+)
+def test_quantities_are_read(text: object, count: int) -> None:
+    assert bytes_of(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "1Zi", "-1", "1 Gi", "1.2.3Mi"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no quantity"):
+        bytes_of(text)
+
+
+def test_the_memory_of_a_pod_holds_all_its_sandboxes() -> None:
+    limits = Limits(memory_bytes=100 * MIB, disk_bytes=20 * MIB)
+    assert memory_of(pod(limits=limits, sandboxes=4)) >= 4 * 120 * MIB
+    assert memory_of({}) == 0
+
+
+def test_what_a_pod_tells_is_read_whole_or_refused() -> None:
+    told = PodAddress("0.1.0", b"k" * 32, 8750, "pem")
+    assert PodAddress.unpack(told.pack()) == told
+    assert "kkk" not in repr(told)
+    with pytest.raises(ValueError, match="no address"):
+        PodAddress.unpack(b"\x01")
+
+
+def test_the_command_line_writes_what_kubectl_reads() -> None:
+    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--image", IMAGE, "-n", "agents"]
+    found = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert [each["kind"] for each in found] == ["SandboxTemplate", "SandboxWarmPool", "Role", "RoleBinding"]
+    as_json = subprocess.run([*command, "--json", "--memory", "64MiB"], capture_output=True, text=True, check=True)
+    items = json.loads(as_json.stdout)["items"]
+    assert items[0]["spec"]["podTemplate"]["spec"]["containers"][0]["image"] == IMAGE
+    wrong = [*command, "--runtime-class", "gvisor", "--sandboxes", "2"]
+    refused = subprocess.run(wrong, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--sandboxes 1" in refused.stderr
+
+
+@pytest.mark.anyio
+async def test_the_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "k8s_agent_sandbox.async_k8s_helper", None)
+    with pytest.raises(MissingPackage, match=re.escape("toolcell[kubernetes]")):
+        await KubernetesBackend().open()
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(MissingPackage, match=re.escape("toolcell[kubernetes]")):
+        to_yaml([])
+
+
+def test_the_page_shows_the_options_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200"}).stdout
+    for option in set(re.findall(r"--[a-z][a-z-]+", text)) - {"--help", "--json", "--image"}:
+        assert option in page, option
