@@ -21,8 +21,8 @@ SUMMARY = "Run a model's Python in a kernel-isolated sandbox, with your tools as
 COMMANDS: dict[str, str] = {
     "run": "Run a script in a fresh sandbox and show what it left behind.",
     "repl": "Type Python into a sandbox that stays, with tools to call.",
-    "demo": "Watch a script call tools from inside a sandbox, and attacks fail.",
-    "doctor": "Say which isolation layers are live here, and how to get the rest.",
+    "demo": "Watch a script call tools from a sandbox, and attacks fail.",
+    "doctor": "Say which isolation layers are live, and how to get the rest.",
     "tools": "List the tools of a file or module as a model would see them.",
     "schedule": "List scheduled actions, and make those that are due.",
     "mcp": "Serve execute_code and your tools to MCP clients.",
@@ -32,7 +32,7 @@ COMMANDS: dict[str, str] = {
     "ui": "Look at recorded runs in a browser.",
     "audit": "List, show, verify, export and replay what scripts did.",
     "images": "Build, list and check the images of the Docker backend.",
-    "kubernetes": "Say what a cluster needs for sandboxes in its pods, and check it.",
+    "kubernetes": "Print what a cluster needs to run sandboxes, and check it.",
 }
 """Command to its line in `--help`; its module has the same name."""
 
