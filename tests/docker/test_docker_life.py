@@ -222,7 +222,7 @@ async def test_many_runs_at_once_leave_nothing(client: EngineClient, docker_imag
 
 
 class Daemon:
-    """A second dockerd with its own data and containerd."""
+    """A second dockerd with its own data, containerd and network: without a bridge it would remove the first one's docker0."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -232,7 +232,7 @@ class Daemon:
     def start(self) -> None:
         f = self._folder
         self._process = subprocess.Popen(
-            ["dockerd", "-H", self.address, "--data-root", f"{f}/data", "--exec-root", f"{f}/exec", "--pidfile",
+            ["unshare", "--net", "dockerd", "-H", self.address, "--data-root", f"{f}/data", "--exec-root", f"{f}/exec", "--pidfile",
              f"{f}/d.pid", "--bridge", "none", "--iptables=false", "--ip-forward=false", "--ip-masq=false",
              "--containerd-namespace", f"toolcell-{os.getpid()}", "--containerd-plugins-namespace",
              f"toolcell-plugins-{os.getpid()}"],
