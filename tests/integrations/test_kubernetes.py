@@ -239,6 +239,24 @@ async def test_claims_are_renewed_while_their_caller_lives(filled: FakeKubernete
 
 
 @pytest.mark.anyio
+async def test_a_claim_that_somebody_deleted_is_named_and_the_others_are_renewed(
+    filled: FakeKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with runtime_of(filled, lease_s=10) as runtime:
+        await runtime.execute_code("1")
+        sandboxes = runtime.pool
+        assert sandboxes is not None
+        await eventually(lambda: bool(sandboxes.idle) and len(filled.all("sandboxclaims")) == 1, "no sandbox waits")
+        gone = filled.all("sandboxclaims")[0]["metadata"]["name"]
+        del filled.objects["sandboxclaims", "agents", gone]
+        await eventually(lambda: gone in caplog.text, "nobody was told")
+
+        assert "agent-sandbox with its extensions" not in caplog.text
+        assert (await runtime.execute_code("import time\ntime.sleep(8)\ncall_tool('add', a=1, b=2)")).value == 3
+        assert any(each.startswith("patch sandboxclaims") and gone not in each for each in filled.log)
+
+
+@pytest.mark.anyio
 async def test_a_pool_that_is_not_there_is_named_with_what_to_do(cluster: FakeKubernetes) -> None:
     said = await refusal_of(cluster, pool="tools")
     assert "no SandboxWarmPool 'tools'" in said

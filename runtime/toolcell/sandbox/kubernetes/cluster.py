@@ -128,7 +128,7 @@ class Cluster:
                     f"the namespace {self.namespace} has no SandboxWarmPool {self.pool!r}; "
                     "make one: `toolcell kubernetes manifest | kubectl apply -f -`"
                 )
-            elif exc.status == 404 and plural in (POOLS, CLAIMS):
+            elif exc.status == 404 and plural in (POOLS, CLAIMS) and "not found" not in why:  # the kind, not one of it
                 said = INSTALL.format(plural=plural)
             else:
                 said = f"the API server could not {verb} {plural}: {exc.status} {why}"
@@ -210,17 +210,19 @@ class Cluster:
         """Let these claims live longer. Returns what went wrong."""
         from kubernetes_asyncio.client import CustomObjectsApi
 
-        patch, problems = CustomObjectsApi(self._apis).patch_namespaced_custom_object, []
+        patch = CustomObjectsApi(self._apis).patch_namespaced_custom_object
         body = {"spec": {"lifecycle": {"shutdownTime": _after(lease_s)}}}
-        for name in claims & self._claims:
-            request = patch(
-                GROUP, VERSION, self.namespace, CLAIMS, name, body, _content_type="application/merge-patch+json"
+        requests = [
+            self._ask(
+                "patch",
+                CLAIMS,
+                patch(GROUP, VERSION, self.namespace, CLAIMS, name, body, _content_type="application/merge-patch+json"),
             )
-            try:
-                await self._ask("patch", CLAIMS, request)
-            except SandboxUnavailable as exc:
-                problems.append(str(exc))
-        return problems
+            for name in claims & self._claims
+        ]
+        # Side by side: a slow server must not let the last ones end meanwhile.
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        return [f"{type(each).__name__}: {each}" for each in answers if isinstance(each, Exception)]
 
     # Programs in pods
 
