@@ -291,6 +291,19 @@ def test_a_map_is_carried_on_with_its_own_script_and_inputs(effects: Effects, tm
         list(runtime.map(SQUARE, [{"n": 0}, {"n": 7}], map_id="m", resume=True))
 
 
+def test_inputs_that_end_before_items_that_had_ended_are_an_error_after_their_items(
+    effects: Effects, tmp_path: Path
+) -> None:
+    carry_on(tmp_path / "j", effects, SQUARE, 4)
+    with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+        fewer = runtime.map(SQUARE, numbers(2), map_id="m", resume=True)
+        assert [next(fewer).value, next(fewer).value] == [0, 1]
+        with pytest.raises(UsageError, match="ended after 2, and item 3 had ended before"):
+            next(fewer)
+
+    assert values(carry_on(tmp_path / "j", effects, SQUARE, 4)) == [0, 1, 4, 9]
+
+
 def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Effects, tmp_path: Path) -> None:
     with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
         begun = runtime.map(SQUARE, numbers(100), concurrency=2, map_id="m")  # more than are pulled before one is read

@@ -165,6 +165,8 @@ class FakeKubernetes:
         """Every request: verb, kind, name."""
         self.forbidden: set[str] = set()
         """Of verb and kind: "create sandboxclaims"."""
+        self.token = TOKEN
+        """Of whom it serves."""
         self.is_stuck = False
         """No pod gets ready."""
         self.sockets: set[Any] = set()
@@ -267,7 +269,7 @@ class FakeKubernetes:
         kind = match.get("kind", "?") + ("/exec" if request.path.endswith("/exec") else "")
         self.log.append(f"{verb} {kind} {match.get('name', '')}".strip())
         try:
-            if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            if request.headers.get("Authorization") != f"Bearer {self.token}":
                 raise Refusal(401, "Unauthorized", "Unauthorized")
             if f"{verb} {kind}" in self.forbidden:
                 said = f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}" in the namespace "agents"'

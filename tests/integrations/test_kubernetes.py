@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
+import yaml
 
 from integrations.conftest import EXAMPLES, needs
 from toolcell import (
@@ -34,12 +35,13 @@ from toolcell import (
 )
 from toolcell.config import CONTAINER_LAYERS, MIB
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
+from toolcell.sandbox.kubernetes import cluster as cluster_module
 from toolcell.sandbox.kubernetes.manifests import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
 
 needs("k8s_agent_sandbox")
 
-from integrations.fake_kubernetes import DockerKubelet, FakeKubernetes, ProcessKubelet  # noqa: E402
+from integrations.fake_kubernetes import TOKEN, DockerKubelet, FakeKubernetes, ProcessKubelet  # noqa: E402
 
 pytestmark = [pytest.mark.framework, pytest.mark.isolation]
 
@@ -212,6 +214,69 @@ async def test_a_run_whose_pod_is_lost_says_so_and_the_next_one_runs(filled: Fak
         if loss == "pod":
             filled.objects = {key: each for key, each in filled.objects.items() if key[0] not in ("sandboxes", "pods")}
         assert (await runtime.execute_code("call_tool('add', a=1, b=2)")).value == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("connect", ["exec", "port"])
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+async def test_a_shared_pod_that_is_lost_is_used_no_more(cluster: FakeKubernetes, connect: str, is_busy: bool) -> None:
+    cluster.apply(*pool(sandboxes=2, port=PORT if connect == "port" else 0))
+    options: dict[str, Any] = {"connect": connect, "sandboxes_per_pod": 2}
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, **options)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        await runtime.execute_code("1")
+        (first,) = backend.pods
+        lost: list[Any] = []
+        began = anyio.Event()
+
+        async def one() -> None:
+            lost.append(await runtime.execute_code(SLEEP, on_log=lambda *_: began.set()))
+
+        async with anyio.create_task_group() as running:
+            if is_busy:
+                running.start_soon(one)
+                with anyio.fail_after(SOON_S):
+                    await began.wait()
+            assert isinstance(cluster.kubelet, ProcessKubelet)
+            process = cluster.kubelet.pods[first][0]
+            process.kill()
+            process.wait()
+            gone = {("sandboxes", "agents", first), ("pods", "agents", first)}
+            cluster.objects = {key: each for key, each in cluster.objects.items() if key not in gone}
+        assert [each.outcome for each in lost] == [Outcome.LOST] * is_busy
+
+        results = [await runtime.execute_code("call_tool('add', a=1, b=2)") for _ in range(2)]
+
+        assert [each.value for each in results] == [3, 3], results[0].error
+        assert first not in backend.pods
+        assert len(backend.pods) == 1
+    assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_credentials_of_a_program_are_asked_for_again_before_they_expire(
+    filled: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "REFRESH_S", 0.0)
+    config = yaml.safe_load(Path(filled.kubeconfig).read_text())
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    answer["status"] = {"token": TOKEN, "expirationTimestamp": "2020-01-01T00:00:00Z"}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    program = {"apiVersion": answer["apiVersion"], "command": "cat", "args": [str(tmp_path / "answer")]}
+    config["users"][0]["user"] = {"exec": program}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+
+    async with Runtime(
+        registry, backend=KubernetesBackend(kubeconfig=str(tmp_path / "config")), pool=PoolConfig(warm=0)
+    ) as runtime:
+        assert (await runtime.execute_code("1 + 1")).value == 2
+        filled.token = "the-next-token"
+        with pytest.raises(SandboxUnavailable, match="credentials have expired"):
+            await runtime.execute_code("1 + 1")
+        answer["status"]["token"] = filled.token
+        (tmp_path / "answer").write_text(json.dumps(answer))
+
+        assert (await runtime.execute_code("1 + 1")).value == 2
 
 
 def test_a_killed_caller_leaves_no_claim_and_no_pod_of_its_own(filled: FakeKubernetes) -> None:

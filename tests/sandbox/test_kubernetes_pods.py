@@ -62,6 +62,7 @@ def test_the_objects_follow_the_schemas_of_kubernetes(version: str, settings: di
 def test_the_pods_of_the_template_have_no_weakness() -> None:
     assert weaknesses(pod()) == []
     assert weaknesses(pod(port=8750, sandboxes=16, runtime_class="gvisor")) == []
+    assert weaknesses(changed("initContainers", [{"name": "prepare"}])) == []  # it has ended before
     assert "gvisor" in layers_of(pod(runtime_class="gvisor"))["pid"]
     assert layers_of(changed("hostUsers", False))["user"] == "the pod's"
 
@@ -86,7 +87,9 @@ def test_the_pods_of_the_template_have_no_weakness() -> None:
         ("containers.0.securityContext", {}, "allowPrivilegeEscalation"),
         ("containers.0.resources", {}, "resources.limits.memory"),
         ("containers.0.name", "other", "must be named 'sandbox'"),
+        ("containers.0.securityContext.procMount", "Unmasked", "procMount"),
         ("ephemeralContainers", [{"name": "debug"}], "containers[debug]"),
+        ("initContainers", [{"name": "proxy", "restartPolicy": "Always"}], "containers[proxy]"),
     ],
 )
 def test_each_weakness_of_a_pod_is_named(path: str, value: object, said: str) -> None:

@@ -103,7 +103,11 @@ def test_systemd_finds_no_mistake_in_the_unit_and_calls_it_hardened(tmp_path: Pa
 SIMULATED = """
 set -e
 mount --make-rprivate /
+mkdir "$STATE/tree"  # the tree may be below /tmp
+mount --bind "$TREE" "$STATE/tree"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+mkdir -p "$TREE"
+mount --bind "$STATE/tree" "$TREE"
 mount --bind "$STATE" "$STATE"
 mount -o remount,ro,bind /
 exec setpriv --reuid 12345 --regid 12345 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \\
@@ -132,7 +136,8 @@ def test_a_user_without_privileges_on_a_read_only_system_has_the_full_profile() 
         str(ROOT / "bridge"),
         *(each for each in sys.path if each.endswith("site-packages")),
     ]
-    env = {"STATE": str(state), "PATHS": ":".join(paths), "PYTHON": python, "CODE": SCRIPT, "PATH": os.environ["PATH"]}
+    env = {"STATE": str(state), "TREE": str(ROOT), "PATHS": ":".join(paths), "PYTHON": python, "CODE": SCRIPT}
+    env["PATH"] = os.environ["PATH"]
     try:
         done = subprocess.run(
             ["unshare", "--mount", "bash", "-c", SIMULATED], env=env, capture_output=True, text=True, timeout=120

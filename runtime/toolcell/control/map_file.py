@@ -148,6 +148,18 @@ class MapFile:
                 "the same order"
             )
 
+    def check_count(self, count: int) -> None:
+        """Check that the inputs, which are over, were not fewer than before.
+
+        Raises:
+            UsageError: an item that had ended got no input.
+        """
+        if count < len(self._places):
+            raise UsageError(
+                f"the inputs of map {self.name!r} ended after {count}, and item {len(self._places) - 1} had ended "
+                "before: carry a map on with the same inputs in the same order"
+            )
+
     def write_end(self, item: MapItem) -> None:
         """Record that an item has ended, and remove the journal of its run.
 

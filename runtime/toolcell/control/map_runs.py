@@ -87,6 +87,15 @@ class ItemRuns:
         await daemon_threads.run_sync(file.open, text_digest(self._source), resume)
         return file.close
 
+    def check_count(self, count: int) -> None:
+        """Check the number of all inputs, when they are over.
+
+        Raises:
+            UsageError: there were more when the map began.
+        """
+        if self._file is not None:
+            self._file.check_count(count)
+
     # One item
 
     async def run(self, index: int, inputs: Mapping[str, Any]) -> MapItem:

@@ -33,14 +33,16 @@ class MapPump:
         self,
         inputs: Iterable[Inputs] | AsyncIterable[Inputs],
         run_item: Callable[[int, Inputs], Awaitable[MapItem]],
+        check_count: Callable[[int], None],
         progress: MapProgress | None,
         *,
         concurrency: int,
         ordered: bool,
         on_error: OnError,
     ) -> None:
+        """`check_count` gets the number of all inputs when every item of theirs has ended."""
         self._inputs = _iterator_of(inputs)
-        self._run_item = run_item
+        self._run_item, self._check_count = run_item, check_count
         self._progress = progress
         self._concurrency, self._ordered, self._on_error = concurrency, ordered, on_error
         self._ready: dict[int, MapItem] = {}
@@ -50,6 +52,8 @@ class MapPump:
         self._changed = anyio.Event()
         self._is_stopped = False
         """No more inputs are pulled."""
+        self._are_over = False
+        """There are no more inputs."""
         self.scope = anyio.CancelScope()
         self.over = anyio.Event()
         self.failure: BaseException | None = None
@@ -91,6 +95,8 @@ class MapPump:
             async with anyio.create_task_group() as group:
                 for _ in range(self._concurrency):
                     group.start_soon(self._work)
+            if self._are_over:
+                self._check_count(self._pulled)
         finally:
             if self._progress is not None:
                 self._progress.stop()
@@ -116,7 +122,7 @@ class MapPump:
             try:
                 inputs = await anext(self._inputs) if isinstance(self._inputs, AsyncIterator) else next(self._inputs)
             except (StopIteration, StopAsyncIteration):
-                self._is_stopped = True
+                self._is_stopped = self._are_over = True
                 return None
             index = self._pulled
             if not isinstance(inputs, Mapping):

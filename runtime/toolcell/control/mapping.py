@@ -76,7 +76,9 @@ class MappingRuntime(ControlledRuntime):
         if total is None and isinstance(inputs, Sized):
             total = len(inputs)
         bar = MapProgress(map_id or "map", total) if progress else None
-        pump = MapPump(inputs, runs.run, bar, concurrency=concurrency, ordered=ordered, on_error=on_error)
+        pump = MapPump(
+            inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
+        )  # fmt: skip
         return RunMap(pump, partial(runs.open, resume), lambda: self._tasks)
 
 

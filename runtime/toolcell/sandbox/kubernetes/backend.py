@@ -45,7 +45,10 @@ class UsedPod:
     room_bytes: int
     address: PodAddress | None = None
     busy: int = 0
+    has_served: bool = False
+    """A sandbox was started in it."""
     is_lost: bool = False
+    """It is gone, or cannot be reached: nothing more is started in it."""
 
 
 class KubernetesBackend:
@@ -161,19 +164,39 @@ class KubernetesBackend:
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        used = await self._place(limits)
+        while True:
+            used = await self._place(limits)
+            try:
+                return await self._start_in(used, limits)
+            except (OSError, SandboxUnavailable) as exc:
+                if used.is_lost and used.has_served:
+                    continue  # it served others before; without it, the next pod is another one
+                if isinstance(exc, OSError):
+                    raise SandboxUnavailable(f"the pod {used.pod.name} cannot be reached: {exc}") from exc
+                raise
+
+    async def _start_in(self, used: UsedPod, limits: Limits) -> NodeSandbox:
+        """Start a sandbox in a pod whose place was taken for it; gives the place back if that fails.
+
+        Raises:
+            OSError, SandboxUnavailable: none was started. The pod is lost if it could not be reached.
+        """
         try:
-            stream = await self._connect(used)
+            try:
+                stream = await self._connect(used)
+            except SandboxUnavailable:
+                used.is_lost = True
+                raise
             await start(stream, msgpack.packb(limits.model_dump()), self._settings)
         except BaseException as exc:
             used.is_lost = used.is_lost or isinstance(exc, OSError)
             with anyio.CancelScope(shield=True):
                 await self._leave(used)
-            if isinstance(exc, OSError):
-                raise SandboxUnavailable(f"the pod {used.pod.name} cannot be reached: {exc}") from exc
             raise
+        used.has_served = True
 
         async def leave() -> None:
+            used.is_lost = used.is_lost or stream.exit is None
             await self._leave(used)
 
         layers = layers_of(used.pod.body)

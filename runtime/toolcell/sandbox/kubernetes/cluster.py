@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +20,8 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.kubernetes.exec_stream import ExecutedProgram
 from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY
 
+logger = logging.getLogger("toolcell.kubernetes")
+
 GROUP: Final = "extensions.agents.x-k8s.io"
 VERSION: Final = "v1beta1"
 CLAIMS: Final = "sandboxclaims"
@@ -27,11 +31,17 @@ OWNER_LABEL: Final = "toolcell-backend"
 
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 HEARTBEAT_S: Final = 15.0
+REFRESH_S: Final = 30.0
+"""How often the credentials of a kubeconfig are looked at again."""
 REQUEST_S: Final = 30.0
 
 INSTALL = (
     "the cluster has no {plural}: install agent-sandbox with its extensions (kubernetes-sigs/agent-sandbox), API "
     f"{GROUP}/{VERSION}"
+)
+UNKNOWN = (
+    "the API server does not know this caller: {why}; its credentials have expired or are of another cluster. "
+    "`kubectl auth whoami` shows what a kubeconfig gives"
 )
 FORBIDDEN = (
     "the API server does not allow {verb} {plural} in the namespace {namespace}: {why}; `toolcell kubernetes manifest` "
@@ -99,13 +109,16 @@ class Cluster:
                         with open(SERVICE_ACCOUNT, encoding="ascii") as file:
                             self.namespace = file.read().strip()
                     return configuration
-            await config.load_kube_config(self._kubeconfig, self._context, client_configuration=configuration)
+            load = config.load_kube_config(self._kubeconfig, self._context, client_configuration=configuration)
+            loader = await asyncio.wait_for(load, REQUEST_S)
+            configuration.refresh_api_key_hook = Refresh(loader)
             if not self.namespace:
                 contexts, active = config.list_kube_config_contexts(self._kubeconfig)
                 chosen = next((each for each in contexts if each["name"] == self._context), active)
                 self.namespace = chosen["context"].get("namespace") or "default"
         except (config.ConfigException, OSError, ValueError) as exc:
-            raise SandboxUnavailable(f"there is no way to a Kubernetes cluster: {exc}; see docs/kubernetes.md") from exc
+            why = f"the kubeconfig gave no credentials within {REQUEST_S:g} s" if isinstance(exc, TimeoutError) else exc
+            raise SandboxUnavailable(f"there is no way to a Kubernetes cluster: {why}; see docs/kubernetes.md") from exc
         return configuration
 
     async def _ask(self, verb: str, plural: str, request: Any) -> Any:
@@ -121,7 +134,9 @@ class Cluster:
             return await asyncio.wait_for(request, REQUEST_S)
         except ApiException as exc:
             why = _message(exc)
-            if exc.status in (401, 403):
+            if exc.status == 401:
+                said = UNKNOWN.format(why=why)
+            elif exc.status == 403:
                 said = FORBIDDEN.format(verb=verb, plural=plural, namespace=self.namespace, why=why)
             elif exc.status == 404 and plural == POOLS and self.pool in why:
                 said = (
@@ -134,7 +149,7 @@ class Cluster:
                 said = f"the API server could not {verb} {plural}: {exc.status} {why}"
             raise SandboxUnavailable(said) from exc
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
-            raise SandboxUnavailable(f"the API server does not answer: {exc or type(exc).__name__}") from exc
+            raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc
 
     # Claims
 
@@ -243,12 +258,14 @@ class Cluster:
         try:
             websocket = await asyncio.wait_for(connecting, REQUEST_S)
         except aiohttp.WSServerHandshakeError as exc:
-            if exc.status in (401, 403):
+            if exc.status == 401:
+                raise SandboxUnavailable(UNKNOWN.format(why=exc.message)) from exc
+            if exc.status == 403:
                 said = FORBIDDEN.format(verb="create", plural="pods/exec", namespace=self.namespace, why=exc.message)
                 raise SandboxUnavailable(said) from exc
             raise SandboxUnavailable(f"nothing can be executed in the pod {pod}: {exc.status} {exc.message}") from exc
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
-            raise SandboxUnavailable(f"the API server does not answer: {exc or type(exc).__name__}") from exc
+            raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc
         return ExecutedProgram(websocket, f"the pod {pod}")
 
     async def aclose(self) -> None:
@@ -258,6 +275,27 @@ class Cluster:
         for each in (self._apis, self._sockets):
             if each is not None:
                 await each.close()
+
+
+class Refresh:
+    """Keeps the token of a kubeconfig fresh: those of a program (`exec`), a file or OIDC hold for minutes.
+
+    The client calls it before each request. The loader asks the program again when a token expires within 5 minutes.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._at = time.monotonic()
+
+    async def __call__(self, configuration: Any) -> None:
+        """Read the token again, if the last time was long ago."""
+        if time.monotonic() - self._at < REFRESH_S:
+            return
+        self._at = time.monotonic()  # others go on with the old token meanwhile
+        try:
+            await asyncio.wait_for(self._loader.load_and_set(configuration), REQUEST_S)
+        except Exception as exc:  # the old token may still hold; if not, the API server says so
+            logger.warning("the credentials of the kubeconfig could not be renewed: %s", str(exc) or type(exc).__name__)
 
 
 def _after(seconds: float) -> str:

@@ -131,7 +131,8 @@ def weaknesses(pod: Mapping[str, Any]) -> list[str]:
         if each.keys() - allowed
     ]
     own: Mapping[str, Any] = spec.get("securityContext") or {}
-    for container in [*(spec.get("containers") or ()), *(spec.get("ephemeralContainers") or ())]:
+    beside = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
+    for container in [*(spec.get("containers") or ()), *beside, *(spec.get("ephemeralContainers") or ())]:
         where = f"containers[{container.get('name')}].securityContext"
         found += [f"{where}.{each}" for each in _weaknesses_of({**own, **(container.get("securityContext") or {})})]
     container = sandbox_container(pod)
@@ -155,6 +156,8 @@ def _weaknesses_of(context: Mapping[str, Any]) -> list[str]:
     capabilities: Mapping[str, Sequence[str]] = context.get("capabilities") or {}
     if "ALL" not in (capabilities.get("drop") or ()) or capabilities.get("add"):
         found.append('capabilities must be {"drop": ["ALL"]}')
+    if context.get("procMount", "Default") != "Default":
+        found.append("procMount must be Default")
     if (context.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
         found.append("seccompProfile.type must be RuntimeDefault or Localhost")
     return found

@@ -91,7 +91,7 @@ class NodeStream:
                 tls = None
                 if address.certificate:
                     tls = SecureChannel(context_of_caller(address.certificate), is_node=False)
-                return await cls.over(sock, f"{address.host}:{address.port}", address.key, tls)
+                return await cls.over(sock, f"the node at {address.host}:{address.port}", address.key, tls)
         except BaseException:
             sock.close()
             raise
@@ -112,7 +112,7 @@ class NodeStream:
         theirs, ours = await self._exactly(frames.NONCE_BYTES, early), os.urandom(frames.NONCE_BYTES)
         await self._socket.send(self._sealed(ours + proof(key, b"caller", theirs, ours)))
         if not hmac.compare_digest(await self._exactly(frames.PROOF_BYTES), proof(key, b"node", theirs, ours)):
-            raise ConnectionError(f"what listens at {self._where} does not have the key of the node")
+            raise ConnectionError(f"{self._where} does not have the key that it was given")
 
     async def _shake_hands(self, tls: SecureChannel) -> bytes:
         """Agree on keys with the node. Returns what it has said since."""
@@ -126,7 +126,7 @@ class NodeStream:
     async def _received(self) -> bytes:
         if data := await self._socket.receive():
             return data
-        raise ConnectionError(f"the node at {self._where} ended the connection")
+        raise ConnectionError(f"{self._where} ended the connection")
 
     async def _exactly(self, count: int, got: bytes = b"") -> bytes:
         while len(got) < count:
@@ -148,7 +148,7 @@ class NodeStream:
             for kind, body in self._frames.frames(self._opened(data)):
                 self._take(kind, body)
         except (ValueError, TypeError, ssl.SSLError, msgpack.UnpackException) as exc:
-            self.problem, data = f"the node at {self._where} sent what is no frame: {exc}", b""
+            self.problem, data = f"{self._where} sent what is no frame: {exc}", b""
         if not data:
             self.is_over = True
         news, self._news = self._news, anyio.Event()
@@ -258,7 +258,7 @@ class NodeStream:
 
     def lost(self) -> str:
         """Say why nobody knows how the sandbox ended."""
-        return self.problem or f"the node at {self._where} is gone, or cannot be reached"
+        return self.problem or f"{self._where} is gone, or cannot be reached"
 
     def rest(self) -> None:
         """Take note that the guest sends nothing more."""
