@@ -34,6 +34,7 @@ from toolcell import (
     UsageError,
 )
 from toolcell.config import CONTAINER_LAYERS, MIB
+from toolcell.control import Approve
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
 from toolcell.sandbox.kubernetes import cluster as cluster_module
 from toolcell.sandbox.kubernetes.manifests import manifests
@@ -251,6 +252,46 @@ async def test_a_shared_pod_that_is_lost_is_used_no_more(cluster: FakeKubernetes
         assert first not in backend.pods
         assert len(backend.pods) == 1
     assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_sessions_and_suspended_runs_go_on_in_another_pod_when_theirs_is_lost(
+    filled: FakeKubernetes, tmp_path: Path
+) -> None:
+    tools, looked, paid = ToolRegistry(), list[int](), list[int]()
+
+    @tools.tool(read_only=False)
+    def look() -> int:
+        """Look how much there is to pay."""
+        looked.append(1)
+        return 40
+
+    @tools.tool(requires_approval=True)
+    def pay(euros: int) -> int:
+        """Send money to somebody."""
+        paid.append(euros)
+        return euros
+
+    backend = KubernetesBackend(kubeconfig=filled.kubeconfig)
+    async with (
+        Runtime(tools, backend=backend, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime,
+        runtime.session("kept") as session,
+    ):
+        await session.execute_code("x = call_tool('look')")
+        held = await runtime.execute_code(
+            "call_tool('pay', euros=call_tool('look') + 2)", on_approval="suspend", hold_s=60
+        )
+        assert held.suspension is not None, held.error
+        assert isinstance(filled.kubelet, ProcessKubelet)
+        for name in backend.pods:
+            filled.kubelet.pods[name][0].kill()
+
+        there = await session.execute_code("x + 2")
+        if there.outcome is Outcome.LOST:  # it was sent before the loss was noticed
+            there = await session.execute_code("x + 2")
+        resumed = await runtime.resume(held.suspension, {held.suspension.calls[0].id: Approve()})
+    assert (there.value, resumed.value) == (42, 42), (there.error, resumed.error)
+    assert (len(looked), paid) == (2, [42])
 
 
 @pytest.mark.anyio

@@ -23,8 +23,18 @@ import pytest
 
 from integrations.conftest import needs, run_example
 from integrations.ray_caller import RUNS
-from toolcell import Limits, Outcome, PoolConfig, RunContext, Runtime, SandboxUnavailable, ToolRegistry, UsageError
+from toolcell import (
+    Limits,
+    Outcome,
+    PoolConfig,
+    RunContext,
+    Runtime,
+    SandboxUnavailable,
+    ToolRegistry,
+    UsageError,
+)
 from toolcell.config import Policy
+from toolcell.control import Approve
 from toolcell.sandbox.docker.reaper import LABEL_HOST
 from toolcell.sandbox.node.server import NodeAddress, missing_layers
 from toolcell.sandbox.process.child_probe import Probe
@@ -373,6 +383,58 @@ async def test_a_node_that_is_killed_loses_its_runs_and_is_forgotten(cluster: An
         assert len(results) == 1
         tasks.cancel_scope.cancel()
     nothing_is_left()
+
+
+@pytest.mark.anyio
+async def test_sessions_and_suspended_runs_go_on_elsewhere_when_their_node_is_killed(
+    cluster: Any, tmp_path: Path
+) -> None:
+    registry, looked, paid = ToolRegistry(), list[int](), list[int]()
+
+    @registry.tool(read_only=False)
+    def look() -> int:
+        """Look how much there is to pay."""
+        looked.append(1)
+        return 40
+
+    @registry.tool(requires_approval=True)
+    def pay(euros: int) -> int:
+        """Send money to somebody."""
+        paid.append(euros)
+        return euros
+
+    new = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "resources": {"doomed": 1}}
+    first, second = cluster.add_node(**new), None
+    backend = RayBackend(resources={"doomed": 0.1})
+    try:
+        async with (
+            Runtime(registry, backend=backend, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime,
+            runtime.session("kept") as session,
+        ):
+            await session.execute_code("x = call_tool('look')")
+            replayed, held = [
+                await runtime.execute_code(
+                    "call_tool('pay', euros=call_tool('look') + 2)", on_approval="suspend", **more
+                )
+                for more in ({}, {"hold_s": 60})
+            ]
+            assert [each.outcome for each in (replayed, held)] == [Outcome.SUSPENDED] * 2
+            second = cluster.add_node(**new)
+            await eventually(lambda: len(backend.nodes) == 2, f"nodes: {backend.nodes}")
+            cluster.remove_node(first, allow_graceful=False)
+            await eventually(lambda: len(backend.nodes) == 1, f"nodes: {backend.nodes}")
+
+            there = await session.execute_code("x + 2")
+            resumed = [
+                await runtime.resume(each.suspension, {each.suspension.calls[0].id: Approve()})
+                for each in (replayed, held)
+            ]
+        assert (there.value, there.error) == (42, None)
+        assert [each.value for each in resumed] == [42, 42], [each.error for each in resumed]
+        assert (len(looked), paid) == (3, [42, 42])
+    finally:
+        if second is not None:
+            cluster.remove_node(second, allow_graceful=False)
 
 
 @pytest.mark.anyio
