@@ -36,9 +36,11 @@ from toolcell import (
 from toolcell.config import CONTAINER_LAYERS, MIB
 from toolcell.control import Approve
 from toolcell.sandbox.docker.images.reference import SERVICE_IMAGE
+from toolcell.sandbox.kubernetes import backend as backend_module
 from toolcell.sandbox.kubernetes import cluster as cluster_module
 from toolcell.sandbox.kubernetes.manifests import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
+from toolcell.sandbox.node.stream import NodeStream
 
 needs("k8s_agent_sandbox")
 
@@ -252,6 +254,32 @@ async def test_a_shared_pod_that_is_lost_is_used_no_more(cluster: FakeKubernetes
         assert first not in backend.pods
         assert len(backend.pods) == 1
     assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_a_shared_pod_that_starts_nothing_any_more_is_left_for_another_one(
+    cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.apply(*pool(sandboxes=2))
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, sandboxes_per_pod=2)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        await runtime.execute_code("1")
+        (first,) = backend.pods
+        real, tries = backend_module.start, []
+
+        async def start(stream: NodeStream, *args: Any) -> None:
+            tries.append(stream.lost())
+            if first in tries[-1]:
+                stream.close()
+                raise SandboxUnavailable("no space left on device")
+            await real(stream, *args)
+
+        monkeypatch.setattr(backend_module, "start", start)
+        results = [await runtime.execute_code("call_tool('add', a=1, b=2)") for _ in range(3)]
+
+        assert [each.value for each in results] == [3, 3, 3], results[0].error
+        assert [first in each for each in tries] == [True, False, False, False]
+        assert first not in backend.pods
 
 
 @pytest.mark.anyio

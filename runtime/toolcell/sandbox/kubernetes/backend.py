@@ -48,7 +48,7 @@ class UsedPod:
     has_served: bool = False
     """A sandbox was started in it."""
     is_lost: bool = False
-    """It is gone, or cannot be reached: nothing more is started in it."""
+    """It is gone, cannot be reached, or started nothing: no more is started in it."""
 
 
 class KubernetesBackend:
@@ -169,8 +169,8 @@ class KubernetesBackend:
             try:
                 return await self._start_in(used, limits)
             except (OSError, SandboxUnavailable) as exc:
-                if used.is_lost and used.has_served:
-                    continue  # it served others before; without it, the next pod is another one
+                if used.has_served:
+                    continue  # in another pod
                 if isinstance(exc, OSError):
                     raise SandboxUnavailable(f"the pod {used.pod.name} cannot be reached: {exc}") from exc
                 raise
@@ -179,17 +179,13 @@ class KubernetesBackend:
         """Start a sandbox in a pod whose place was taken for it; gives the place back if that fails.
 
         Raises:
-            OSError, SandboxUnavailable: none was started. The pod is lost if it could not be reached.
+            OSError, SandboxUnavailable: none was started, and the pod is used no more.
         """
         try:
-            try:
-                stream = await self._connect(used)
-            except SandboxUnavailable:
-                used.is_lost = True
-                raise
+            stream = await self._connect(used)
             await start(stream, msgpack.packb(limits.model_dump()), self._settings)
         except BaseException as exc:
-            used.is_lost = used.is_lost or isinstance(exc, OSError)
+            used.is_lost = used.is_lost or isinstance(exc, OSError | SandboxUnavailable)
             with anyio.CancelScope(shield=True):
                 await self._leave(used)
             raise

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -37,6 +38,9 @@ AGAIN_S: Final = 5.0
 TRIES: Final = 3
 """Nodes that are tried for one sandbox."""
 
+AVOIDED_S: Final = 10.0
+"""How long a node that could not start a sandbox is used only if there is no other: it has the most free places."""
+
 
 @dataclass(slots=True)
 class RayNode:
@@ -48,6 +52,8 @@ class RayNode:
     actor: Any
     busy: int = 0
     is_lost: bool = False
+    avoided_until: float = -math.inf
+    """In the time of the event loop."""
 
 
 class RayBackend:
@@ -211,23 +217,38 @@ class RayBackend:
         Raises:
             SandboxUnavailable: nothing was started and nothing needs cleaning up.
         """
-        packed, problem = msgpack.packb(limits.model_dump()), ""
-        for _ in range(TRIES):
-            node = await self._place()
+        packed, problems = msgpack.packb(limits.model_dump()), dict[str, str]()
+        while len(problems) < TRIES:
+            node = await self._place(problems)
+            if node is None:
+                break
             try:
                 return await self._start_on(node, packed, limits)
             except (OSError, TimeoutError) as exc:
-                node.is_lost, problem = True, f"node {node.name}: {str(exc) or type(exc).__name__}"
-        raise SandboxUnavailable(f"no node could be reached: {problem}")
+                node.is_lost = True
+                problems[node.name] = f"it could not be reached: {str(exc) or type(exc).__name__}"
+            except SandboxUnavailable as exc:
+                node.avoided_until = anyio.current_time() + AVOIDED_S
+                problems[node.name] = str(exc)
+        said = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise SandboxUnavailable(f"no node of the Ray cluster started a sandbox; {said}")
 
-    async def _place(self) -> RayNode:
+    async def _place(self, tried: Collection[str]) -> RayNode | None:
+        """Return the node with the most free places; wait for one. None when all that are left were tried.
+
+        Raises:
+            SandboxUnavailable: there is no node.
+        """
         while True:
             if self._tasks is None:
                 raise SandboxUnavailable("the Ray backend is not open")
-            usable = [node for node in self._nodes.values() if not node.is_lost]
+            usable = [node for node in self._nodes.values() if not node.is_lost and node.name not in tried]
             if not usable:
+                if tried:
+                    return None
                 raise SandboxUnavailable("no node of the Ray cluster is left that can start sandboxes")
-            best = min(usable, key=lambda node: node.busy)
+            now = anyio.current_time()
+            best = min(usable, key=lambda node: (node.avoided_until > now, node.busy))
             if best.busy < self._slots:
                 return best
             await self._freed.wait()

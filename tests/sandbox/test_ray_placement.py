@@ -1,0 +1,116 @@
+"""Where `RayBackend` starts a sandbox, with nodes that are servers of this process: Ray itself has no part in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from toolcell import Limits, SandboxUnavailable
+from toolcell.sandbox.backend import Sandbox
+from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.server import NodeAddress
+from toolcell.sandbox.process.backend import ProcessBackend
+from toolcell.sandbox.ray.backend import RayBackend, RayNode
+
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class SickBackend:
+    """Of a node that starts nothing: its disk is full."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def start(self, limits: Limits) -> Sandbox:
+        self.tries += 1
+        raise SandboxUnavailable("no space left on device")
+
+
+@asynccontextmanager
+async def node_of(backend: Any, name: str) -> AsyncIterator[RayNode]:
+    async def always(_: bytes) -> Any:
+        return backend
+
+    tasks = set[asyncio.Task[None]]()
+    server = await asyncio.get_running_loop().create_server(lambda: NodeConnection(always, KEY, tasks), "127.0.0.1", 0)
+    address = NodeAddress("127.0.0.1", server.sockets[0].getsockname()[1], KEY, {})
+    try:
+        yield RayNode(name, name, address, None)
+    finally:
+        server.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=10.0)
+
+
+def backend_of(*nodes: RayNode, places: int = 64) -> RayBackend:
+    backend = RayBackend(sandboxes_per_node=places)
+    backend._nodes = {node.id: node for node in nodes}
+    backend._tasks = anyio.create_task_group()  # it is open
+    return backend
+
+
+async def test_a_node_that_starts_nothing_fails_no_run_while_there_are_others() -> None:
+    sick = SickBackend()
+    healthy = ProcessBackend()
+    await healthy.open()
+    try:
+        async with node_of(sick, "sick") as first, node_of(healthy, "healthy") as second:
+            backend = backend_of(first, second)
+            started = [await backend.start(Limits()) for _ in range(4)]
+
+            assert dict(backend.nodes) == {"sick": 0, "healthy": 4}
+            assert sick.tries == 1  # it has the most free places, and is left alone for a while
+
+            for each in started:
+                await each.destroy()
+            assert dict(backend.nodes) == {"sick": 0, "healthy": 0}
+            first.avoided_until = 0.0
+            await (await backend.start(Limits())).destroy()
+            assert sick.tries == 2
+    finally:
+        await healthy.close()
+
+
+async def test_nodes_that_all_start_nothing_are_each_named_and_tried_once() -> None:
+    sick = SickBackend()
+    async with node_of(sick, "first") as first, node_of(sick, "second") as second:
+        backend = backend_of(first, second)
+        with pytest.raises(SandboxUnavailable) as refused:
+            await backend.start(Limits())
+
+    assert sick.tries == 2
+    assert "first: no space left" in str(refused.value)
+    assert "second: no space left" in str(refused.value)
+    assert set(backend.nodes.values()) == {0}
+
+
+async def test_a_node_that_is_gone_is_left_for_another_one_at_once() -> None:
+    sick = SickBackend()
+    async with node_of(sick, "gone") as gone:
+        pass
+    healthy = ProcessBackend()
+    await healthy.open()
+    try:
+        async with node_of(healthy, "healthy") as there:
+            backend = backend_of(gone, there)
+            there.busy = 1
+            sandbox = await backend.start(Limits())
+            await sandbox.destroy()
+            assert gone.is_lost
+            gone.is_lost, there.is_lost = False, True
+            with pytest.raises(SandboxUnavailable, match="gone: it could not be reached"):
+                await backend.start(Limits())
+    finally:
+        await healthy.close()
