@@ -12,7 +12,8 @@ import pytest
 
 from toolcell import Limits, SandboxUnavailable
 from toolcell.sandbox.backend import Sandbox
-from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.connection import MOST_UNPROVED, NodeConnection, NodeService
+from toolcell.sandbox.node.frames import NONCE_BYTES
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.process.backend import ProcessBackend
 from toolcell.sandbox.ray.backend import RayBackend, RayNode
@@ -43,15 +44,15 @@ async def node_of(backend: Any, name: str) -> AsyncIterator[RayNode]:
     async def always(_: bytes) -> Any:
         return backend
 
-    tasks = set[asyncio.Task[None]]()
-    server = await asyncio.get_running_loop().create_server(lambda: NodeConnection(always, KEY, tasks), "127.0.0.1", 0)
+    service = NodeService(always, KEY)
+    server = await asyncio.get_running_loop().create_server(lambda: NodeConnection(service), "127.0.0.1", 0)
     address = NodeAddress("127.0.0.1", server.sockets[0].getsockname()[1], KEY, {})
     try:
         yield RayNode(name, name, address, None)
     finally:
         server.close()
-        if tasks:
-            await asyncio.wait(tasks, timeout=10.0)
+        if service.tasks:
+            await asyncio.wait(service.tasks, timeout=10.0)
 
 
 def backend_of(*nodes: RayNode, places: int = 64) -> RayBackend:
@@ -112,5 +113,35 @@ async def test_a_node_that_is_gone_is_left_for_another_one_at_once() -> None:
             gone.is_lost, there.is_lost = False, True
             with pytest.raises(SandboxUnavailable, match="gone: it could not be reached"):
                 await backend.start(Limits())
+    finally:
+        await healthy.close()
+
+
+async def has_ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        await reader.readexactly(NONCE_BYTES)
+        return await asyncio.wait_for(reader.read(1), 0.01) == b""
+    except TimeoutError:
+        return False
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return True
+
+
+async def test_strangers_who_say_nothing_keep_no_caller_out_and_hold_few_descriptors() -> None:
+    healthy = ProcessBackend()
+    await healthy.open()
+    try:
+        async with node_of(healthy, "healthy") as there:
+            strangers = [
+                await asyncio.open_connection(there.address.host, there.address.port) for _ in range(MOST_UNPROVED + 20)
+            ]
+            sandbox = await backend_of(there).start(Limits())
+            await sandbox.destroy()
+
+            ended = [await has_ended(reader) for reader, _ in strangers]
+            for _, writer in strangers:
+                writer.close()
+            assert 21 <= sum(ended) < MOST_UNPROVED
+            assert not any(ended[30:])  # the oldest go first
     finally:
         await healthy.close()

@@ -22,7 +22,7 @@ from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.sandbox.contained.backend import ContainedBackend
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
-from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.node.secure_channel import context_of_node
 
 PORT: Final = 8750
@@ -134,11 +134,12 @@ class PodServer:
         """Listen until this is cancelled. `port`: 0 is none."""
         loop, key = asyncio.get_running_loop(), os.urandom(32)
         context, certificate = context_of_node() if port else (None, "")
-        make = partial(NodeConnection, self.backend, key, self._tasks)
-        servers: list[Any] = [await loop.create_unix_server(make, os.path.join(directory, SOCKET_FILE))]
+        local, remote = (NodeService(self.backend, key, tls, self._tasks) for tls in (None, context))
+        path = os.path.join(directory, SOCKET_FILE)
+        servers: list[Any] = [await loop.create_unix_server(partial(NodeConnection, local), path)]
         try:
             if port:
-                servers.append(await loop.create_server(partial(make, context), None, port))
+                servers.append(await loop.create_server(partial(NodeConnection, remote), None, port))
             tell(directory, PodAddress(toolcell.__version__, key, port, certificate))
             await self._open_wanted()
         finally:

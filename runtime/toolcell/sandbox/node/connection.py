@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
@@ -39,24 +40,32 @@ ASKED_TIMES: Final = 100
 
 SIGNALS: Final = frozenset({"ask_line", "interrupt"})
 
+MOST_UNPROVED: Final = 256
+"""Connections without a proof. The oldest ends when there is one more: a caller proves the key within milliseconds."""
 
 BackendOf = Callable[[bytes], Awaitable[Backend]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeService:
+    """What the connections of one node share."""
+
+    backend: BackendOf
+    """Returns what starts the sandbox; it gets the caller's settings, or nothing."""
+    key: bytes = field(repr=False)
+    tls: ssl.SSLContext | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    unproved: dict[NodeConnection, None] = field(default_factory=dict)
+    """The oldest first."""
 
 
 class NodeConnection(asyncio.Protocol):
     """One caller, one sandbox."""
 
-    def __init__(
-        self,
-        backend: BackendOf,
-        key: bytes,
-        tasks: set[asyncio.Task[None]],
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """`backend` returns what starts the sandbox; it gets the caller's settings, or nothing."""
-        self._backend, self._key, self._tasks = backend, key, tasks
+    def __init__(self, service: NodeService) -> None:
+        self._service = service
         self._settings = b""
-        self._tls = None if tls is None else SecureChannel(tls, is_node=True)
+        self._tls = None if service.tls is None else SecureChannel(service.tls, is_node=True)
         self._nonce = os.urandom(frames.NONCE_BYTES)
         self._unproved = b""
         self._is_proved = False
@@ -82,6 +91,15 @@ class NodeConnection(asyncio.Protocol):
         if self._tls is None:
             transport.write(self._nonce)
         self._late = self._loop.call_later(PROOF_S, transport.abort)
+        unproved = self._service.unproved
+        unproved[self] = None
+        if len(unproved) > MOST_UNPROVED:
+            next(iter(unproved))._give_up()
+
+    def _give_up(self) -> None:
+        """End a connection whose caller has not proved the key, and may not any more."""
+        self._service.unproved.pop(self, None)
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Check the proof; then take frames."""
@@ -101,12 +119,13 @@ class NodeConnection(asyncio.Protocol):
                 return
             nonce = self._unproved[: frames.NONCE_BYTES]
             given, data = self._unproved[frames.NONCE_BYTES :][: frames.PROOF_BYTES], self._unproved[64:]
-            if not hmac.compare_digest(given, proof(self._key, b"caller", self._nonce, nonce)):
+            if not hmac.compare_digest(given, proof(self._service.key, b"caller", self._nonce, nonce)):
                 self._transport.abort()
                 return
             self._late.cancel()
+            self._service.unproved.pop(self, None)
             self._is_proved, self._unproved = True, b""
-            self._send(proof(self._key, b"node", self._nonce, nonce))
+            self._send(proof(self._service.key, b"node", self._nonce, nonce))
         try:
             for kind, body in self._frames.frames(data):
                 self._take(kind, body)
@@ -125,6 +144,7 @@ class NodeConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""
         self._late.cancel()
+        self._service.unproved.pop(self, None)
         if self._sandbox is not None:
             self._sandbox.kill()
         self._end()
@@ -160,8 +180,8 @@ class NodeConnection(asyncio.Protocol):
             self._settings = body
         elif kind == frames.START and self._task is None:
             self._task = self._loop.create_task(self._serve(Limits(**msgpack.unpackb(body))))
-            self._tasks.add(self._task)
-            self._task.add_done_callback(self._tasks.discard)
+            self._service.tasks.add(self._task)
+            self._task.add_done_callback(self._service.tasks.discard)
         elif sandbox is None:
             raise ValueError("nothing was started")
         elif kind == frames.SAMPLE:
@@ -178,8 +198,8 @@ class NodeConnection(asyncio.Protocol):
 
     def _run(self, work: Any) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._service.tasks.add(task)
+        task.add_done_callback(self._service.tasks.discard)
 
     async def _prepare(self, sandbox: Sandbox, limits: Limits) -> None:
         problem = ""
@@ -194,7 +214,7 @@ class NodeConnection(asyncio.Protocol):
     async def _serve(self, limits: Limits) -> None:
         """Start the sandbox, pass bytes on, and leave nothing of it."""
         try:
-            sandbox: Any = await (await self._backend(self._settings)).start(limits)
+            sandbox: Any = await (await self._service.backend(self._settings)).start(limits)
         except Exception as exc:
             self._write(frames.FAILED, str(exc).encode())
             self._transport.close()

@@ -19,7 +19,7 @@ from toolcell.config import Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.docker.backend import DockerBackend
-from toolcell.sandbox.node.connection import NodeConnection
+from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.node.secure_channel import context_of_node
 from toolcell.sandbox.process import packages as environments
 from toolcell.sandbox.process.backend import ProcessBackend
@@ -97,27 +97,25 @@ class NodeServer:
         backend = self._backend()
         loop, stopped = asyncio.get_running_loop(), asyncio.Event()
         tls: tuple[ssl.SSLContext | None, str] = context_of_node() if self._settings.tls else (None, "")
-        key, tasks = os.urandom(32), set[asyncio.Task[None]]()
 
         async def always(_: bytes) -> Backend:
             return backend
 
+        service = NodeService(always, os.urandom(32), tls[0])
         await backend.open()
         try:
-            server = await loop.create_server(
-                lambda: NodeConnection(always, key, tasks, tls[0]), self._host, 0, family=socket.AF_INET
-            )
+            server = await loop.create_server(lambda: NodeConnection(service), self._host, 0, family=socket.AF_INET)
             try:
                 self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
                 port = server.sockets[0].getsockname()[1]
-                self._ready.set_result(NodeAddress(self._host, port, key, dict(backend.unsupported), tls[1]))
+                self._ready.set_result(NodeAddress(self._host, port, service.key, dict(backend.unsupported), tls[1]))
                 await stopped.wait()
             finally:
                 server.close()
         finally:
             await backend.close()  # its sandboxes end, and with them the tasks of their connections
-            if tasks:
-                await asyncio.wait(tasks, timeout=10.0)
+            if service.tasks:
+                await asyncio.wait(service.tasks, timeout=10.0)
 
     def _backend(self) -> ProcessBackend | DockerBackend:
         wanted = self._settings
