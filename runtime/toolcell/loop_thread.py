@@ -50,18 +50,27 @@ class LoopThread:
             UsageError: the runtime is closed; or this is a forked child, or the loop's own thread, where waiting for
                 the loop would never end.
         """
+        if problem := self._problem():
+            raise UsageError(problem)
+
+    def can_be_used(self) -> bool:
+        """Return whether `check` raises nothing."""
+        return not self._problem()
+
+    def _problem(self) -> str:
         if self.has_ended:
-            raise UsageError("this belongs to a SyncRuntime that is closed; open it again, and ask it for a new one")
+            return "this belongs to a SyncRuntime that is closed; open it again, and ask it for a new one"
         if self._pid != os.getpid():
-            raise UsageError(
+            return (
                 f"this SyncRuntime was opened in process {self._pid}, and this is its forked child {os.getpid()}; open "
                 "a SyncRuntime of its own in each process"
             )
         if threading.current_thread() is self._thread:
-            raise UsageError(
+            return (
                 "this SyncRuntime was called from a coroutine in its own event loop, such as an async tool; a sync "
                 "tool may call it, and an async one can await `runtime.runtime.execute_code(...)`"
             )
+        return ""
 
     def call(self, function: Callable[[], Awaitable[T]], interrupt: Callable[[], Awaitable[Any]] | None = None) -> T:
         """Run a coroutine function in the loop and return its result.
@@ -99,11 +108,12 @@ class LoopThread:
 def each_of(thread: LoopThread, stream: Any) -> Iterator[Any]:
     """Yield what a stream of the loop has. Leaving early ends its runs, and waits for their end."""
     try:
+        thread.check()
         while (each := thread.call(partial(anext, stream, None))) is not None:
             yield each
             thread.check()
     finally:
-        if not thread.has_ended:
+        if thread.can_be_used():
             thread.call(stream.aclose)
 
 

@@ -61,6 +61,8 @@ from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
     from toolcell.quotas import Quotas
@@ -151,6 +153,15 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.
         """
         self._lifetime.check()
+
+    def _open_tasks(self) -> TaskGroup:
+        """Return where something is started that a reader began to read.
+
+        Raises:
+            Misconfigured: the runtime was closed meanwhile.
+        """
+        self._lifetime.check()
+        return self._tasks
 
     async def _open(self, stack: AsyncExitStack) -> None:
         self._warn_of_labels()
@@ -304,7 +315,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         from toolcell.run.streaming import RunStream
 
         self._lifetime.check()
-        return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
+        return RunStream(partial(self.execute_code, source), options, self._open_tasks)
 
     def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
         """Return a run whose script is written to it as a model streams it: each statement runs once it is complete.

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import (
+    Limits,
     MapItem,
     MapStopped,
     Outcome,
@@ -152,6 +154,63 @@ async def test_a_map_that_nobody_holds_any_more_ends_its_runs() -> None:
             await runtime.close()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (ValueError("the database is away"), "the database is away"),
+        (["no dict"], "input 3 of a map must be a dict"),
+        ({"n": object()}, r"input 3 of the map: cannot send inputs\['n'\]"),
+    ],
+    ids=["raises", "no dict", "no data"],
+)
+async def test_an_error_of_the_inputs_comes_after_the_items_that_were_under_way(
+    ordered: bool, last: Any, said: str
+) -> None:
+    registry, release, made = ToolRegistry(), anyio.Event(), list[int]()
+
+    @registry.tool
+    async def pay(n: int) -> int:
+        """Pay, when everybody has begun."""
+        made.append(n)
+        if len(made) == 3:
+            release.set()
+        await release.wait()
+        return n
+
+    async def given() -> AsyncIterator[Any]:
+        for n in range(3):
+            yield {"n": n}
+        if isinstance(last, Exception):
+            raise last
+        yield last
+
+    async with Runtime(registry, pool=PoolConfig(warm=4)) as runtime:
+        found, items = [], runtime.map("call_tool('pay', n=n)", given(), concurrency=4, ordered=ordered)
+        with pytest.raises((ValueError, UsageError), match=said):
+            async for item in items:
+                found.append(item)  # noqa: PERF401
+
+    assert sorted(item.value for item in found) == sorted(made) == [0, 1, 2]
+
+
+def test_a_map_whose_runtime_was_closed_says_so() -> None:
+    with SyncRuntime(pool=PoolConfig(warm=0)) as runtime:
+        items = runtime.map("n", numbers(3))
+    with pytest.raises(UsageError, match="that is closed"):
+        next(items)
+
+
+@pytest.mark.anyio
+async def test_a_map_and_a_stream_of_a_closed_runtime_say_so() -> None:
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime:
+        late = [runtime.map("n", numbers(3)), runtime.stream("1")]
+    for each in late:
+        with pytest.raises(UsageError, match="not open"):
+            await anext(aiter(each))
+
+
 def test_what_the_inputs_raise_comes_out_of_the_loop(opened: SyncRuntime) -> None:
     def broken() -> Iterator[dict[str, int]]:
         yield {"n": 1}
@@ -246,6 +305,28 @@ async def test_only_what_provably_had_no_effect_is_tried_again(
     assert len(effects.of("write")) <= 1
 
 
+@pytest.mark.anyio
+async def test_an_item_that_made_calls_does_not_end_as_one_that_got_no_sandbox(
+    effects: Effects, tmp_path: Path
+) -> None:
+    async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime:
+        execute = Unsteady(runtime, Outcome.LOST)
+        runtime.execute_code = execute  # type: ignore[method-assign]
+        start = runtime._backend.start
+
+        async def one_sandbox(limits: Limits) -> Any:
+            if execute.attempts and effects.of("write"):
+                raise SandboxUnavailable("no node is left")
+            return await start(limits)
+
+        runtime._backend.start = one_sandbox  # type: ignore[method-assign]
+        (item,) = [item async for item in runtime.map("call_tool('write', text='a')", [{}], map_id="m", retries=2)]
+
+        assert (item.outcome, item.attempts) == (Outcome.LOST, 3)
+        assert item.result is not None
+        assert [call.name for call in item.result.calls] == ["write"]
+
+
 # Carrying on
 
 
@@ -304,11 +385,23 @@ def test_inputs_that_end_before_items_that_had_ended_are_an_error_after_their_it
     assert values(carry_on(tmp_path / "j", effects, SQUARE, 4)) == [0, 1, 4, 9]
 
 
+@pytest.mark.parametrize("on_error", ["raise", "stop"])
+def test_a_map_that_stopped_at_a_failure_goes_on_behind_it(effects: Effects, tmp_path: Path, on_error: str) -> None:
+    source = "if n == 1: raise ValueError('one')\nn"
+    with pytest.raises(MapStopped) if on_error == "raise" else nullcontext():
+        carry_on(tmp_path / "j", effects, source, 40, concurrency=1, on_error=on_error)
+
+    again = carry_on(tmp_path / "j", effects, source, 40, concurrency=1, on_error=on_error)
+
+    assert [item.value for item in again] == [0, None, *range(2, 40)]
+    assert again[1].is_recorded and again[1].error is not None and again[1].error.message == "one"
+
+
 def test_a_map_that_is_under_way_is_not_carried_on_by_somebody_else(effects: Effects, tmp_path: Path) -> None:
     with SyncRuntime(journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
         begun = runtime.map(SQUARE, numbers(100), concurrency=2, map_id="m")  # more than are pulled before one is read
         next(begun)
-        with pytest.raises(UsageError, match="another process has it open"):
+        with pytest.raises(UsageError, match="it is open already"):
             carry_on(tmp_path / "j", effects, SQUARE, 100)
         assert len(list(begun)) == 99
 

@@ -65,7 +65,7 @@ class MapFile:
         try:
             self._file = JournalFile(self._path, self._store.marks, self._store.key)
         except (ResumeError, OSError) as exc:
-            why = "another process has it open" if isinstance(exc, ResumeError) else str(exc)
+            why = "it is open already, in this or another process" if isinstance(exc, ResumeError) else str(exc)
             raise UsageError(f"map {self.name!r} cannot be opened: {why}") from exc
         try:
             self._load(source_sha256)
@@ -89,7 +89,9 @@ class MapFile:
         if is_new:
             self._write(MAP, self.name, source_sha256)
         elif before != source_sha256:
-            raise UsageError(f"map {self.name!r} began with another script; carry it on with the one it began with")
+            raise UsageError(
+                f"map {self.name!r} began with another script: carry it on with that one, or take another map_id"
+            )
 
     def _note(self, index: int, place: int) -> None:
         missing = index + 1 - len(self._places)
@@ -145,7 +147,7 @@ class MapFile:
         if input_digest(inputs) != digest:
             raise UsageError(
                 f"input {index} of map {self.name!r} is another than before: carry a map on with the same inputs in "
-                "the same order"
+                "the same order, or take another map_id"
             )
 
     def check_count(self, count: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import anyio
@@ -107,12 +108,15 @@ class ItemRuns:
         """
         if self._file is not None and (recorded := self._file.recorded(index, inputs)) is not None:
             return recorded
-        attempts, pause_s = 1, FIRST_PAUSE_S
+        attempts, pause_s, begun = 1, FIRST_PAUSE_S, None
         while not self._is_over(item := await self._attempt(index, inputs, attempts)):
             if self._file is not None and not self._is_carried_on(item):
                 self._file.remove_run(index)  # nothing of it was done: it begins anew
+            begun = item if item.result is not None else begun
             await anyio.sleep(pause_s)
             attempts, pause_s = attempts + 1, min(2 * pause_s, LONGEST_PAUSE_S)
+        if item.outcome is Outcome.UNAVAILABLE and begun is not None:  # the last attempts got no sandbox
+            item = replace(begun, attempts=attempts)  # whose result has the calls that were made
         if item.outcome not in UNDECIDED:
             self._record(item)
         return item
@@ -131,6 +135,10 @@ class ItemRuns:
         run_id = item_run(self.name, index)
         try:
             found = await self._begun(index, inputs, run_id)
+        except UsageError as exc:
+            if f"input {index} " in str(exc):
+                raise
+            raise UsageError(f"input {index} of the map: {exc}") from exc
         except SandboxUnavailable as exc:
             error = ErrorInfo(type(exc).__name__, str(exc))
             return MapItem(index, inputs, run_id, Outcome.UNAVAILABLE, error=error, attempts=attempts)
@@ -178,5 +186,7 @@ def _outcomes(given: Collection[Outcome | str]) -> frozenset[Outcome]:
     """
     known = {str(each): each for each in Outcome if each not in (Outcome.OK, Outcome.SUSPENDED)}
     if isinstance(given, str) or not {str(each) for each in given} <= known.keys():
-        raise UsageError(f"retry_on= takes outcomes of failures, such as {{'lost', 'timeout'}}, not {shown(given)}")
+        raise UsageError(
+            f"retry_on= takes outcomes of failures ({', '.join(sorted(known))}) in a set, not {shown(given)}"
+        )
     return frozenset(known[str(each)] for each in given)

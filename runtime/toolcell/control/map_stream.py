@@ -54,6 +54,8 @@ class MapPump:
         """No more inputs are pulled."""
         self._are_over = False
         """There are no more inputs."""
+        self._broken: Exception | None = None
+        """Why the map does not go on: the inputs raised it, or an item could not be run."""
         self.scope = anyio.CancelScope()
         self.over = anyio.Event()
         self.failure: BaseException | None = None
@@ -95,6 +97,8 @@ class MapPump:
             async with anyio.create_task_group() as group:
                 for _ in range(self._concurrency):
                     group.start_soon(self._work)
+            if self._broken is not None:
+                raise self._broken
             if self._are_over:
                 self._check_count(self._pulled)
         finally:
@@ -103,14 +107,26 @@ class MapPump:
             close()
 
     async def _work(self) -> None:
-        while (pulled := await self._pull()) is not None:
-            item = await self._run_item(*pulled)
-            self._ready[item.index] = item
-            if not item.ok and self._on_error != "yield":
-                self._is_stopped = True
-            if self._progress is not None:
-                self._progress.count(item)
+        """Run items until there are no more. After an error no more are begun, and those under way end."""
+        try:
+            while (pulled := await self._pull()) is not None:
+                await self._run_one(*pulled)
+        except Exception as exc:
+            self._is_stopped, self._broken = True, self._broken or exc
             self._change()
+
+    async def _run_one(self, index: int, inputs: Inputs) -> None:
+        item = await self._run_item(index, inputs)
+        self._ready[item.index] = item
+        if self._is_failure(item):
+            self._is_stopped = True
+        if self._progress is not None:
+            self._progress.count(item)
+        self._change()
+
+    def _is_failure(self, item: MapItem) -> bool:
+        """Return whether `on_error` is about this item. One that had failed before was told of then."""
+        return self._on_error != "yield" and not item.ok and not item.is_recorded
 
     async def _pull(self) -> tuple[int, Inputs] | None:
         """Return the next input and its number, when there is room for its item; None after the last one."""
@@ -152,15 +168,15 @@ class MapPump:
         item = self._ready.pop(index)
         self._taken += 1
         self._change()
-        if self._on_error == "raise" and not item.ok:
+        if self._on_error == "raise" and self._is_failure(item):
             why = item.error.message if item.error is not None else "without a word"
             raise MapStopped(f"item {index} ended as {item.outcome}: {why}", item)
         return item
 
     def _next(self) -> int | None:
-        if self._ordered:
+        if self._ordered and not self.over.is_set():  # after an error, those behind it come too
             return self._taken if self._taken in self._ready else None
-        return next(iter(self._ready), None)
+        return min(self._ready, default=None) if self._ordered else next(iter(self._ready), None)
 
 
 def _iterator_of(inputs: object) -> Iterator[Inputs] | AsyncIterator[Inputs]:

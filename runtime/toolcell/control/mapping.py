@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,8 @@ from toolcell.results import Outcome
 from toolcell.tools.checks import check_count, check_kind, check_one_of, shown
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from toolcell.control.map_stream import OnError, RunMap
 
 OPTIONS: Final = frozenset(
@@ -25,6 +27,7 @@ class MappingRuntime(ControlledRuntime):
     """The part of a runtime that runs one script over many inputs."""
 
     execute_code: Any
+    _open_tasks: Callable[[], TaskGroup]
 
     @keywords_known
     def map(
@@ -79,7 +82,7 @@ class MappingRuntime(ControlledRuntime):
         pump = MapPump(
             inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
         )  # fmt: skip
-        return RunMap(pump, partial(runs.open, resume), lambda: self._tasks)
+        return RunMap(pump, partial(runs.open, resume), self._open_tasks)
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

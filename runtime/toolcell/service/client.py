@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, NoReturn
 
 import anyio
+from anyio.abc import TaskGroup
 
 from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
 from toolcell.control.decisions import ResumeDecision
@@ -175,7 +176,11 @@ class Client(OpenedInBlock, AskingClient):
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`."""
         self._lifetime.check()
-        return RunStream(partial(self.execute_code, source), options, lambda: self._tasks)
+        return RunStream(partial(self.execute_code, source), options, self._open_tasks)
+
+    def _open_tasks(self) -> TaskGroup:
+        self._lifetime.check()
+        return self._tasks
 
     @keywords_known
     def map(self, source: str, inputs: Iterable[Any], **options: Any) -> NoReturn:
