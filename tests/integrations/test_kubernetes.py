@@ -425,8 +425,17 @@ async def test_an_api_server_that_is_away_is_named(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(config)
     with pytest.raises(SandboxUnavailable, match="does not answer"):
         await KubernetesBackend(kubeconfig=str(tmp_path / "config")).open()
-    with pytest.raises(SandboxUnavailable, match="no way to a Kubernetes cluster"):
-        await KubernetesBackend(kubeconfig=str(tmp_path / "none")).open()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", [None, "", "no YAML: [", "words", "[1, 2]", "current-context: other\ncontexts: []\n"])
+async def test_a_kubeconfig_that_leads_nowhere_is_named_with_what_to_do(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SandboxUnavailable, match=r"config leads to no cluster: .*`kubectl cluster-info`") as refused:
+        await KubernetesBackend(kubeconfig=str(path)).open()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.anyio
@@ -459,6 +468,9 @@ def test_arguments_are_checked() -> None:
         ({"connect": "ssh"}, "connect"),
         ({"sandboxes_per_pod": 0}, "sandboxes_per_pod"),
         ({"lease_s": 1}, "lease_s"),
+        ({"lease_s": "10"}, "lease_s"),
+        ({"kubeconfig": 5}, "kubeconfig="),
+        ({"policy": "container"}, "policy="),
         ({"ready_s": float("nan")}, "ready_s"),
         ({"policy": Policy()}, 'profile="container"'),
         ({"policy": WITHOUT_LANDLOCK, "sandboxes_per_pod": 2}, "Landlock"),

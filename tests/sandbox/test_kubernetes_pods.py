@@ -141,10 +141,38 @@ def test_the_command_line_writes_what_kubectl_reads() -> None:
     as_json = subprocess.run([*command, "--json", "--memory", "64MiB"], capture_output=True, text=True, check=True)
     items = json.loads(as_json.stdout)["items"]
     assert items[0]["spec"]["podTemplate"]["spec"]["containers"][0]["image"] == IMAGE
-    wrong = [*command, "--runtime-class", "gvisor", "--sandboxes", "2"]
-    refused = subprocess.run(wrong, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--runtime-class", "gvisor", "--sandboxes", "2"], "--sandboxes 1"),
+        (["--memory", "much"], "'much' is no size"),
+        (["--memory", "1"], "--memory 1: "),
+        (["--disk", "0"], "--disk 0: "),
+        (["--cpus", "inf"], "--cpus"),
+        (["--pool", "Bad_Name"], "--pool takes a name of Kubernetes"),
+        (["--namespace", ""], "--namespace takes a name of Kubernetes"),
+        (["--service-account", "A B"], "--service-account takes a name of Kubernetes"),
+        (["--runtime-class", "g V"], "--runtime-class takes a name of Kubernetes"),
+        (["--image", "a b"], "--image takes a name such as"),
+        (["--image", ""], "--image takes a name such as"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_of_manifest_is_named(flags: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "toolcell", "kubernetes", "manifest", "--image", IMAGE, *flags]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"})
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert said in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_layer_that_check_may_not_go_without_is_named() -> None:
+    command = [sys.executable, "-m", "toolcell", "kubernetes", "check", "--without", "walls"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "--sandboxes 1" in refused.stderr
+    assert "the layers are" in refused.stderr and "landlock" in refused.stderr
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from toolcell import Limits, SandboxUnavailable
+from toolcell import Limits, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sandbox
 from toolcell.sandbox.node.connection import MOST_UNPROVED, NodeConnection, NodeService
 from toolcell.sandbox.node.frames import NONCE_BYTES
@@ -60,6 +60,14 @@ def backend_of(*nodes: RayNode, places: int = 64) -> RayBackend:
     backend._nodes = {node.id: node for node in nodes}
     backend._tasks = anyio.create_task_group()  # it is open
     return backend
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"address": 5}, {"policy": "full"}, {"resources": 5}, {"tls": "yes"}, {"sandboxes_per_node": 0}], ids=str
+)
+def test_an_argument_of_another_kind_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(wrong))}="):
+        RayBackend(**wrong)
 
 
 async def test_a_node_that_starts_nothing_fails_no_run_while_there_are_others() -> None:

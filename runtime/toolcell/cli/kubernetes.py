@@ -8,9 +8,11 @@ import anyio
 import typer
 
 from toolcell.cli import exits
+from toolcell.cli.arguments import as_flag, parse_size
 from toolcell.cli.terminal import print_json, reporting, safe, stdout
-from toolcell.config import Limits
+from toolcell.config import CONTAINER_LAYERS, Limits
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.tools.checks import shown
 
 SUMMARY = """Sandboxes in pods of a Kubernetes cluster: `Runtime(registry, backend=KubernetesBackend())`.
 
@@ -39,9 +41,13 @@ def manifest(
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of pods and caller.")] = "default",
     replicas: Annotated[int, typer.Option(min=0, help="Pods that are kept warm.")] = 2,
     sandboxes: Annotated[int, typer.Option(min=1, help="In one pod at the same time.")] = 1,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Limits.memory_bytes of runs, at most.")] = None,
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Limits.disk_bytes of runs, at most.")] = None,
-    cpus: Annotated[float, typer.Option(min=0.01, help="Processors of a pod.")] = 1.0,
+    memory: Annotated[
+        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Limits.memory_bytes of runs, at most.")
+    ] = None,
+    disk: Annotated[
+        int | None, typer.Option(metavar="SIZE", parser=parse_size, help="Limits.disk_bytes of runs, at most.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(min=0.01, max=1024, help="Processors of a pod.")] = 1.0,
     runtime_class: Annotated[
         str | None, typer.Option("--runtime-class", metavar="NAME", help="RuntimeClass of the pods, such as gvisor.")
     ] = None,
@@ -54,18 +60,31 @@ def manifest(
     """Write the template, the warm pool and the caller's rights: `... | kubectl apply -f -`."""
     from toolcell.sandbox.kubernetes.manifests import manifests, to_yaml
     from toolcell.sandbox.kubernetes.pod_server import PORT
-    from toolcell.sandbox.kubernetes.pods import PodSettings
+    from toolcell.sandbox.kubernetes.pods import IMAGE, PodSettings, check_name
 
-    sizes = {"memory_bytes": memory, "disk_bytes": disk}
-    limits = Limits.model_validate({name: size for name, size in sizes.items() if size is not None})
+    names = {"--pool": pool, "--namespace": namespace, "--service-account": service_account}
+    for flag, name in (names if runtime_class is None else names | {"--runtime-class": runtime_class}).items():
+        check_name(flag, name)
+    if not IMAGE.fullmatch(image):
+        raise UsageError(f"--image takes a name such as registry.example/toolcell/service:0.1.0, not {shown(image)}")
     if runtime_class is not None and "gvisor" in runtime_class and sandboxes > 1:
         raise UsageError("sandboxes of one pod are kept apart by Landlock, which gVisor has not; use --sandboxes 1")
-    settings = PodSettings(image, limits, sandboxes, cpus, runtime_class, PORT if connect == "port" else 0)
+    settings = PodSettings(
+        image, _limits(memory, disk), sandboxes, cpus, runtime_class, PORT if connect == "port" else 0
+    )
     objects = manifests(settings, pool=pool, namespace=namespace, replicas=replicas, service_account=service_account)
     if as_json:
         print_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
         typer.echo(to_yaml(objects), nl=False)
+
+
+def _limits(memory: int | None, disk: int | None) -> Limits:
+    given = {"memory_bytes": memory, "disk_bytes": disk}
+    try:
+        return Limits(**{name: size for name, size in given.items() if size is not None})
+    except UsageError as exc:
+        raise UsageError(as_flag(exc).replace("-bytes", "", 1)) from exc
 
 
 def check(
@@ -81,6 +100,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Start a sandbox in a pod of the pool, run a script in it, and say which isolation it had."""
+    if unknown := sorted(set(without or ()) - CONTAINER_LAYERS):
+        raise UsageError(f"--without {unknown[0]!r}: the layers are {', '.join(sorted(CONTAINER_LAYERS))}")
     found = anyio.run(_check, pool, namespace, context, connect, frozenset(without or ()))
     if as_json:
         print_json(found)
@@ -96,7 +117,7 @@ def check(
 async def _check(
     pool: str, namespace: str | None, context: str | None, connect: Literal["exec", "port"], without: frozenset[str]
 ) -> dict[str, Any]:
-    from toolcell.config import CONTAINER_LAYERS, Policy, PoolConfig
+    from toolcell.config import Policy, PoolConfig
     from toolcell.runtime import Runtime
     from toolcell.sandbox.kubernetes.backend import KubernetesBackend
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import ClassVar, Final, Literal
 
 import anyio
@@ -25,15 +25,14 @@ from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.asyncio_thread import AsyncioThread
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
 from toolcell.sandbox.kubernetes.pod_server import PodAddress, pack_settings
-from toolcell.sandbox.kubernetes.pods import layers_of, memory_for, memory_of, weaknesses
+from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, memory_of, weaknesses
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
-from toolcell.tools.checks import check_count
+from toolcell.tools.checks import check_count, check_kind, check_path, shown
 
 logger = logging.getLogger("toolcell.kubernetes")
 
-NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 FEWEST_S: Final = 10.0
 
 
@@ -96,14 +95,19 @@ class KubernetesBackend:
             UsageError: an argument is of another kind.
         """
         check_count("sandboxes_per_pod=", sandboxes_per_pod, 1)
-        for what, text in (("pool", pool), ("namespace", namespace)):
-            if text is not None and not NAME.fullmatch(str(text)):
-                raise UsageError(f"{what}= takes a name of Kubernetes (a-z, 0-9, - and .), not {text!r:.80}")
+        check_name("pool=", pool)
+        if namespace is not None:
+            check_name("namespace=", namespace)
+        if kubeconfig is not None:
+            check_path("kubeconfig=", kubeconfig)
+        check_kind("context=", context, str, NoneType)
         if connect not in ("exec", "port"):
             raise UsageError(f'connect must be "exec" or "port", not {connect!r:.80}')
-        for what, seconds in (("ready_s", ready_s), ("lease_s", lease_s)):
-            if not FEWEST_S <= seconds < math.inf:
-                raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {seconds!r:.80}")
+        timeouts: dict[str, object] = {"ready_s": ready_s, "lease_s": lease_s}
+        for what, seconds in timeouts.items():
+            if not isinstance(seconds, int | float) or not FEWEST_S <= seconds < math.inf:
+                raise UsageError(f"{what}= takes seconds, at least {FEWEST_S:g}, not {shown(seconds)}")
+        check_kind("policy=", policy, Policy, NoneType)
         self._policy = policy or Policy(profile="container")
         if self._policy.profile != "container":
             raise UsageError('a pod has no namespaces to give: use Policy(profile="container")')

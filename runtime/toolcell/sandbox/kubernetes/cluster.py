@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -116,9 +117,15 @@ class Cluster:
                 contexts, active = config.list_kube_config_contexts(self._kubeconfig)
                 chosen = next((each for each in contexts if each["name"] == self._context), active)
                 self.namespace = chosen["context"].get("namespace") or "default"
-        except (config.ConfigException, OSError, ValueError) as exc:
-            why = f"the kubeconfig gave no credentials within {REQUEST_S:g} s" if isinstance(exc, TimeoutError) else exc
-            raise SandboxUnavailable(f"there is no way to a Kubernetes cluster: {why}; see docs/kubernetes.md") from exc
+        except Exception as exc:  # the loader raises whatever a broken file leads to
+            why = f"{type(exc).__name__}: {exc}".splitlines()[0]
+            if isinstance(exc, TimeoutError):
+                why = f"its program gave no credentials within {REQUEST_S:g} s"
+            where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            raise SandboxUnavailable(
+                f"the kubeconfig {where} leads to no cluster: {why}. `kubectl cluster-info` has to work with it; "
+                "pass another as kubeconfig=, set KUBECONFIG, or run in a pod"
+            ) from exc
         return configuration
 
     async def _ask(self, verb: str, plural: str, request: Any) -> Any:

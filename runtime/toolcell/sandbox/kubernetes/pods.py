@@ -11,6 +11,7 @@ from typing import Any, Final
 from toolcell.config import MIB, Limits
 from toolcell.errors import UsageError
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, DIRECTORY
+from toolcell.tools.checks import shown
 
 CONTAINER: Final = "sandbox"
 COMMAND: Final = ("python3", "-P", "-B", "-m", "toolcell.sandbox.kubernetes.pod_server")
@@ -30,6 +31,20 @@ SUFFIXES: Final = {
     "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
+
+
+NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+IMAGE: Final = re.compile(r"[a-z0-9][a-zA-Z0-9._:/@-]{0,510}")
+
+
+def check_name(what: str, text: object) -> None:
+    """Check a name of an object of Kubernetes. `what`: whose it is, in the message.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        raise UsageError(f"{what} takes a name of Kubernetes (up to 253 of a-z, 0-9, - and .), not {shown(text)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar, Final, Literal
 
 import anyio
@@ -25,7 +26,7 @@ from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, start
 from toolcell.sandbox.ray.cluster import RayCluster
-from toolcell.tools.checks import check_count
+from toolcell.tools.checks import check_count, check_kind
 
 logger = logging.getLogger("toolcell.ray")
 
@@ -85,6 +86,10 @@ class RayBackend:
             UsageError: an argument is of another kind.
         """
         check_count("sandboxes_per_node=", sandboxes_per_node, 1)
+        check_kind("address=", address, str, NoneType)
+        check_kind("policy=", policy, Policy, NoneType)
+        check_kind("resources=", resources, Mapping, NoneType)
+        check_kind("tls=", tls, bool)
         self._policy = policy or Policy()
         if self._policy.profile != "full":
             raise UsageError('profile="container" is not built for nodes; use the full profile')
