@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -193,6 +195,82 @@ async def test_an_error_of_the_inputs_comes_after_the_items_that_were_under_way(
                 found.append(item)  # noqa: PERF401
 
     assert sorted(item.value for item in found) == sorted(made) == [0, 1, 2]
+
+
+@pytest.mark.anyio
+async def test_on_error_stop_waits_for_no_more_inputs_and_runs_none_that_comes_late() -> None:
+    registry, entered, asked = ToolRegistry(), list[int](), anyio.Event()
+
+    @registry.tool
+    def enter(n: int) -> int:
+        """Note who comes in."""
+        entered.append(n)
+        return n
+
+    async def given() -> AsyncIterator[dict[str, int]]:
+        yield {"n": 0}
+        try:
+            asked.set()
+            await anyio.sleep_forever()
+        finally:
+            entered.append(-1)  # it is closed, and not left behind
+        yield {"n": 1}
+
+    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
+        source = "call_tool('enter', n=n)\nraise ValueError('stop')"
+        with anyio.fail_after(20):
+            items = [item async for item in runtime.map(source, given(), concurrency=4, on_error="stop")]
+
+    assert [item.outcome for item in items] == [Outcome.ERROR]
+    assert asked.is_set() and entered == [0, -1]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+async def test_inputs_that_wait_for_a_task_that_was_cancelled_end_the_map_with_an_error() -> None:
+    async def given() -> AsyncIterator[dict[str, int]]:
+        yield {"n": 0}
+        waits = asyncio.ensure_future(asyncio.sleep(60))
+        waits.cancel()
+        await waits
+        yield {"n": 1}
+
+    found = []
+    async with Runtime(pool=PoolConfig(warm=2)) as runtime:
+        with pytest.raises(UsageError, match="the inputs of a map were cancelled"):
+            async for item in runtime.map("n", given(), concurrency=4):
+                found.append(item.value)  # noqa: PERF401
+    assert found == [0]
+
+
+@pytest.mark.anyio
+async def test_a_map_that_another_thread_drops_ends_its_runs() -> None:
+    entered, registry = list[int](), ToolRegistry()
+
+    @registry.tool
+    def enter(n: int) -> int:
+        """Note who comes in."""
+        entered.append(n)
+        return n
+
+    async with Runtime(registry, pool=PoolConfig(warm=2)) as runtime:
+        holder = [runtime.map("import time\nif n: time.sleep(60)\nn", numbers(100), concurrency=2)]
+        assert (await anext(holder[0])).value == 0
+        pump = holder[0]._pump
+        dropping = threading.Thread(target=holder.clear)
+        dropping.start()
+        dropping.join()
+        gc.collect()
+        with anyio.fail_after(20):
+            await pump.over.wait()
+
+
+@pytest.mark.anyio
+async def test_attempts_leave_no_journals(effects: Effects, tmp_path: Path) -> None:
+    async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=1)) as runtime:
+        items = [item async for item in runtime.map("raise ValueError(n)", numbers(3), retries=2, retry_on={"error"})]
+    assert [item.attempts for item in items] == [3] * 3
+    assert [path.name for path in (tmp_path / "j").iterdir()] == ["key"]
 
 
 def test_a_map_whose_runtime_was_closed_says_so() -> None:

@@ -5,10 +5,12 @@ The client of agent-sandbox is the real one. Pods are processes of this machine,
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -40,7 +42,8 @@ from toolcell.sandbox.kubernetes import backend as backend_module
 from toolcell.sandbox.kubernetes import cluster as cluster_module
 from toolcell.sandbox.kubernetes.manifests import manifests
 from toolcell.sandbox.kubernetes.pods import PodSettings
-from toolcell.sandbox.node.stream import NodeStream
+from toolcell.sandbox.node import sandbox as node_sandbox_module
+from toolcell.sandbox.node.stream import HELD_BYTES, NodeStream
 
 needs("k8s_agent_sandbox")
 
@@ -49,6 +52,23 @@ from integrations.fake_kubernetes import TOKEN, DockerKubelet, FakeKubernetes, P
 pytestmark = [pytest.mark.framework, pytest.mark.isolation]
 
 SOON_S = 60.0
+FLOOD = """
+import os, stat, time
+from toolcell_bridge.wire.codec import encode
+from toolcell_bridge.wire.messages import CallTool
+
+def is_socket(descriptor):
+    try: return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError: return False
+
+bridge = next(filter(is_socket, range(3, 64)))
+os.set_blocking(bridge, True)
+os.write(bridge, encode(CallTool(901, "big", {}, 1)))
+time.sleep(0.7)
+os.write(bridge, encode(CallTool(902, "look", {}, 1)))
+time.sleep(0.3)
+while True: os.write(bridge, bytes(1 << 20))
+"""
 SLEEP = "print('on')\nimport time\ntime.sleep(120)"
 PORT = 8750
 WITHOUT_LANDLOCK = Policy(profile="container", require=CONTAINER_LAYERS - {"landlock"})
@@ -283,6 +303,127 @@ async def test_a_shared_pod_that_starts_nothing_any_more_is_left_for_another_one
 
 
 @pytest.mark.anyio
+async def test_places_that_become_free_are_used_while_the_cluster_has_no_other_pod(cluster: FakeKubernetes) -> None:
+    cluster.apply(*pool(sandboxes=2))
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, sandboxes_per_pod=2)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0, start_s=20)) as runtime:
+        await runtime.execute_code("1")
+        cluster.is_stuck = True
+        items = [item async for item in runtime.map("import time\ntime.sleep(0.5)\nn", [{"n": n} for n in range(6)])]
+
+        assert [item.value for item in items] == list(range(6)), items
+        assert len(backend.pods) == 1
+        cluster.is_stuck = False
+    assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_a_claim_whose_pod_is_long_in_coming_is_renewed_too(cluster: FakeKubernetes) -> None:
+    cluster.apply(*pool(replicas=0))
+    cluster.is_stuck = True
+    backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, lease_s=10, ready_s=60)
+    async with (
+        Runtime(registry, backend=backend, pool=PoolConfig(warm=0, start_s=60)) as runtime,
+        anyio.create_task_group() as waiting,
+    ):
+        waiting.start_soon(runtime.execute_code, "1")
+        await anyio.sleep(13)
+        assert len(cluster.all("sandboxclaims")) == 1
+        waiting.cancel_scope.cancel()
+    assert cluster.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+async def test_a_start_that_is_given_up_while_its_claim_is_made_leaves_none(
+    filled: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = filled._create
+
+    async def slow(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(1.0 * (kind == "sandboxclaims"))
+        return await create(kind, body)
+
+    monkeypatch.setattr(filled, "_create", slow)
+    backend = KubernetesBackend(kubeconfig=filled.kubeconfig)
+    async with Runtime(registry, backend=backend, pool=PoolConfig(warm=0)) as runtime:
+        with anyio.move_on_after(0.3):
+            await runtime.execute_code("1")
+    assert [each.split()[0] for each in filled.log if "sandboxclaims " in each or each.endswith("sandboxclaims")]
+    assert filled.all("sandboxclaims") == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("connect", ["exec", "port"])
+async def test_a_guest_that_reads_no_answer_and_floods_its_bridge_makes_the_caller_hold_little(
+    cluster: FakeKubernetes, connect: str
+) -> None:
+    cluster.apply(*pool(port=PORT if connect == "port" else 0))
+    tools, held = ToolRegistry(), [0]
+
+    @tools.tool
+    def big() -> str:
+        """Return more than a guest takes at once."""
+        return "x" * (4 << 20)
+
+    @tools.tool
+    async def look() -> int:
+        """Answer at once."""
+        return 1
+
+    class Watched(NodeStream):
+        def _take(self, kind: bytes, body: bytes) -> None:
+            super()._take(kind, body)
+            held[0] = max(held[0], len(self._bridge))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend_module, "NodeStream", Watched)
+        backend = KubernetesBackend(kubeconfig=cluster.kubeconfig, connect=connect)  # type: ignore[arg-type]
+        limits = Limits(wall_s=4.0)
+        async with Runtime(tools, backend=backend, pool=PoolConfig(warm=0), limits=limits) as runtime:
+            result = await runtime.execute_code(FLOOD)
+
+    assert result.outcome is Outcome.TIMEOUT, result.error
+    assert 0 < held[0] <= 3 * HELD_BYTES
+
+
+@pytest.mark.anyio
+async def test_a_guest_that_closes_its_bridge_is_killed_and_not_lost(filled: FakeKubernetes) -> None:
+    script = "import os, time\nos.closerange(3, 64)\ntime.sleep(60)"
+    async with runtime_of(filled) as runtime:
+        (item,) = [item async for item in runtime.map(script, [{}], retries=2)]
+    assert (item.outcome, item.attempts) == (Outcome.KILLED, 1), item.error
+
+
+@pytest.mark.anyio
+async def test_a_frozen_pod_holds_a_run_up_no_longer_than_its_end_may_take(
+    filled: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_sandbox_module, "END_S", 3.0)
+    async with runtime_of(filled) as runtime:
+        await runtime.execute_code("1")
+        began = anyio.Event()
+        results: list[Any] = []
+
+        async def one() -> None:
+            limits = Limits(wall_s=2.0)
+            results.append(await runtime.execute_code(SLEEP, limits=limits, on_log=lambda *_: began.set()))
+
+        assert isinstance(filled.kubelet, ProcessKubelet)
+        async with anyio.create_task_group() as running:
+            running.start_soon(one)
+            await began.wait()
+            frozen = [process for process, _, _ in filled.kubelet.pods.values()]
+            for process in frozen:
+                process.send_signal(signal.SIGSTOP)
+            with anyio.fail_after(2.0 + 2 * 3.0 - 0.5):
+                while not results:
+                    await anyio.sleep(0.02)
+        assert results[0].outcome is Outcome.TIMEOUT
+        for process in frozen:
+            process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.anyio
 async def test_sessions_and_suspended_runs_go_on_in_another_pod_when_theirs_is_lost(
     filled: FakeKubernetes, tmp_path: Path
 ) -> None:
@@ -399,7 +540,8 @@ async def test_a_pool_that_is_not_there_is_named_with_what_to_do(cluster: FakeKu
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "right", ["get sandboxwarmpools", "create sandboxclaims", "get sandboxes", "get pods", "get pods/exec"]
+    "right",
+    ["get sandboxwarmpools", "create sandboxclaims", "get sandboxclaims", "get sandboxes", "get pods", "get pods/exec"],
 )
 async def test_a_right_that_is_missing_is_named(filled: FakeKubernetes, right: str) -> None:
     filled.forbidden.add(right)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from toolcell import Limits, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import Sandbox
+from toolcell.sandbox.node import stream as stream_module
 from toolcell.sandbox.node.connection import MOST_UNPROVED, NodeConnection, NodeService
 from toolcell.sandbox.node.frames import NONCE_BYTES
 from toolcell.sandbox.node.server import NodeAddress
@@ -103,6 +107,28 @@ async def test_nodes_that_all_start_nothing_are_each_named_and_tried_once() -> N
     assert "first: no space left" in str(refused.value)
     assert "second: no space left" in str(refused.value)
     assert set(backend.nodes.values()) == {0}
+
+
+async def test_a_caller_out_of_descriptors_loses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = ProcessBackend()
+    await healthy.open()
+    try:
+        async with node_of(healthy, "healthy") as there:
+            backend = backend_of(there)
+            kept = await backend.start(Limits())
+            with monkeypatch.context() as patched, pytest.raises(SandboxUnavailable, match="Too many open files"):
+
+                def none_left(*_: Any) -> socket.socket:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+                patched.setattr(stream_module.socket, "socket", none_left)
+                await backend.start(Limits())
+            assert not there.is_lost
+            assert kept.is_alive()
+            await (await backend.start(Limits())).destroy()
+            await kept.destroy()
+    finally:
+        await healthy.close()
 
 
 async def test_a_node_that_is_gone_is_left_for_another_one_at_once() -> None:

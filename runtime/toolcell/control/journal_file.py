@@ -316,6 +316,7 @@ class JournalLoader:
 
     def _suspended(self, token_id: str, expires: float, rows: list[list[Any]]) -> None:
         self.journal.token, self.journal.expires = token_id, expires
+        self.is_ended = False  # a run that was lost and carried on waits now
         for number, ident, args, line, digest, reason in rows:
             entry = self._numbers[number]
             entry.pending = PendingCall(ident, entry.tool, args, line, digest, reason)

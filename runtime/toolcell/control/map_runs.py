@@ -110,7 +110,9 @@ class ItemRuns:
             return recorded
         attempts, pause_s, begun = 1, FIRST_PAUSE_S, None
         while not self._is_over(item := await self._attempt(index, inputs, attempts)):
-            if self._file is not None and not self._is_carried_on(item):
+            if self._file is None:
+                self._forget(item)
+            elif not self._is_carried_on(item):
                 self._file.remove_run(index)  # nothing of it was done: it begins anew
             begun = item if item.result is not None else begun
             await anyio.sleep(pause_s)
@@ -170,7 +172,11 @@ class ItemRuns:
         """Record the end of an item. The journal of its run has done its work."""
         if self._file is not None:
             self._file.write_end(item)
-        elif item.result is not None:
+        else:
+            self._forget(item)
+
+    def _forget(self, item: MapItem) -> None:
+        if item.result is not None:
             self._runtime._journals.remove(item.result.journal_id)
 
 

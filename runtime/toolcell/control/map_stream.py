@@ -5,21 +5,26 @@ At most `WINDOW` inputs for each task are pulled and not read yet, so memory doe
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.control.map_item import MapItem
 from toolcell.control.map_progress import MapProgress
 from toolcell.errors import MapStopped, UsageError
 from toolcell.tools.checks import shown
+from toolcell.tools.threads import call_soon
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""
+
+NO_MORE: Final = object()
 
 Inputs = Mapping[str, Any]
 OnError = Literal["yield", "raise", "stop"]
@@ -54,6 +59,8 @@ class MapPump:
         """No more inputs are pulled."""
         self._are_over = False
         """There are no more inputs."""
+        self._waiting: anyio.CancelScope | None = None
+        """In which an input is waited for."""
         self._broken: Exception | None = None
         """Why the map does not go on: the inputs raised it, or an item could not be run."""
         self.scope = anyio.CancelScope()
@@ -112,14 +119,21 @@ class MapPump:
             while (pulled := await self._pull()) is not None:
                 await self._run_one(*pulled)
         except Exception as exc:
-            self._is_stopped, self._broken = True, self._broken or exc
+            self._broken = self._broken or exc
+            self._stop()
             self._change()
+
+    def _stop(self) -> None:
+        """Begin no more items, and wait for no more inputs."""
+        self._is_stopped = True
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def _run_one(self, index: int, inputs: Inputs) -> None:
         item = await self._run_item(index, inputs)
         self._ready[item.index] = item
         if self._is_failure(item):
-            self._is_stopped = True
+            self._stop()
         if self._progress is not None:
             self._progress.count(item)
         self._change()
@@ -135,9 +149,11 @@ class MapPump:
                 await self._changed.wait()
             if self._is_stopped:
                 return None
-            try:
-                inputs = await anext(self._inputs) if isinstance(self._inputs, AsyncIterator) else next(self._inputs)
-            except (StopIteration, StopAsyncIteration):
+            with anyio.CancelScope() as self._waiting:
+                inputs = await self._next_input()
+            if self._waiting.cancel_called:  # an item has failed meanwhile
+                return None
+            if inputs is NO_MORE:
                 self._is_stopped = self._are_over = True
                 return None
             index = self._pulled
@@ -148,6 +164,16 @@ class MapPump:
                 )
             self._pulled += 1
             return index, inputs
+
+    async def _next_input(self) -> Any:
+        if not isinstance(self._inputs, AsyncIterator):
+            return next(self._inputs, NO_MORE)
+        try:
+            return await anext(self._inputs, NO_MORE)
+        except anyio.get_cancelled_exc_class() as exc:
+            if anyio.current_effective_deadline() == -math.inf:  # it is this map that was cancelled
+                raise
+            raise UsageError("the inputs of a map were cancelled: a task that they wait for was") from exc
 
     # The reader's end
 
@@ -209,6 +235,8 @@ class RunMap:
         self._pump, self._opened, self._tasks = pump, opened, tasks
         self._is_begun = False
         self._thread = threading.get_ident()
+        self._token: Any = None
+        """Of the event loop."""
 
     def __aiter__(self) -> Self:
         return self
@@ -226,6 +254,7 @@ class RunMap:
         """
         if not self._is_begun:
             self._is_begun, self._thread = True, threading.get_ident()
+            self._token = anyio.lowlevel.current_token()
             self._tasks().start_soon(self._pump.run, self._opened, name="toolcell map")
         try:
             item = await self._pump.take()
@@ -262,5 +291,5 @@ class RunMap:
             return
         if threading.get_ident() == self._thread:
             pump.leave()
-        else:  # a scope is cancelled in the thread of its loop: the tasks stop with the next thing that happens there
-            pump.is_left = True
+        else:
+            call_soon(self._token, pump.leave)

@@ -43,7 +43,7 @@ class ToolThread:
                 self.is_over = True
                 waiting, self._when_over = self._when_over, []
             for token, callback in waiting:
-                _call_soon(token, callback)
+                call_soon(token, callback)
 
     def abandon(self) -> bool:
         """Stop waiting for the function; True when it runs on."""
@@ -67,7 +67,7 @@ class ToolThread:
         await over.wait()
 
 
-def _call_soon(token: Any, callback: Callable[[], None]) -> None:
+def call_soon(token: Any, callback: Callable[[], None]) -> None:
     """Have an event loop call `callback`, without waiting for it: the loop may be about to end."""
     loop = getattr(token, "native_token", token)
     schedule = loop.run_sync_soon if hasattr(loop, "run_sync_soon") else loop.call_soon_threadsafe

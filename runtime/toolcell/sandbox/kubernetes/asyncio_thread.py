@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from toolcell import daemon_threads
+from toolcell.tools.threads import call_soon
 
 Returned = TypeVar("Returned")
 
@@ -43,12 +43,10 @@ class AsyncioThread:
             return await function(*args)
 
         done = anyio.Event()
-        native: Any = anyio.lowlevel.current_token().native_token
-        wake = getattr(native, "run_sync_soon", None) or native.call_soon_threadsafe
+        token = anyio.lowlevel.current_token()
 
         def tell(_: object) -> None:
-            with suppress(RuntimeError):  # the caller's event loop has ended
-                wake(done.set)
+            call_soon(token, done.set)
 
         task = asyncio.run_coroutine_threadsafe(run(), self._loop)
         ended: asyncio.Future[Any] | Any = task

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import ClassVar, Final, Literal
 
 import anyio
+import anyio.lowlevel
 import msgpack
 from anyio.abc import TaskGroup
 
@@ -48,6 +49,14 @@ class UsedPod:
     """A sandbox was started in it."""
     is_lost: bool = False
     """It is gone, cannot be reached, or started nothing: no more is started in it."""
+
+
+@dataclass(slots=True)
+class Claiming:
+    """A pod that is being claimed for several sandboxes."""
+
+    problem: str = ""
+    """Why there will be none."""
 
 
 class KubernetesBackend:
@@ -123,7 +132,10 @@ class KubernetesBackend:
         self._tasks: TaskGroup | None = None
         self._pods: dict[str, UsedPod] = {}
         """By the name of the claim."""
-        self._claiming = anyio.Lock()
+        self._claiming: list[Claiming] = []
+        self._waiting = 0
+        """Starts that wait for a place."""
+        self._changed = anyio.Event()
         self._count = itertools.count(1)
 
     @property
@@ -157,7 +169,7 @@ class KubernetesBackend:
         while True:
             await anyio.sleep(self._lease_s / 3)
             if self._loop is not None:
-                for problem in await self._loop.call(self._cluster.renew, frozenset(self._pods), self._lease_s):
+                for problem in await self._loop.call(self._cluster.renew, self._lease_s):
                     logger.warning("a claim could not be renewed: %s", problem)
 
     # Starting
@@ -206,43 +218,82 @@ class KubernetesBackend:
     async def _place(self, limits: Limits) -> UsedPod:
         """Return a pod with a place, which is taken."""
         if self._slots == 1:
-            used = await self._claim(limits)
+            used = await self._claim()
+            used.busy += 1
+            if problem := self._too_small(used, limits):
+                with anyio.CancelScope(shield=True):
+                    await self._leave(used)
+                raise SandboxUnavailable(problem)
+            return used
+        self._waiting += 1
+        try:
+            used = await self._shared(limits)
             used.busy += 1
             return used
-        async with self._claiming:  # those who wait may find a place in the pod that is claimed now
-            for used in self._pods.values():
-                fits = memory_for(limits, self._slots) <= used.room_bytes
-                if fits and used.busy < self._slots and not used.is_lost:
-                    break
-            else:
-                used = await self._claim(limits)
-            used.busy += 1
-            return used
+        finally:
+            self._waiting -= 1
 
-    async def _claim(self, limits: Limits) -> UsedPod:
+    async def _shared(self, limits: Limits) -> UsedPod:
+        """Return a pod with a free place; wait for one, and claim as many pods as those who wait need."""
+        watched: tuple[Claiming, ...] = ()
+        while True:
+            if self._tasks is None:
+                raise SandboxUnavailable("the Kubernetes backend is not open")
+            usable = [used for used in self._pods.values() if not used.is_lost]
+            for used in usable:
+                if problem := self._too_small(used, limits):
+                    raise SandboxUnavailable(problem)
+                if used.busy < self._slots:
+                    return used
+            if failed := [each.problem for each in watched if each.problem]:
+                raise SandboxUnavailable(failed[0])
+            if len(self._claiming) * self._slots < self._waiting:
+                claiming = Claiming()
+                self._claiming.append(claiming)
+                self._tasks.start_soon(self._claim_for_all, claiming)
+            watched = tuple(self._claiming)
+            await self._changed.wait()
+
+    async def _claim_for_all(self, claiming: Claiming) -> None:
+        """Claim a pod, for whoever waits for a place then."""
+        try:
+            await self._claim()
+        except Exception as exc:
+            claiming.problem = str(exc) if isinstance(exc, SandboxUnavailable) else f"{type(exc).__name__}: {exc}"
+        finally:
+            self._claiming.remove(claiming)
+            self._change()
+        await self._keep_one_empty()
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _claim(self) -> UsedPod:
         loop = self._loop
         if loop is None:
             raise SandboxUnavailable("the Kubernetes backend is not open")
         pod = await loop.call(self._cluster.claim, self._ready_s, self._lease_s)
-        used = self._pods[pod.claim] = UsedPod(pod, memory_of(pod.body))
-        if problem := self._problem(used, limits):
+        used = UsedPod(pod, memory_of(pod.body))
+        if found := weaknesses(pod.body):
             with anyio.CancelScope(shield=True):
                 await self._give_up(used)
-            raise SandboxUnavailable(problem)
+            said = "; ".join(found)
+            raise SandboxUnavailable(
+                f"the pods of the pool {self._cluster.pool!r} are not isolated as they must be: {said}"
+            )
+        self._pods[pod.claim] = used
         return used
 
-    def _problem(self, used: UsedPod, limits: Limits) -> str:
-        """Say why no sandbox with these limits may start in this pod."""
-        pool = self._cluster.pool
-        if found := weaknesses(used.pod.body):
-            return f"the pods of the pool {pool!r} are not isolated as they must be: {'; '.join(found)}"
-        if (needed := memory_for(limits, self._slots)) > used.room_bytes:
-            return (
-                f"the pods of the pool {pool!r} have {used.room_bytes // MIB} MiB of memory, and {self._slots} "
-                f"sandboxes with memory_bytes={limits.memory_bytes} and disk_bytes={limits.disk_bytes} need "
-                f"{needed // MIB}; lower these limits, or raise resources.limits.memory in the pool's template"
-            )
-        return ""
+    def _too_small(self, used: UsedPod, limits: Limits) -> str:
+        """Say why no sandbox with these limits may start in this pod, nor in another of its pool."""
+        if (needed := memory_for(limits, self._slots)) <= used.room_bytes:
+            return ""
+        return (
+            f"the pods of the pool {self._cluster.pool!r} have {used.room_bytes // MIB} MiB of memory, and "
+            f"{self._slots} sandboxes with memory_bytes={limits.memory_bytes} and disk_bytes={limits.disk_bytes} need "
+            f"{needed // MIB}; lower these limits, or raise resources.limits.memory in the pool's template"
+        )
 
     async def _connect(self, used: UsedPod) -> NodeStream:
         """Return a connection with the server of a pod.
@@ -304,11 +355,16 @@ class KubernetesBackend:
     async def _leave(self, used: UsedPod) -> None:
         """Take a sandbox's place back. A pod that was for one sandbox ends; of the others, one empty pod is kept."""
         used.busy -= 1
-        if used.busy:
-            return
-        empty = [each for each in self._pods.values() if not each.busy and not each.is_lost]
-        if self._slots == 1 or used.is_lost or len(empty) > 1:
+        self._change()
+        if not used.busy and (self._slots == 1 or used.is_lost):
             await self._give_up(used)
+        await self._keep_one_empty()
+
+    async def _keep_one_empty(self) -> None:
+        empty = [each for each in self._pods.values() if not each.busy and not each.is_lost]
+        if not self._waiting:
+            for used in empty[1:]:
+                await self._give_up(used)
 
     async def _give_up(self, used: UsedPod) -> None:
         self._pods.pop(used.pod.claim, None)
@@ -325,6 +381,7 @@ class KubernetesBackend:
         if tasks is not None:
             tasks.cancel_scope.cancel()
             await tasks.__aexit__(None, None, None)
+            self._change()  # who waits for a place sees that it is closed
         if loop is not None:
             self._pods.clear()
             with anyio.CancelScope(shield=True):

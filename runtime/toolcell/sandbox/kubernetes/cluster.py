@@ -70,6 +70,8 @@ class Cluster:
         self._owner = uuid.uuid4().hex
         self._claims: set[str] = set()
         """Names of the claims that were made and not deleted."""
+        self._given_up: set[str] = set()
+        """Those of them that could not be deleted: their lease ends them."""
         self._apis: Any = None
         self._helper: Any = None
         self._sockets: Any = None
@@ -88,8 +90,12 @@ class Cluster:
         from kubernetes_asyncio.stream import WsApiClient
 
         configuration = await self._configuration()
-        self._apis = client.ApiClient(configuration)
-        self._sockets = WsApiClient(configuration, heartbeat=HEARTBEAT_S)
+        try:
+            self._apis = client.ApiClient(configuration)
+            self._sockets = WsApiClient(configuration, heartbeat=HEARTBEAT_S)
+        except (OSError, ValueError) as exc:
+            await self.aclose()
+            raise SandboxUnavailable(f"the certificates of the kubeconfig cannot be used: {exc}") from exc
         self._helper = AsyncK8sHelper(self._apis)
         try:
             get = client.CustomObjectsApi(self._apis).get_namespaced_custom_object
@@ -128,17 +134,18 @@ class Cluster:
             ) from exc
         return configuration
 
-    async def _ask(self, verb: str, plural: str, request: Any) -> Any:
-        """Await a request, and say in our words why it failed.
+    async def _ask(self, verb: str, plural: str, request: Any, watched_s: float | None = None) -> Any:
+        """Await a request, and say in our words why it failed. `watched_s`: it may take this long.
 
         Raises:
             SandboxUnavailable: it failed.
+            TimeoutError: what was watched for did not happen.
         """
         import aiohttp
         from kubernetes_asyncio.client import ApiException
 
         try:
-            return await asyncio.wait_for(request, REQUEST_S)
+            return await asyncio.wait_for(request, REQUEST_S if watched_s is None else watched_s)
         except ApiException as exc:
             why = _message(exc)
             if exc.status == 401:
@@ -156,6 +163,8 @@ class Cluster:
                 said = f"the API server could not {verb} {plural}: {exc.status} {why}"
             raise SandboxUnavailable(said) from exc
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            if watched_s is not None and isinstance(exc, TimeoutError):
+                raise
             raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc
 
     # Claims
@@ -171,18 +180,17 @@ class Cluster:
         from k8s_agent_sandbox.exceptions import SandboxError
 
         name = f"toolcell-{uuid.uuid4().hex[:20]}"
+        labels = {OWNER_LABEL: self._owner}
+        lifecycle = {"shutdownTime": _after(lease_s), "shutdownPolicy": "Delete"}
+        create = self._helper.create_sandbox_claim(name, self.pool, self.namespace, labels=labels, lifecycle=lifecycle)
+        creating = asyncio.ensure_future(self._ask("create", CLAIMS, create))
         self._claims.add(name)
         try:
-            labels = {OWNER_LABEL: self._owner}
-            lifecycle = {"shutdownTime": _after(lease_s), "shutdownPolicy": "Delete"}
-            create = self._helper.create_sandbox_claim(
-                name, self.pool, self.namespace, labels=labels, lifecycle=lifecycle
-            )
-            made = await self._ask("create", CLAIMS, create)
+            made = await asyncio.shield(creating)
             seen = (made.get("metadata") or {}).get("resourceVersion")
+            wait = self._helper.wait_for_claim_ready(name, self.namespace, ready_s, resource_version=seen)
             try:
-                wait = self._helper.wait_for_claim_ready(name, self.namespace, ready_s, resource_version=seen)
-                sandbox = await asyncio.wait_for(wait, ready_s)
+                sandbox = await self._ask("watch", CLAIMS, wait, ready_s)
             except TimeoutError as exc:
                 raise SandboxUnavailable(await self._why_not(name, ready_s)) from exc
             except SandboxError as exc:
@@ -192,9 +200,16 @@ class Cluster:
             body = await self._ask("get", "pods", self._read_pod(pod))
             return ClaimedPod(name, pod, str((body.get("status") or {}).get("podIP") or ""), body)
         except BaseException:
-            with suppress(SandboxUnavailable):
-                await asyncio.shield(asyncio.ensure_future(self.release(name)))
+            await asyncio.shield(asyncio.ensure_future(self._release_later(name, creating)))
             raise
+
+    async def _release_later(self, name: str, creating: asyncio.Future[Any]) -> None:
+        """Delete a claim when it is certain that it is there, or is not: a request under way may still make it."""
+        await asyncio.wait({creating})
+        if not creating.cancelled():
+            creating.exception()  # the caller has it, or does not want it any more
+        with suppress(SandboxUnavailable):
+            await self.release(name)
 
     async def _read_pod(self, name: str) -> dict[str, Any]:
         """Return a pod as the API server tells it: the client's classes leave out fields that they do not know."""
@@ -225,11 +240,13 @@ class Cluster:
             SandboxUnavailable: the API server does not answer. The claim is kept in mind, and ends by its lease.
         """
         if claim in self._claims:
+            self._given_up.add(claim)
             await self._ask("delete", CLAIMS, self._helper.delete_sandbox_claim(claim, self.namespace))
             self._claims.discard(claim)
+            self._given_up.discard(claim)
 
-    async def renew(self, claims: frozenset[str], lease_s: float) -> list[str]:
-        """Let these claims live longer. Returns what went wrong."""
+    async def renew(self, lease_s: float) -> list[str]:
+        """Let the claims live longer, also those whose pod is not ready yet. Returns what went wrong."""
         from kubernetes_asyncio.client import CustomObjectsApi
 
         patch = CustomObjectsApi(self._apis).patch_namespaced_custom_object
@@ -240,7 +257,7 @@ class Cluster:
                 CLAIMS,
                 patch(GROUP, VERSION, self.namespace, CLAIMS, name, body, _content_type="application/merge-patch+json"),
             )
-            for name in claims & self._claims
+            for name in self._claims - self._given_up
         ]
         # Side by side: a slow server must not let the last ones end meanwhile.
         answers = await asyncio.gather(*requests, return_exceptions=True)

@@ -27,6 +27,12 @@ START_S: Final = 120
 CALLER_LABEL: Final = "toolcell-caller"
 """Pods with this label, "true", may connect to sandboxes' pods, where these listen."""
 
+UNCONFINED: Final = frozenset({"spc_t", "unconfined_t"})
+"""Types of SELinux that confine nothing."""
+
+MEASURED: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""Resources that are no devices."""
+
 SUFFIXES: Final = {
     "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
@@ -150,11 +156,20 @@ def weaknesses(pod: Mapping[str, Any]) -> list[str]:
     for container in [*(spec.get("containers") or ()), *beside, *(spec.get("ephemeralContainers") or ())]:
         where = f"containers[{container.get('name')}].securityContext"
         found += [f"{where}.{each}" for each in _weaknesses_of({**own, **(container.get("securityContext") or {})})]
+    found += ["securityContext.sysctls must be empty"] if own.get("sysctls") else []
     container = sandbox_container(pod)
     if container is None:
-        found.append(f"a container must be named {CONTAINER!r}")
-    elif not memory_of(pod):
-        found.append(f"containers[{CONTAINER}].resources.limits.memory must be set")
+        return [*found, f"a container must be named {CONTAINER!r}"]
+    where = f"containers[{CONTAINER}]"
+    if not memory_of(pod):
+        found.append(f"{where}.resources.limits.memory must be set")
+    if devices := sorted(((container.get("resources") or {}).get("limits") or {}).keys() - MEASURED):
+        found.append(f"{where}.resources.limits must have no devices: {', '.join(devices)}")
+    sources = [each.get("valueFrom") or {} for each in container.get("env") or ()] + list(
+        container.get("envFrom") or ()
+    )
+    if any(each.keys() & {"secretKeyRef", "secretRef"} for each in sources):
+        found.append(f"{where}.env must have no secret")
     return found
 
 
@@ -173,6 +188,13 @@ def _weaknesses_of(context: Mapping[str, Any]) -> list[str]:
         found.append('capabilities must be {"drop": ["ALL"]}')
     if context.get("procMount", "Default") != "Default":
         found.append("procMount must be Default")
+    found += [f"{name} must not be 0" for name in ("runAsGroup", "fsGroup") if context.get(name) == 0]
+    if 0 in (context.get("supplementalGroups") or ()):
+        found.append("supplementalGroups must not have 0")
+    if (context.get("appArmorProfile") or {}).get("type") == "Unconfined":
+        found.append("appArmorProfile.type must not be Unconfined")
+    if (context.get("seLinuxOptions") or {}).get("type") in UNCONFINED:
+        found.append(f"seLinuxOptions.type must not be {context['seLinuxOptions']['type']}")
     if (context.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
         found.append("seccompProfile.type must be RuntimeDefault or Localhost")
     return found

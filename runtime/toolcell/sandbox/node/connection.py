@@ -290,11 +290,8 @@ class NodeConnection(asyncio.Protocol):
 
     async def _finish(self, sandbox: Sandbox) -> None:
         """Tell how the sandbox ended. Nothing of it is left then."""
-        if sandbox.is_alive():
-            while sandbox.is_alive() and not self._is_closed:  # it closed its bridge, and goes on
-                self._report()
-                await asyncio.sleep(REPORT_S)
-            sandbox.kill()
+        self._report(last=True)
+        sandbox.kill()  # as a run here does: whoever closes its bridge has nothing more to say
         end = await sandbox.ended()
         while any(output := sandbox.read_output()):
             self._write(frames.USAGE, msgpack.packb([False, *output]))

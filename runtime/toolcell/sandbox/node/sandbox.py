@@ -46,6 +46,8 @@ class NodeSandbox:
         self.backend = placement.backend
         self._placement = placement
         self._has_left = False
+        self._is_given_up = False
+        """Its node did not say in time how it ended."""
 
     def accept(self, layers: Mapping[str, str]) -> None:
         """Record the layers named in Hello.
@@ -119,9 +121,10 @@ class NodeSandbox:
     async def ended(self) -> Exit:
         """Wait until nothing is left of it, or its node is lost; returns how it ended."""
         stream = self.stream
-        if stream.exit is None:
+        if stream.exit is None and not self._is_given_up:
             with anyio.move_on_after(END_S, shield=True):
                 await stream.wait(lambda: stream.exit is not None)
+            self._is_given_up = stream.exit is None
         return stream.exit or Exit(problem=stream.lost())
 
     async def destroy(self) -> None:

@@ -35,7 +35,14 @@ ANSWER_S: Final = 0.5
 HELD_BYTES: Final = 1 << 20
 """Bridge bytes that are kept while nobody receives."""
 
+FULL_S: Final = 0.05
+"""How often somebody looks who waits for another than the bridge's bytes while enough of these are kept."""
+
 PIECE_BYTES: Final = 1 << 18
+
+
+class WrongKey(ConnectionError):
+    """Another program listens there than the one that made the key."""
 
 
 class NodeStream:
@@ -56,6 +63,8 @@ class NodeStream:
         self._writing: anyio.Lock = anyio.Lock()
         self.is_over = False
         """No frame will follow."""
+        self._has_ended = False
+        """Its end was asked for."""
         self.was_asked = False
         """The script was asked for its line: its answer is looked for without waiting."""
         self.started: str | None = None
@@ -112,7 +121,7 @@ class NodeStream:
         theirs, ours = await self._exactly(frames.NONCE_BYTES, early), os.urandom(frames.NONCE_BYTES)
         await self._socket.send(self._sealed(ours + proof(key, b"caller", theirs, ours)))
         if not hmac.compare_digest(await self._exactly(frames.PROOF_BYTES), proof(key, b"node", theirs, ours)):
-            raise ConnectionError(f"{self._where} does not have the key that it was given")
+            raise WrongKey(f"{self._where} does not have the key that it was given")
 
     async def _shake_hands(self, tls: SecureChannel) -> bytes:
         """Agree on keys with the node. Returns what it has said since."""
@@ -151,12 +160,17 @@ class NodeStream:
             self.problem, data = f"{self._where} sent what is no frame: {exc}", b""
         if not data:
             self.is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake everybody who waits: something has changed."""
         news, self._news = self._news, anyio.Event()
         news.set()
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == frames.BRIDGE:
-            self._bridge += body
+            if len(self._bridge) < HELD_BYTES or not self._has_ended:
+                self._bridge += body
         elif kind == frames.USAGE:
             is_answer, out, err, *usage = msgpack.unpackb(body)
             self.raw[0].extend(out)
@@ -186,18 +200,25 @@ class NodeStream:
             self._feed(data)
 
     async def wait(self, is_reached: Callable[[], bool]) -> None:
-        """Wait until `is_reached` holds, or no frame will follow."""
+        """Wait until `is_reached` holds, or no frame will follow.
+
+        The bridge's bytes are kept meanwhile, up to `HELD_BYTES`. Then the guest waits, as with a local one, until
+        somebody receives; what comes after `end` is dropped.
+        """
         while not is_reached() and not self.is_over:
             if self._is_receiving:
                 await self._news.wait()
+                continue
+            if len(self._bridge) >= HELD_BYTES and not self._has_ended:
+                with anyio.move_on_after(FULL_S):  # the end may be asked for in another thread
+                    await self._news.wait()
                 continue
             self._is_receiving = True
             try:
                 self._feed(await self._socket.receive())
             finally:
                 self._is_receiving = False
-                news, self._news = self._news, anyio.Event()
-                news.set()  # somebody else who waits goes on with this
+                self._tell()  # somebody else who waits goes on with this
 
     def ask(self) -> Sample:
         """Return a measurement that is made now. The event loop waits for it, a network's way to the node and back."""
@@ -205,6 +226,8 @@ class NodeStream:
         self.look()
         if self.post(frames.SAMPLE):
             while self._answers < wanted and not self.is_over and (left := until - time.monotonic()) > 0:
+                if len(self._bridge) >= HELD_BYTES:
+                    break  # the answer is behind more than is kept
                 select.select([self._sock], [], [], left)
                 if (data := self._socket.receive_now()) is not None:
                     self._feed(data)
@@ -233,6 +256,8 @@ class NodeStream:
             await self.wait(lambda: bool(self._bridge))
         data = bytes(self._bridge)
         self._bridge.clear()
+        if len(data) >= HELD_BYTES:
+            self._tell()  # who waits for something else may read again
         self.received_bytes += len(data)
         return data
 
@@ -253,6 +278,7 @@ class NodeStream:
 
     def end(self) -> None:
         """Have the node kill the sandbox. Any thread may call it, at any time."""
+        self._has_ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -268,8 +294,7 @@ class NodeStream:
         """Close the connection."""
         self.is_over = True
         self._socket.close()
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        self._tell()
 
 
 async def start(stream: NodeStream, limits: bytes, settings: bytes = b"") -> None:

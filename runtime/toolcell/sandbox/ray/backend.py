@@ -24,7 +24,7 @@ from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeSettings
-from toolcell.sandbox.node.stream import NodeStream, start
+from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.tools.checks import check_count, check_kind
 
@@ -229,12 +229,13 @@ class RayBackend:
                 break
             try:
                 return await self._start_on(node, packed, limits)
-            except (OSError, TimeoutError) as exc:
+            except (ConnectionRefusedError, WrongKey) as exc:  # its actor is gone
                 node.is_lost = True
-                problems[node.name] = f"it could not be reached: {str(exc) or type(exc).__name__}"
-            except SandboxUnavailable as exc:
+                problems[node.name] = f"it could not be reached: {exc}"
+            except (OSError, SandboxUnavailable) as exc:  # it may be busy, or this process out of descriptors
                 node.avoided_until = anyio.current_time() + AVOIDED_S
-                problems[node.name] = str(exc)
+                is_away = isinstance(exc, OSError)
+                problems[node.name] = f"{'it could not be reached: ' * is_away}{str(exc) or type(exc).__name__}"
         said = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise SandboxUnavailable(f"no node of the Ray cluster started a sandbox; {said}")
 
