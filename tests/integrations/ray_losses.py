@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -153,5 +154,30 @@ async def network_is_cut() -> dict[str, Any]:
     return told
 
 
+HOST = """
+from ray.cluster_utils import Cluster
+print(Cluster(initialize_head=True, head_node_args={0}).address, flush=True)
+input()
+"""
+
+
+async def cluster_is_gone() -> dict[str, Any]:
+    """Kill a whole cluster, and leave the block of a Runtime that used it."""
+    source = HOST.format({**NODE, "include_dashboard": False})
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", source], stdin=pipe, stdout=pipe, text=True) as host:  # noqa: ASYNC220
+        assert host.stdout is not None
+        address = next(line.strip() for line in host.stdout if re.fullmatch(r"\S+:\d+", line.strip()))
+        async with Runtime(backend=RayBackend(address), pool=PoolConfig(warm=1)) as runtime:
+            before = (await runtime.execute_code("1 + 1")).value
+            own = psutil.Process(host.pid)
+            for each in [*own.children(recursive=True), own]:
+                each.kill()
+            await anyio.sleep(5)
+            began = time.monotonic()
+    return {"before": before, "closed_after_s": round(time.monotonic() - began, 1)}
+
+
 if __name__ == "__main__":
-    print(json.dumps(anyio.run({"head": head_is_away, "network": network_is_cut}[sys.argv[1]])))
+    losses = {"head": head_is_away, "network": network_is_cut, "cluster": cluster_is_gone}
+    print(json.dumps(anyio.run(losses[sys.argv[1]])))

@@ -69,6 +69,13 @@ def test_a_head_that_comes_back_with_its_state_is_not_missed(redis: str) -> None
     assert result["after"] == [2] * 10
 
 
+def test_a_program_whose_cluster_is_gone_closes_and_goes_on() -> None:
+    result = told("cluster")
+
+    assert result["before"] == 2
+    assert result["closed_after_s"] < 30  # Ray ends a process that still waits for it after a minute
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for a network")
 def test_a_node_whose_network_is_cut_loses_its_runs_ends_them_and_is_used_again() -> None:
     result = told("network")

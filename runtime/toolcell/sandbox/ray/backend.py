@@ -162,16 +162,16 @@ class RayBackend:
 
     async def _look(self) -> None:
         """Use new nodes, and forget those that are gone or were lost."""
-        alive = await daemon_threads.run_sync(self._cluster.alive)
+        alive = await daemon_threads.run_sync(self._cluster.alive, abandon_on_cancel=True)
         for ident in [each.id for each in self._nodes.values() if each.is_lost or each.id not in alive]:
             node = self._nodes.pop(ident)
-            await daemon_threads.run_sync(self._cluster.kill, node.actor)
+            await daemon_threads.run_sync(self._cluster.kill, node.actor, abandon_on_cancel=True)
         self.unusable = {name: why for name, why in self.unusable.items() if name in alive.values()}
         self._again_at = {ident: at for ident, at in self._again_at.items() if ident in alive}
         new = {
             ident: name for ident, name in alive.items() if ident not in self._nodes and self._may_start(ident, name)
         }
-        lacking = await daemon_threads.run_sync(self._cluster.lacking, new)
+        lacking = await daemon_threads.run_sync(self._cluster.lacking, new, abandon_on_cancel=True)
         self.unusable |= lacking
         new = {ident: name for ident, name in new.items() if name not in lacking}
         if self._tasks is None:

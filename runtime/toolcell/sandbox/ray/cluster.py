@@ -17,6 +17,7 @@ OPEN_S: Final = 300.0
 
 CLOSE_S: Final = 30.0
 CONNECT_S: Final = 10.0
+HEAD_S: Final = 2.0
 
 Started = tuple[str, str, Any, str, bool, NodeAddress]
 """Id and name of a node, its actor, what is wrong, whether that may pass, where it listens."""
@@ -50,7 +51,11 @@ class RayCluster:
         try:
             ray.init(address=self._address or "auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as exc:
-            raise SandboxUnavailable(f"no Ray cluster answers at {self._address or 'auto'}: {exc}") from exc
+            where = self._address or "auto"
+            raise SandboxUnavailable(
+                f"no Ray cluster answers at {where}: {exc}. `ray status` has to work here; the cluster's "
+                "token (RAY_AUTH_TOKEN, or ~/.ray/auth_token) has to be known here too, if it has one"
+            ) from exc
         self._is_ours = True
 
     def _check_address(self) -> None:
@@ -127,12 +132,26 @@ class RayCluster:
         with suppress(Exception):
             ray.kill(actor)
 
+    def _has_head(self) -> bool:
+        """Return whether the head of the cluster takes connections."""
+        import ray
+
+        try:
+            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), HEAD_S).close()
+        except (OSError, ValueError):
+            return False
+        return True
+
     def close(self) -> None:
-        """End the actors in order, and disconnect if this connected."""
+        """End the actors in order, and disconnect if this connected. Without the head, Ray ends the actors itself."""
         import ray
 
         with self._changing:
             self._is_closed, actors = True, list(self._actors)
+        if not self._has_head():  # every call would wait for it, until Ray ends this process
+            self._actors.clear()
+            actors = []
         closed = [actor.close.remote() for actor in actors]
         if closed:
             ray.wait(closed, num_returns=len(closed), timeout=CLOSE_S)
