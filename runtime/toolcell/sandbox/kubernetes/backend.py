@@ -15,7 +15,6 @@ from types import NoneType
 from typing import ClassVar, Final, Literal
 
 import anyio
-import anyio.lowlevel
 import msgpack
 from anyio.abc import TaskGroup
 
@@ -362,9 +361,11 @@ class KubernetesBackend:
 
     async def _keep_one_empty(self) -> None:
         empty = [each for each in self._pods.values() if not each.busy and not each.is_lost]
-        if not self._waiting:
-            for used in empty[1:]:
-                await self._give_up(used)
+        surplus = [] if self._waiting else empty[1:]
+        for used in surplus:  # before anything is waited for: nobody gets a place in them any more
+            del self._pods[used.pod.claim]
+        for used in surplus:
+            await self._give_up(used)
 
     async def _give_up(self, used: UsedPod) -> None:
         self._pods.pop(used.pod.claim, None)
