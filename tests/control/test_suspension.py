@@ -375,8 +375,9 @@ def test_arguments_of_the_wrong_kind_are_named(opened: SyncRuntime) -> None:
     for name in ("cancel", "context", "on_log"):
         with pytest.raises(UsageError, match=f"{name}="):
             opened.resume("a-run", **{name: 5})
-    with pytest.raises(UsageError, match="journal="):
-        SyncRuntime(journal=7)  # type: ignore[arg-type]
+    for wrong in (7, ""):  # an empty text would be the current directory, which then has to be private
+        with pytest.raises(UsageError, match="journal="):
+            SyncRuntime(journal=wrong)  # type: ignore[arg-type]
 
 
 def test_the_context_of_a_suspended_run_is_not_aborted(opened: SyncRuntime, effects: Effects) -> None:

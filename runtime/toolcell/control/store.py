@@ -25,7 +25,7 @@ from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.checks import check_kind, check_path, shown
 from toolcell.tools.options import Origin
 
 FINISHED_RUNS: Final = 64
@@ -44,6 +44,7 @@ class JournalStore:
 
     def __init__(self, given: JournalConfig | str | os.PathLike[str] | None) -> None:
         if isinstance(given, str | os.PathLike):
+            check_path("journal=", given)
             given = JournalConfig(directory=Path(given))
         check_kind("journal=", given, JournalConfig, type(None), cure="or a directory: journal='journals/'")
         self.config = given
