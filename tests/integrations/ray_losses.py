@@ -5,6 +5,7 @@ In a process of its own, because Ray ends a process that it cannot serve.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ async def head_is_away() -> dict[str, Any]:
         told["nodes"] = len(backend.nodes)
         if not has_state:  # Ray would wait for a minute, and end this process then
             for each in psutil.Process().children(recursive=True):
-                each.kill()
+                with suppress(psutil.Error):  # some end by themselves meanwhile
+                    each.kill()
             print(json.dumps(told), flush=True)
             os._exit(0)
     ray.shutdown()
@@ -172,12 +174,14 @@ async def cluster_is_gone() -> dict[str, Any]:
             before = (await runtime.execute_code("1 + 1")).value
             own = psutil.Process(host.pid)
             for each in [*own.children(recursive=True), own]:
-                each.kill()
+                with suppress(psutil.Error):
+                    each.kill()
             await anyio.sleep(5)
             began = time.monotonic()
     return {"before": before, "closed_after_s": round(time.monotonic() - began, 1)}
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(50)  # shortly before Ray would end this process without a word of where it waits
     losses = {"head": head_is_away, "network": network_is_cut, "cluster": cluster_is_gone}
     print(json.dumps(anyio.run(losses[sys.argv[1]])))
