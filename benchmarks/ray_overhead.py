@@ -14,28 +14,17 @@ from contextlib import AsyncExitStack
 import anyio
 
 from benchmarks.ray_growth import cluster_of_four
-from toolcell import PoolConfig, RayBackend, Runtime, ToolRegistry
+from benchmarks.scale import registry_of
+from toolcell import PoolConfig, RayBackend, Runtime
 
 CALLS = 101
-ONE = "call_tool('echo', q=1)"
-MANY = f"for _ in range({CALLS}): call_tool('echo', q=1)"
+ONE = "call_tool('echo', n=1)"
+MANY = f"for _ in range({CALLS}): call_tool('echo', n=1)"
 PAUSE_S = 0.05
 """In which the pool starts another sandbox."""
 
 PROCESS, RAY, RAY_TLS = "process backend", "RayBackend", "RayBackend(tls=True)"
 THREE_NODES = {"n3": 0.001}
-
-
-def registry_of() -> ToolRegistry:
-    """Return a tool that answers at once."""
-    registry = ToolRegistry()
-
-    @registry.tool(read_only=True)
-    async def echo(q: int) -> int:
-        """Return the number that was given."""
-        return q
-
-    return registry
 
 
 async def took_s(runtime: Runtime, source: str) -> float:

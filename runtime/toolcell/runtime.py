@@ -61,8 +61,6 @@ from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
     from toolcell.audit.log import AuditLog
     from toolcell.audit.recorder import Recorder
     from toolcell.quotas import Quotas
@@ -153,15 +151,6 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
             Misconfigured: it is not open, or belongs to another event loop or to the parent process.
         """
         self._lifetime.check()
-
-    def _open_tasks(self) -> TaskGroup:
-        """Return where something is started that a reader began to read.
-
-        Raises:
-            Misconfigured: the runtime was closed meanwhile.
-        """
-        self._lifetime.check()
-        return self._tasks
 
     async def _open(self, stack: AsyncExitStack) -> None:
         self._warn_of_labels()

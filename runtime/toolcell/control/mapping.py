@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.errors import UsageError
 from toolcell.keywords import keywords_known
+from toolcell.lifetime import Lifetime
 from toolcell.results import Outcome
 from toolcell.tools.checks import check_count, check_kind, check_one_of, shown
 
@@ -27,7 +28,16 @@ class MappingRuntime(ControlledRuntime):
     """The part of a runtime that runs one script over many inputs."""
 
     execute_code: Any
-    _open_tasks: Callable[[], TaskGroup]
+    _lifetime: Lifetime
+
+    def _open_tasks(self) -> TaskGroup:
+        """Return where something is started that a reader began to read.
+
+        Raises:
+            Misconfigured: the runtime was closed meanwhile.
+        """
+        self._lifetime.check()
+        return self._tasks
 
     @keywords_known
     def map(
