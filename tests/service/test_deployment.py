@@ -103,12 +103,10 @@ def test_systemd_finds_no_mistake_in_the_unit_and_calls_it_hardened(tmp_path: Pa
 SIMULATED = """
 set -e
 mount --make-rprivate /
-mkdir "$STATE/tree"  # the tree may be below /tmp
+mount --bind "$STATE" "$STATE"
+mkdir "$STATE/tree"  # the tree may be in a folder that this hides, or that only root can enter
 mount --bind "$TREE" "$STATE/tree"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
-mkdir -p "$TREE"
-mount --bind "$STATE/tree" "$TREE"
-mount --bind "$STATE" "$STATE"
 mount -o remount,ro,bind /
 exec setpriv --reuid 12345 --regid 12345 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \\
     env -i HOME="$STATE" XDG_CACHE_HOME="$STATE/cache" PATH=/usr/bin PYTHONPATH="$PATHS" "$PYTHON" -c "$CODE"
@@ -136,7 +134,8 @@ def test_a_user_without_privileges_on_a_read_only_system_has_the_full_profile() 
         str(ROOT / "bridge"),
         *(each for each in sys.path if each.endswith("site-packages")),
     ]
-    env = {"STATE": str(state), "TREE": str(ROOT), "PATHS": ":".join(paths), "PYTHON": python, "CODE": SCRIPT}
+    there = ":".join(paths).replace(str(ROOT), f"{state}/tree")
+    env = {"STATE": str(state), "TREE": str(ROOT), "PATHS": there, "PYTHON": python, "CODE": SCRIPT}
     env["PATH"] = os.environ["PATH"]
     try:
         done = subprocess.run(

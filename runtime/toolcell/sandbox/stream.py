@@ -48,6 +48,8 @@ class SocketStream:
         self._sock = sock
         self._writing: anyio.Event | None = None
         self._misses = 0
+        self.is_looked_at = True
+        """Whether a wait looks again before it sleeps. In vain where the peer waits for somebody else first."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_registered = False
         self._turn: TimeSlice | None = None
@@ -99,7 +101,7 @@ class SocketStream:
 
     def _look_until(self, now: float) -> float:
         """Return when to give up and sleep; negative for at once."""
-        if not self.sent_bytes or len(_awake) > 1:
+        if not (self.is_looked_at and self.sent_bytes) or len(_awake) > 1:
             return -1.0
         if self._misses >= MISSES:
             self._misses += 1

@@ -54,6 +54,7 @@ class NodeStream:
         self._behind = b""
         """Of a frame that the network had no room for: the next one waits for it."""
         self._socket = SocketStream(sock)
+        self._socket.is_looked_at = False  # an answer has two networks to cross
         self._where = where
         self._frames = FrameBuffer()
         self._bridge = bytearray()
