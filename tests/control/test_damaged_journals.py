@@ -300,3 +300,10 @@ def test_runs_that_begin_with_one_id_at_once_have_journals_of_their_own(tmp_path
 
     assert journals[0].id == "same" and len({journal.id for journal in journals}) == 3
     assert len(stores[0].suspensions()) == 3
+
+
+def test_a_run_that_was_lost_and_then_suspended_waits_and_has_not_ended() -> None:
+    begun = [["run", "r", {"origin": "code"}], ["ended", "lost"]]
+
+    assert JournalLoader().load(begun).is_ended
+    assert not JournalLoader().load([*begun, ["suspended", "token", 0.0, []]]).is_ended
