@@ -148,10 +148,8 @@ class Cluster:
             return await asyncio.wait_for(request, REQUEST_S if watched_s is None else watched_s)
         except ApiException as exc:
             why = _message(exc)
-            if exc.status == 401:
-                said = UNKNOWN.format(why=why)
-            elif exc.status == 403:
-                said = FORBIDDEN.format(verb=verb, plural=plural, namespace=self.namespace, why=why)
+            if exc.status in (401, 403):
+                said = self._refusal(exc.status, verb, plural, why)
             elif exc.status == 404 and plural == POOLS and self.pool in why:
                 said = (
                     f"the namespace {self.namespace} has no SandboxWarmPool {self.pool!r}; "
@@ -166,6 +164,11 @@ class Cluster:
             if watched_s is not None and isinstance(exc, TimeoutError):
                 raise
             raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc
+
+    def _refusal(self, status: int, verb: str, plural: str, why: str) -> str:
+        """Say what 401 and 403 mean."""
+        text = UNKNOWN if status == 401 else FORBIDDEN
+        return text.format(verb=verb, plural=plural, namespace=self.namespace, why=why)
 
     # Claims
 
@@ -282,11 +285,8 @@ class Cluster:
         try:
             websocket = await asyncio.wait_for(connecting, REQUEST_S)
         except aiohttp.WSServerHandshakeError as exc:
-            if exc.status == 401:
-                raise SandboxUnavailable(UNKNOWN.format(why=exc.message)) from exc
-            if exc.status == 403:
-                said = FORBIDDEN.format(verb="create", plural="pods/exec", namespace=self.namespace, why=exc.message)
-                raise SandboxUnavailable(said) from exc
+            if exc.status in (401, 403):
+                raise SandboxUnavailable(self._refusal(exc.status, "create", "pods/exec", exc.message)) from exc
             raise SandboxUnavailable(f"nothing can be executed in the pod {pod}: {exc.status} {exc.message}") from exc
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
             raise SandboxUnavailable(f"the API server does not answer: {str(exc) or type(exc).__name__}") from exc

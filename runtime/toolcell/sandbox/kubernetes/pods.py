@@ -165,9 +165,8 @@ def weaknesses(pod: Mapping[str, Any]) -> list[str]:
         found.append(f"{where}.resources.limits.memory must be set")
     if devices := sorted(((container.get("resources") or {}).get("limits") or {}).keys() - MEASURED):
         found.append(f"{where}.resources.limits must have no devices: {', '.join(devices)}")
-    sources = [each.get("valueFrom") or {} for each in container.get("env") or ()] + list(
-        container.get("envFrom") or ()
-    )
+    sources = [each.get("valueFrom") or {} for each in container.get("env") or ()]
+    sources += container.get("envFrom") or ()
     if any(each.keys() & {"secretKeyRef", "secretRef"} for each in sources):
         found.append(f"{where}.env must have no secret")
     return found
