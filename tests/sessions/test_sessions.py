@@ -196,7 +196,6 @@ def test_a_fork_has_the_state_and_goes_its_own_way(session: SyncSession, effects
     assert effects.made == ["x"]
 
 
-@pytest.mark.conforms("V-9")
 def test_reset_begins_again_with_nothing(session: SyncSession) -> None:
     value(session, "x = 1; open('f', 'w').write('f')")
     session.reset()

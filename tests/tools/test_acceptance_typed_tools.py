@@ -203,7 +203,7 @@ async def test_a_call_that_cannot_run_is_a_result_with_a_start_and_an_end() -> N
     results = [await registry.execute(name) for name in names]
 
     assert all(result.is_error for result in results)
-    assert 'tool "hollow" has no Execute function' in results[1].text
+    assert 'tool "hollow" has no execute function' in results[1].text
     assert results[2].text == "not today"
     assert ran == []
     assert "forbidden" not in after

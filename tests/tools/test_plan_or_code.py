@@ -17,8 +17,6 @@ from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile, ToolCallRecord
 from toolcell.tools import ToolDefinition, ToolRegistry
 from toolcell.tools.code import code_result
-from toolcell.tools.plan_code import code_to_plan, plan_to_code
-from toolcell.tools.plan_references import PlanError
 from toolcell.tools.stubs import python_stub, python_stubs
 from tools.toolkit import FakeRuntime, Meeting
 
@@ -222,49 +220,6 @@ def test_a_whole_registry_is_one_module_of_stubs() -> None:
 
     assert [node.name for node in module.body if isinstance(node, ast.FunctionDef)] == ["web_search"]
     assert python_stubs([]) == ""
-
-
-PLAN = {
-    "steps": [
-        {"id": "found", "tool": "web_search", "args": {"query": "x", "limit": 3, "deep": {"a": [1.5, None, True]}}},
-        {"id": "page", "tool": "fetch", "args": {"url": {"$ref": "found.hits[0].url"}}},
-        {"tool": "save", "args": {"text": {"$ref": "page"}, "tags": ["a"]}},
-    ]
-}
-
-
-@pytest.mark.conforms("R-b2")
-def test_a_linear_plan_and_its_script_are_the_same_thing() -> None:
-    script = plan_to_code(PLAN)
-
-    assert script == (
-        "found = call_tool('web_search', {'query': 'x', 'limit': 3, 'deep': {'a': [1.5, None, True]}})\n"
-        "page = call_tool('fetch', {'url': found['hits'][0]['url']})\n"
-        "step_2 = call_tool('save', {'text': page, 'tags': ['a']})\n"
-        "set_result([found, page, step_2])\n"
-    )
-    assert code_to_plan(script) == PLAN
-
-
-@pytest.mark.conforms("R-b2")
-def test_an_independent_plan_is_a_parallel_call_and_back() -> None:
-    plan = {"steps": [{"tool": "web_search", "args": {"query": query}} for query in ("a", "b")]}
-    script = plan_to_code(plan)
-
-    assert script.startswith("step_0, step_1 = call_tools_parallel([\n")
-    assert code_to_plan(script) == plan
-
-
-@pytest.mark.conforms("R-b2")
-@pytest.mark.parametrize(
-    "script",
-    ["for i in range(3): call_tool('x')", "x = call_tool('a', {'n': y['k']})", "import os", "x = open('/etc/passwd')",
-     "x = call_tool(name)", "x = call_tool('a', {'n': 1 + 1})", "x = call_tool('a')[0]", "(", "\0",
-     "a, b = call_tools_parallel([('x', {})])"],
-)  # fmt: skip
-def test_a_script_that_does_more_than_a_plan_can_say_is_refused_with_its_line(script: str) -> None:
-    with pytest.raises(PlanError):
-        code_to_plan(script)
 
 
 # What came of a script, in words

@@ -83,7 +83,7 @@ async def test_whatever_a_tool_raises_is_the_result_of_its_call_alone(exc: BaseE
     for result in (alone, together[0], together[2]):
         assert result.error is not None
         assert result.error.code == "exception"
-        assert result.message.startswith('tool "bad" panicked: ')
+        assert result.message.startswith('tool "bad" raised ')
     assert together[1].text == "fine"
 
 
@@ -126,7 +126,7 @@ async def test_what_cannot_run_is_an_error_result() -> None:
 
     hollow, nowhere = await registry.execute("hollow"), await registry.execute("nowhere")
 
-    assert hollow.message == 'tool "hollow" has no Execute function'
+    assert hollow.message == 'tool "hollow" has no execute function'
     assert nowhere.is_error
 
 

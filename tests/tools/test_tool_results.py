@@ -335,7 +335,7 @@ async def test_an_unexpected_exception_shows_its_class_and_message_without_secre
 
     result = await ToolRegistry([connect]).dispatch("connect", {}, context=run)
 
-    assert result.message == ('tool "connect" panicked: ConnectionError: 401 for key [redacted] at /srv/app/client.py')
+    assert result.message == ('tool "connect" raised ConnectionError: 401 for key [redacted] at /srv/app/client.py')
     assert "Traceback" not in result.text
     assert isinstance(result.exc, ConnectionError)
     assert result.exc.__traceback__ is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
@@ -75,9 +74,6 @@ def serve(
     drain_s: Annotated[
         float | None, typer.Option("--drain-s", metavar="SECONDS", help="What runs may take to finish at SIGTERM.")
     ] = None,
-    compat: Annotated[
-        bool, typer.Option("--compat", help="Speak POST /execute with callbacks; SANDBOX_* variables are its settings.")
-    ] = False,
     tenants: TenantFlags,
     builtins: BuiltinFlags,
     servers: McpFlags,
@@ -98,12 +94,7 @@ def serve(
     settings = _settings_above(base, own | access.settings(base), tenants.settings(servers, limits))
     with redirect_stdout(sys.stderr):
         registry = builtins.with_tools(None, settings.defaults.backend)
-        if compat:
-            if registry is not None or settings.defaults.tools or settings.defaults.mcp:
-                raise UsageError("with --compat the tools are the client's: leave out --tools, --mcp and --builtin")
-            anyio.run(_serve_compat, settings, (host, port, state if config is None else settings.state))
-        else:
-            anyio.run(_serve, settings, registry)
+        anyio.run(_serve, settings, registry)
 
 
 def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> Any:
@@ -125,23 +116,3 @@ async def _serve(settings: Any, registry: Any) -> None:
     with closing(listening(settings.host, settings.port)) as listener:
         async with opened_dependencies():
             await serve_app(create_app(service), listener, lambda text: typer.echo(text, err=True))
-
-
-async def _serve_compat(settings: Any, flags: tuple[str | None, int | None, Path | None]) -> None:
-    from toolcell.asgi import listening
-    from toolcell.service.compat.app import app_of
-    from toolcell.service.compat.front import CompatFront, service_of
-    from toolcell.service.compat.settings import CompatSettings
-    from toolcell.service.server import check_host
-    from toolcell.service.server import serve as serve_app
-
-    host, port, state = flags
-    own = CompatSettings.from_environment(os.environ)
-    config = settings if state is not None else settings.model_copy(update={"state": Path(own.workspace) / ".state"})
-    front = CompatFront(own, service_of(own, config))
-    found = own.listens_at(has_tokens=front.has_tokens)
-    address = found[0] if host is None else host, found[1] if port is None else port
-    check_host(front.service, address[0])
-    with closing(listening(*address)) as listener:
-        async with front:
-            await serve_app(app_of(front), listener, lambda text: typer.echo(text, err=True))

@@ -94,7 +94,7 @@ def plan_of(steps: object) -> dict[str, Any]:
     """Return a program's plan, checked as a model's is.
 
     Raises:
-        UsageError: it is no list of steps, or a step is not as it must be.
+        UsageError: it is not a list of steps, or a step is wrong.
     """
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
         cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
@@ -102,7 +102,7 @@ def plan_of(steps: object) -> dict[str, Any]:
     try:
         return PLAN_CHECKER.check({"steps": list(steps)}).args
     except InvalidArguments as exc:
-        raise UsageError(f"this is no plan: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
+        raise UsageError(f"the plan is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
 
 
 CODE_SCHEMA: dict[str, Any] = {

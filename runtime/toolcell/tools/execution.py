@@ -179,7 +179,7 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
         if OF_THIS_PROCESS.any and (refusal := _turned_away(state, tool)) is not None:
             return refusal
         if spec.invoke is None:
-            message = f'tool "{name}" has no Execute function'
+            message = f'tool "{name}" has no execute function'
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False)
         value = spec.invoke(context)
         if type(value) is types.CoroutineType:

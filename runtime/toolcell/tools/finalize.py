@@ -93,7 +93,7 @@ def raised(call: Call, exc: BaseException) -> ToolResult:
     named = f"{type(exc).__name__}{f': {said}' if said else ''}"
     if call.options.expose_errors:
         return ToolResult.fail(named, exc=exc)
-    return ToolResult.fail(f'tool "{call.name}" panicked: {named}', code=ErrorCode.EXCEPTION, exc=exc)
+    return ToolResult.fail(f'tool "{call.name}" raised {named}', code=ErrorCode.EXCEPTION, exc=exc)
 
 
 def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
