@@ -16,10 +16,9 @@ import psycopg
 import psycopg.sql
 import pytest
 
+from machine import POSTGRES_SERVER as SERVER
+from machine import postgres_programs
 from toolcell.tools.builtin import MemoryStore, PostgresStore, SqliteStore, Store
-
-SERVER = "TOOLCELL_TEST_POSTGRES"
-"""Names a database that the tests may use, as libpq takes it. Without it they start a server of their own."""
 
 _NUMBERS = itertools.count()
 
@@ -60,20 +59,14 @@ def new_schema() -> str:
     return f"test_{os.getpid()}_{next(_NUMBERS)}"
 
 
-def postgres_programs() -> Path | None:
-    """Return the directory of Debian's newest PostgreSQL server."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    return found[-1].parent if found else None
-
-
 @contextmanager
 def running_server() -> Iterator[str]:
     """Yield the address of a server: the one that is named, or one that is started on a socket in a new directory."""
     if given := os.environ.get(SERVER):
         yield given
         return
-    if (programs := postgres_programs()) is None:
-        pytest.skip(f"no PostgreSQL server: apt-get install postgresql, or name one in {SERVER}")
+    programs = postgres_programs()
+    assert programs is not None, "a test that wants a server carries the mark postgres"
     directory = Path(tempfile.mkdtemp(prefix="toolcell-postgres-"))
     try:
         with _started(programs, directory):

@@ -1,6 +1,8 @@
 """What every test may rely on: event loops, and a tally of the requirements that passing tests prove.
 
-In CI a skipped isolation, Docker, browser, PostgreSQL or npm test is a failure: there, skipping means that nobody looked.
+A test's mark alone decides whether it is skipped for what its machine lacks: an engine, a browser, PostgreSQL or packages
+from npm. In CI a skipped isolation, Docker, browser, PostgreSQL or npm test is a failure: there, skipping means that nobody
+looked.
 
 With `-n`, pytest-xdist runs the tests in several processes. Each process counts what its tests proved, and the first
 process adds the counts up. A test that looks for leftovers looks below its own process only.
@@ -17,13 +19,18 @@ from typing import Any
 import hypothesis
 import pytest
 
+import machine
+
 hypothesis.settings.register_profile(
     "toolcell", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )  # both judge by the clock, and the machine may be busy
 hypothesis.settings.load_profile("toolcell")
 
 IN_CI = os.environ.get("CI") == "true"
-MUST_RUN = ("isolation", "docker", "browser", "postgres", "npm")
+IS_BARE = os.environ.get("BARE") == "true"
+"""In `.ci/bare`, which tries a machine that has none of what the marks in `machine.WHY_NOT` stand for."""
+MUST_RUN = ("isolation", *machine.WHY_NOT)
+LACKS = pytest.StashKey[bool]()
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()
@@ -58,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot run, before any fixture is made."""
+    for mark, why_not in machine.WHY_NOT.items():
+        if item.get_closest_marker(mark) and (reason := why_not()):
+            item.stash[LACKS] = True
+            pytest.skip(reason)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
@@ -67,7 +83,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             _proved[each].add(item.nodeid)
     elif report.failed:
         _failed.update(ids)
-    if report.skipped and IN_CI and any(item.get_closest_marker(name) for name in MUST_RUN):
+    may_skip = IS_BARE and LACKS in item.stash
+    if report.skipped and IN_CI and not may_skip and any(item.get_closest_marker(name) for name in MUST_RUN):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report

@@ -16,6 +16,8 @@ from toolcell.sandbox.docker.images.reference import ImageRef
 
 from .docker_sandboxes import LIMITS, MIB
 
+pytestmark = pytest.mark.docker
+
 SMALL = LIMITS.model_copy(update={"memory_bytes": 256 * MIB, "processes": 8, "wall_s": 15})
 """Few processes: each one costs gVisor several megabytes, which count towards the memory limit."""
 

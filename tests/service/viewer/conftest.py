@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.viewer.watching import CHROMIUM, Chromium
+from service.viewer.watching import Chromium
 
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Chromium]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: `.ci/browser` installs it on Debian")
     with Chromium() as browser:
         yield browser

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
+from machine import VIEWER_LOCK as LOCK
+from machine import npm_packages
 from toolcell.service.viewer.app import STATIC
 
-LOCK = Path(__file__).parent / "shipped" / "package-lock.json"
 OURS = {"viewer.css", "viewer.js", "charts.js", "icon.svg"}
 FROM_NPM = {
     "htmx.min.js": "htmx.org/dist/htmx.min.js",
@@ -33,10 +30,7 @@ def test_every_shipped_file_is_ours_or_of_a_package_with_its_licence() -> None:
 
 @pytest.mark.npm
 def test_the_shipped_files_are_those_of_the_locked_packages() -> None:
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    folder = Path(os.environ.get("TMPDIR") or tempfile.gettempdir()) / "toolcell-viewer-packages" / digest
-    if not (folder / "installed").exists():
-        pytest.skip("the packages from npm are not here; run .ci/viewer")
+    folder = npm_packages("viewer-packages", LOCK)
     for name, path in FROM_NPM.items():
         assert (STATIC / name).read_bytes() == (folder / "node_modules" / path).read_bytes(), name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from starlette.types import ASGIApp
 
 from audit.ledger import Ledger
+from machine import CHROMIUM
 from toolcell.asgi import HttpServer, listening
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
@@ -24,7 +24,6 @@ from toolcell.service.viewer.visitors import OneLog
 
 Returned = TypeVar("Returned")
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
