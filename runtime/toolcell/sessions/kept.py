@@ -18,7 +18,6 @@ from toolcell.errors import ResumeError, SessionError
 from toolcell.results import Outcome
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX
 from toolcell.sessions.steps import KeptScript
-from toolcell.tools.call import RunContext
 from toolcell.tools.registry import ToolRegistry
 
 OPENED, BEGUN, STEP, USED, UNREPEATABLE = "opened", "begun", "step", "used", "unrepeatable"
@@ -159,7 +158,7 @@ def _step(header: dict[str, Any], journal_id: str, outcome: str, rows: list[list
     tools = ToolRegistry()
     for name in header["tools"]:  # scripts see these names, and none of them is called
         tools.register(name, "Answered from the journal of the session.", None, _never)
-    return KeptScript(script_of(header, number), tools.freeze(), journal, Outcome(outcome), RunContext())
+    return KeptScript(script_of(header, number), tools.freeze(), journal, Outcome(outcome), None)
 
 
 def _never(_args: Any) -> Any:

@@ -302,7 +302,7 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
         context = context or self._context
         async with self._exclusively():
             state = self._state
-            began = await state.bring_up()
+            began = await state.bring_up(context)
             state.check_left()
             check = partial(state.record.check_belongs, position=state.position)
             journal = self._host._taken(token, decisions, callable_tools, check)

@@ -26,7 +26,15 @@ from toolcell.sessions.kept import ScriptStore
 from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
-from toolcell.sessions.steps import STEPS_BYTES, KeptScript, Repetition, as_sent, begin_without_calls, difference
+from toolcell.sessions.steps import (
+    STEPS_BYTES,
+    KeptScript,
+    Repetition,
+    as_sent,
+    begin_without_calls,
+    context_again,
+    difference,
+)
 from toolcell.sessions.told import STUCK, named, told
 from toolcell.sessions.usage import SessionUsage
 from toolcell.tools.call import CallableTools, RunContext
@@ -117,7 +125,7 @@ class SessionState(SessionUsage):
             self.check_repeatable()  # else nothing could carry it on
         if self.connection is None or not self.connection.is_usable:
             self._left(script.limits, self.used_cpu_s)  # nothing is started for a script that may not run
-        began = await self.bring_up()
+        began = await self.bring_up(context)
         limits = self._left(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
         seed, clock = self._host._seed_and_clock(None, None, is_repeatable)
@@ -223,7 +231,7 @@ class SessionState(SessionUsage):
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
-        await self.bring_up()
+        await self.bring_up(context)
         self._sandbox.begin_script()
 
         def begin(_message: RunScript, given: RunContext) -> RunControl:
@@ -307,8 +315,10 @@ class SessionState(SessionUsage):
 
     # The sandbox.
 
-    async def bring_up(self) -> Began:
+    async def bring_up(self, context: RunContext | None = None) -> Began:
         """See to it that there is a sandbox with the state; return where the state comes from.
+
+        `context`: of whoever needs the state. Scripts that another process ran are run again for them.
 
         Raises:
             SessionError: the state cannot be rebuilt.
@@ -334,9 +344,9 @@ class SessionState(SessionUsage):
         await self._start()
         try:
             for number, step in enumerate(self.steps, 1):
-                await self._repeat(number, step)
+                await self._repeat(number, step, context)
             if was_stuck:
-                await self._check_answers()
+                await self._check_answers(context)
         except BaseException:
             await self.drop()
             raise
@@ -351,8 +361,8 @@ class SessionState(SessionUsage):
         connection.post(Stay(END_MS))
         self.connection, self.lost = connection, ""
 
-    async def _repeat(self, number: int, step: KeptScript) -> None:
-        context = self._context(step.context_again(), f"{number}.again")
+    async def _repeat(self, number: int, step: KeptScript, given: RunContext | None) -> None:
+        context = self._context(step.context_again(given), f"{number}.again")
         self._sandbox.begin_script()
         again = await self._execute(step.script, step.tools, context, NO_HANDLERS, Repetition(step).begin)
         problem = difference(step, again)
@@ -360,12 +370,12 @@ class SessionState(SessionUsage):
             self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
             self.check_repeatable()
 
-    async def _check_answers(self) -> None:
+    async def _check_answers(self, given: RunContext | None) -> None:
         """Check that the rebuilt state runs scripts: a hidden thread can read them. Raises as `check_repeatable`."""
         tools = self._host._tools([])
         self._sandbox.begin_script()
         script = Script("", None, (), self._limits, "off", None, None, self.position + 1)
-        context, begin = self._context(None, "answers"), begin_without_calls(tools)
+        context, begin = self._context(context_again(given), "answers"), begin_without_calls(tools)
         result = await self._execute(script, tools, context, NO_HANDLERS, begin)
         if result.outcome is not Outcome.OK:
             self.not_repeatable = (

@@ -29,7 +29,8 @@ class KeptScript:
     tools: CallableTools
     journal: Journal
     outcome: Outcome
-    context: RunContext
+    context: RunContext | None
+    """For whom it ran; None when another process ran it."""
 
     def size(self) -> int:
         """Return about how many bytes it keeps."""
@@ -43,18 +44,24 @@ class KeptScript:
         journal.begin_again()
         return journal
 
-    def context_again(self) -> RunContext:
-        """Return the context for another run of the script: for the same user, and a run of its own."""
-        before = self.context
-        return RunContext(
-            secrets=before.secrets,
-            user_id=before.user_id,
-            thread_id=before.thread_id,
-            channel=before.channel,
-            chat_id=before.chat_id,
-            custom=before.custom,
-            quotas=before.quotas,
-        )
+    def context_again(self, given: RunContext | None) -> RunContext:
+        """Return the context for another run of the script; `given` is for a script that another process ran."""
+        return context_again(self.context or given)
+
+
+def context_again(before: RunContext | None) -> RunContext:
+    """Return the context for a run that repeats or checks something: for the same user, and a run of its own."""
+    if before is None:
+        return RunContext()
+    return RunContext(
+        secrets=before.secrets,
+        user_id=before.user_id,
+        thread_id=before.thread_id,
+        channel=before.channel,
+        chat_id=before.chat_id,
+        custom=before.custom,
+        quotas=before.quotas,
+    )
 
 
 class KeptNowhere(JournalStore):

@@ -1,0 +1,315 @@
+"""What a run is given holds on every route: a table of routes and of what is passed on, with a test for each cell.
+
+A row of the table is a driver of `routes.drivers`, a column a test below. `LEFT_OUT` says which cells make no sense.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from routes import drivers
+from routes.drivers import Came, Driver
+from routes.office import (
+    MAIL,
+    POST,
+    REPORT,
+    SECRET,
+    USE_SECRET,
+    WAIT,
+    MovedClock,
+    Office,
+    Order,
+    Watcher,
+    shown,
+    write,
+)
+from toolcell import ExecutionResult, Flow, Limits, Policy, PoolConfig, Quota, Quotas, UsageError
+from toolcell.config import MIB
+from toolcell.control import Draft
+from toolcell.tools import Secrets
+
+pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
+
+ROUTES: dict[str, Driver] = {
+    "script": drivers.script,
+    "saved script": drivers.saved_script,
+    "saved script in a saved script": drivers.saved_script_twice,
+    "plan": drivers.plan,
+    "agent": drivers.agent,
+    "agent's script": drivers.agents_script,
+    "agent's plan": drivers.agents_plan,
+    "sub-agent": drivers.sub_agent,
+    "session": drivers.session,
+    "fork": drivers.fork,
+    "restored session": drivers.restored_session,
+    "dry run and commit": drivers.dry_run_and_commit,
+    "repair": drivers.repair,
+    "resume here": drivers.resume_here,
+    "resume of a held run": drivers.held_run,
+    "resume after a restart": drivers.resume_after_a_restart,
+    "repair resumed after a restart": drivers.repair_resumed_after_a_restart,
+    "suspended plan after a restart": drivers.suspended_plan,
+    "suspended agent": drivers.suspended_agent,
+    "stream": drivers.stream,
+    "feed": drivers.feed,
+    "map": drivers.mapped,
+    "MCP": drivers.mcp,
+}
+
+NO_CONTEXT = "a client of MCP gives no RunContext: what a run is given besides its code is the Runtime's"
+LATER = "what waits or is kept is no dry run"
+
+LEFT_OUT: dict[tuple[str, str], str] = {
+    ("MCP", "reverts"): "a client of MCP cannot revert",
+    **{("MCP", what): NO_CONTEXT for what in ("deadline", "secrets", "events", "observer", "tools' progress")},
+    **{(route, "dry run"): LATER for route in (
+        "dry run and commit", "repair", "resume here", "resume of a held run", "resume after a restart",
+        "repair resumed after a restart", "suspended plan after a restart", "suspended agent",
+    )},
+    ("MCP", "dry run"): NO_CONTEXT,
+    ("session", "dry run"): "a dry run is made in a copy: it is the row of the script in it",
+    ("fork", "dry run"): "a dry run is made in a copy: it is the row of the script in it",
+    ("restored session", "dry run"): "a dry run is made in a copy: it is the row of the script in it",
+    ("map", "scripts' progress"): "the runs of a map have no callbacks",
+    ("plan", "scripts' progress"): "a step has no caller that is told of a script's progress but by events",
+}  # fmt: skip
+
+
+COLUMNS: list[str] = []
+
+
+def cells(what: str) -> pytest.MarkDecorator:
+    """Return the routes on which a claim is tested."""
+    COLUMNS.append(what)
+    return pytest.mark.parametrize("route", [name for name in ROUTES if (name, what) not in LEFT_OUT])
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return "asyncio"
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    return Order(folder=tmp_path / "journals")
+
+
+async def carry_out(route: str, office: Office, order: Order) -> Came:
+    """Carry an order out; a route that hangs has failed."""
+    with anyio.fail_after(150):
+        return await ROUTES[route](office, order)
+
+
+GREEDY = """
+call_tool("write", text="begun")
+try:
+    b"x" * (224 << 20)
+except MemoryError:
+    pass
+else:
+    call_tool("write", text="memory")
+try:
+    for number in range(4):
+        call_tool("write", text=str(number))
+except ToolError:
+    pass
+"""
+
+
+@cells("limits")
+async def test_limits_hold(route: str, office: Office, order: Order) -> None:
+    """For the memory of the sandbox, and for the number of calls. Without them the same code makes all its calls."""
+    order.code, order.limits = GREEDY, Limits(memory_bytes=96 * MIB, tool_calls=5)
+    await carry_out(route, office, order)
+    bounded = office.made
+
+    free = Office()
+    await carry_out(route, free, Order(code=GREEDY, folder=order.folder and order.folder / "free"))
+
+    assert bounded[:1] == ["begun"] and "memory" not in bounded and len(bounded) <= 5
+    assert free.made == ["begun", "memory", "0", "1", "2", "3"]
+
+
+@cells("labels")
+async def test_what_was_read_binds_what_is_sent(route: str, office: Office, order: Order) -> None:
+    order.first, order.then = MAIL, POST
+    order.runtime["policy"] = Policy(flows=(Flow("private", "public", "deny"),))
+
+    came = await carry_out(route, office, order)
+
+    assert office.made == ["mail"]
+    assert 'this run has read "private"' in str(came.rows).replace("\\", ""), came
+
+
+@cells("reverts")
+async def test_what_was_made_is_undone_in_reverse_order_and_nothing_else(
+    route: str, office: Office, order: Order
+) -> None:
+    order.first, order.then, order.reverts = write("a"), write("b"), True
+
+    await carry_out(route, office, order)
+
+    assert office.made == ["a", "b"]
+    is_of_another_process = "restart" in route or route == "restored session"
+    assert office.undone == (["b"] if is_of_another_process else ["b", "a"])
+
+
+@cells("dry run")
+async def test_a_dry_run_makes_nothing_and_so_there_is_nothing_to_revert(
+    route: str, office: Office, order: Order
+) -> None:
+    draft = order.context["dry_run"] = Draft()
+    order.first, order.then, order.reverts = write("a"), write("b"), True
+
+    came = await carry_out(route, office, order)
+
+    assert (office.made, office.undone) == ([], [])
+    assert [effect.args["text"] for effect in draft.effects] == ["a", "b"]
+    assert isinstance(came.undone, UsageError), came.undone
+
+
+ALSO_COUNTED = {
+    "saved script": 1,
+    "saved script in a saved script": 2,
+    "agent's script": 1,
+    "agent's plan": 1,
+    "sub-agent": 1,
+    **{route: 2 for route in ROUTES if route.startswith(("resume", "suspended")) or "resumed" in route},
+    "dry run and commit": 3,
+}
+"""Calls beside those of the order that count: of the script or agent that makes them; of what was agreed to, when it
+waits and when it is made; and those of the dry run, which a commit makes again."""
+
+
+@cells("quotas")
+async def test_a_quota_counts_each_call_once_and_refuses_the_next(route: str, office: Office, order: Order) -> None:
+    order.first, order.then = write("a"), write("b", "c")
+    expected = 2 + ALSO_COUNTED.get(route, 0)
+    quotas = Quotas(Quota(calls=expected, runs=100, cpu_s=100), by="user_id")
+    if "agent" in route:
+        order.context["quotas"] = (quotas,)
+    else:
+        order.runtime["quotas"] = quotas
+
+    came = await carry_out(route, office, order)
+
+    assert office.made == ["a", "b"]
+    assert "is used up: calls" in str(came.rows), came
+    key, nobody = ("", "ann") if route == "MCP" else ("ann", "")
+    assert quotas.used(key)["calls"] == expected
+    assert not quotas.used(nobody)
+    results = [each for each in came.runs if isinstance(each, ExecutionResult)]
+    if route == "resume of a held run":
+        results = results[1:]  # it went on in the same sandbox, and has the usage of both
+    cpu_s = sum(each.usage.cpu_s for each in results)
+    assert quotas.used(key).get("cpu_s", 0.0) >= cpu_s * 0.999
+
+
+@cells("deadline")
+async def test_no_call_outlasts_the_deadline(route: str, office: Office, order: Order) -> None:
+    """The clock of the event loop is moved past the deadline while a tool waits."""
+    order.then = WAIT
+    order.runtime["limits"] = Limits(wall_s=3600)
+    order.runtime["pool"] = PoolConfig(warm=0, start_s=3600)
+    clock = MovedClock()
+    office.while_waiting = lambda: clock.move(60.0)
+    deadline = order.context["deadline"] = anyio.current_time() + 60.0
+
+    with clock:
+        await carry_out(route, office, order)
+
+    assert office.ended_waiting.is_set()
+    assert max(office.deadlines) <= deadline
+
+
+@cells("secrets")
+async def test_a_secret_reaches_the_tool_and_nobody_else(route: str, office: Office, order: Order) -> None:
+    order.then = USE_SECRET
+    order.context["secrets"] = Secrets({"key": SECRET})
+
+    came = await carry_out(route, office, order)
+
+    assert office.used and {*office.used} == {SECRET}
+    seen = [
+        shown(came.rows),
+        *map(shown, came.runs),
+        *map(shown, order.events),
+        *(event.to_json() for event in order.events),
+    ]
+    seen += [str(request) for model in came.model for request in model.requests]
+    assert "[redacted]" in "".join(seen)
+    assert not [text for text in seen if SECRET in text]
+
+
+TOLD = {
+    "dry run and commit": 4,
+    "repair": 3,
+    "resume here": 3,
+    "resume of a held run": 3,
+    "resume after a restart": 3,
+    "repair resumed after a restart": 4,
+    "suspended plan after a restart": 3,
+}
+"""How often two calls are told of, where that is not twice: each run tells of what it gets from its journal, too."""
+
+
+@cells("events")
+async def test_each_call_has_one_start_and_one_end_among_the_events(route: str, office: Office, order: Order) -> None:
+    order.first, order.then = write("a"), write("b")
+
+    await carry_out(route, office, order)
+
+    assert [name for name in order.names("start") if name == "write"] == ["write"] * TOLD.get(route, 2)
+    assert sorted(order.names("start")) == sorted(order.names("end"))
+
+
+@cells("observer")
+async def test_an_observer_sees_each_call_begin_and_end(route: str, office: Office, order: Order) -> None:
+    watcher = order.context["observer"] = Watcher()
+    order.first, order.then = write("a"), write("b")
+
+    await carry_out(route, office, order)
+
+    assert watcher.started.count("write") == watcher.ended.count("write") == TOLD.get(route, 2)
+    assert sorted(watcher.started) == sorted(watcher.ended)
+
+
+@cells("tools' progress")
+async def test_progress_of_a_tool_is_heard(route: str, office: Office, order: Order) -> None:
+    order.then = REPORT
+
+    await carry_out(route, office, order)
+
+    assert "reported by the tool" in str(order.heard)
+
+
+@cells("scripts' progress")
+async def test_progress_of_a_script_is_heard(route: str, office: Office, order: Order) -> None:
+    order.code = "progress('reported by the script')"
+
+    await carry_out(route, office, order)
+
+    assert "reported by the script" in str(order.heard)
+
+
+@cells("user")
+async def test_tools_know_for_whom_they_are_called(route: str, office: Office, order: Order) -> None:
+    order.first, order.then = write("a"), write("b")
+
+    await carry_out(route, office, order)
+
+    wanted = "" if route == "MCP" else "ann"
+    assert {*office.users} == {wanted}
+
+
+def test_what_is_left_out_of_the_table_is_in_it() -> None:
+    assert {what for _, what in LEFT_OUT} <= {*COLUMNS} and {route for route, _ in LEFT_OUT} <= {*ROUTES}
