@@ -55,7 +55,7 @@ LAYERS = (
     ("toolcell.mcp",),
     ("toolcell.integrations",),
     ("toolcell.service",),
-    ("toolcell.cli", "toolcell.testing"),
+    ("toolcell.cli", "toolcell.compat", "toolcell.testing"),
     ("toolcell.__main__",),
 )
 """Lowest first; a module may import its own row and those above it in this table."""

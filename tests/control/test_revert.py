@@ -11,6 +11,7 @@ import pytest
 from toolcell import Outcome, PoolConfig, Runtime, SyncRuntime, ToolError, ToolRegistry, UsageError
 from toolcell.audit.filters import Filter
 from toolcell.audit.query import Index
+from toolcell.compat import register_or_replace
 from toolcell.control import Approve
 
 pytestmark = pytest.mark.isolation
@@ -115,8 +116,11 @@ def test_arguments_are_those_that_the_tool_received(opened: SyncRuntime, files: 
 
 def test_a_run_that_was_carried_on_is_undone_whole(opened: SyncRuntime, files: Files) -> None:
     registry = files.registry.merged()
-    registry.register_or_replace(
-        registry.get("save")[0], requires_approval=True, revert=lambda args, _: files.undone.append(args["name"])
+    register_or_replace(
+        registry,
+        registry.get("save")[0],
+        requires_approval=True,
+        revert=lambda args, _: files.undone.append(args["name"]),
     )
     first = opened.execute_code(
         "call_tool('save', name='a')\ncall_tool('save', name='b')", tools=registry, on_approval="suspend"

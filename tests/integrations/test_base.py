@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from toolcell import Limits, Outcome, Runtime, SyncRuntime, ToolRegistry
+from toolcell.compat import all_definitions
 from toolcell.errors import MissingPackage, RegistrationError, UsageError
 from toolcell.integrations import base
 from toolcell.integrations.base import RuntimeOwner, SyncRuntimeOwner, framework_tool, text_for_model, tools_with
@@ -97,7 +98,7 @@ async def test_a_frameworks_tools_are_checked_hooked_and_described() -> None:
     failed = await registry.execute("half", {"n": 3})
     assert failed.error is not None and failed.error.message == "3 is odd"
     assert seen == ["double", "half", "half"]
-    assert registry.all_definitions()[1].description == "Call it as half(...)."
+    assert all_definitions(registry)[1].description == "Call it as half(...)."
     assert registry.get("double")[0] is double and registry.registered("half").options.read_only
     assert not len(own)
 

@@ -10,9 +10,9 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import execute_with_context, get_summaries, observed, register_or_replace, to_for_llm
 from toolcell.errors import RegistrationError
 from toolcell.tools import RunContext, Tool, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.compat import observed, to_for_llm
 from tools.toolkit import Meeting
 
 pytestmark = pytest.mark.anyio
@@ -175,13 +175,13 @@ async def test_replacing_keeps_one_tool_of_a_name() -> None:
 
     registry, newer = ToolRegistry([ReadFile()]), Newer()
 
-    registry.register_or_replace(newer)
+    register_or_replace(registry, newer)
 
     assert registry.count() == 1
     assert (await registry.execute("read_file", {"path": "/tmp/foo"})).text == "newer"
     assert registry.get("read_file") == (newer, True)
     assert registry.get("x") == (None, False)
-    assert registry.get_summaries() == ["- `read_file` - Read the contents of a file at the given path."]
+    assert get_summaries(registry) == ["- `read_file` - Read the contents of a file at the given path."]
 
 
 class Echo:
@@ -211,13 +211,13 @@ async def test_two_chats_calling_one_tool_at_once_never_see_each_other() -> None
 
     async def chat(chat_id: str) -> None:
         for _ in range(100):
-            result = await registry.execute_with_context("where", {}, "tg", chat_id)
+            result = await execute_with_context(registry, "where", {}, "tg", chat_id)
             answers[chat_id].add(result.text)
 
     async with anyio.create_task_group() as group:
         group.start_soon(chat, "1")
         group.start_soon(chat, "2")
-    nobody = await registry.execute_with_context("where", {}, "tg", "")
+    nobody = await execute_with_context(registry, "where", {}, "tg", "")
 
     assert answers == {"1": {"tg:1"}, "2": {"tg:2"}}
     assert nobody.text == ":"
@@ -254,7 +254,7 @@ async def test_background_work_is_acknowledged_at_once_and_completed_exactly_onc
     def on_complete(run: RunContext, result: ToolResult) -> None:
         completed.append(result.text)
 
-    acknowledged = await registry.execute_with_context("background", {}, "tg", "1", on_complete)
+    acknowledged = await execute_with_context(registry, "background", {}, "tg", "1", on_complete)
     with caplog.at_level(logging.WARNING):
         await tool.handles[0](ToolResult.ok("finished"))
         await tool.handles[0](ToolResult.ok("finished again"))

@@ -10,8 +10,8 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import all_definitions, async_, error, ok, silent, to_content_error, to_for_llm, user
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry, ToolResult
-from toolcell.tools.compat import async_, error, ok, silent, to_content_error, to_for_llm, user
 from tools.toolkit import Crowd, FakeRuntime, Meeting
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ async def test_a_registry_dispatches_by_name_and_an_unknown_name_is_a_result() -
     by_dict = await registry.execute("web_search", {"query": "go"})
     unknown = await registry.execute("nope", {})
 
-    assert [each.name for each in registry.all_definitions()] == ["web_search", "knowledge_search"]
+    assert [each.name for each in all_definitions(registry)] == ["web_search", "knowledge_search"]
     assert by_text.text == by_dict.text == "two pages about go"
     assert unknown.is_error
     assert "unknown tool: nope" in unknown.text

@@ -10,6 +10,7 @@ import pytest
 from toolcell import SyncRuntime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import register_or_replace
 from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.type_check import described, stubs_of
 from toolcell.errors import UsageError
@@ -154,7 +155,7 @@ async def test_calls_from_everywhere_are_observed_under_every_name_of_a_tool(ori
 
 async def test_what_replaces_a_tool_starts_afresh() -> None:
     registry = await see(registry_of(), 1, 2)
-    registry.register_or_replace("echo", "Answers with something else", ANYTHING, lambda args: "x")
+    register_or_replace(registry, "echo", "Answers with something else", ANYTHING, lambda args: "x")
     assert line(registry) == "Any"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import execute_with_context
 from toolcell.errors import UsageError
 from toolcell.tools import (
     AgentTool,
@@ -91,8 +92,8 @@ async def test_a_message_goes_to_the_chat_of_its_arguments_or_else_of_the_contex
     sent: list[tuple[str, str, str]] = []
     registry = ToolRegistry([messaging(sent)])
 
-    here = await registry.execute_with_context("message", {"text": "hi"}, "tg", "1")
-    there = await registry.execute_with_context("message", {"text": "yo", "channel": "sl", "chat_id": "9"}, "tg", "1")
+    here = await execute_with_context(registry, "message", {"text": "hi"}, "tg", "1")
+    there = await execute_with_context(registry, "message", {"text": "yo", "channel": "sl", "chat_id": "9"}, "tg", "1")
     nowhere = await registry.execute("message", {"text": "hm"})
 
     assert sent == [("tg", "1", "hi"), ("sl", "9", "yo")]
@@ -335,7 +336,7 @@ async def test_a_completion_handle_works_from_any_thread_and_only_once() -> None
     def on_complete(run: RunContext, result: ToolResult) -> None:
         completed.append(result.text)
 
-    acknowledged = await registry.execute_with_context("start", {}, callback=on_complete)
+    acknowledged = await execute_with_context(registry, "start", {}, callback=on_complete)
 
     assert acknowledged.text == "started"
     assert completed == ["from a thread"]

@@ -14,8 +14,8 @@ import pytest
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import as_call_event, as_stream_event
 from toolcell.tools import Block, Event, EventBus, RunContext, Secrets, ToolContext, ToolRegistry, ToolResult
-from toolcell.tools.compat import as_call_event, as_stream_event
 from toolcell.tools.context import current_context
 from toolcell.tools.events import TOOL_END, TOOL_START, TOOL_UPDATE, as_tree
 from toolcell.tools.progress import BURST, MAX_UPDATE_CHARS

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import execute_with_context, register_or_replace
 from toolcell.errors import RegistrationError, ToolError, UsageError
 from toolcell.tools import (
     CODE,
@@ -68,7 +69,7 @@ async def single_as_text(registry: ToolRegistry, name: str) -> None:
 
 
 async def with_context(registry: ToolRegistry, name: str) -> None:
-    await registry.execute_with_context(name, {}, "tg", "1")
+    await execute_with_context(registry, name, {}, "tg", "1")
 
 
 async def batch(registry: ToolRegistry, name: str) -> None:
@@ -147,7 +148,7 @@ async def sub_agent_with_its_own_copy(registry: ToolRegistry, name: str) -> None
     own.register(entry.spec)
     inner = Agent(ScriptedModel([calls((name, {})), "done"]), tools=own)
     outer = Agent(ScriptedModel([calls(("aide", {"task": "go"})), "done"]), tools=registry)
-    outer.registry.register_or_replace(inner.as_tool("aide", "Helps with everything there is."))
+    register_or_replace(outer.registry, inner.as_tool("aide", "Helps with everything there is."))
     await outer.run("go")
 
 

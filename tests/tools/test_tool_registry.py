@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.compat import all_definitions, execute_with_context, get_definitions, get_summaries, register_or_replace
 from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools import RunContext, Secrets, ToolContext, ToolDefinition, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.middleware import cache, rate_limit, retry
@@ -35,7 +36,7 @@ def with_tools(*names: str, **settings: Any) -> ToolRegistry:
 async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
     registry = with_tools("a", "b")
 
-    assert [definition.name for definition in registry.all_definitions()] == ["a", "b"]
+    assert [definition.name for definition in all_definitions(registry)] == ["a", "b"]
     assert [(await registry.execute(name, {})).text for name in ("b", "a")] == ["b", "a"]
 
 
@@ -43,7 +44,7 @@ async def test_every_function_of_a_tool_is_found_by_its_name() -> None:
 async def test_register_or_replace_lets_the_later_tool_win_and_keep_the_place() -> None:
     registry = with_tools("a", "b", "c")
 
-    registry.register_or_replace("b", "Another tool called b", EMPTY, lambda args: "newer", blocking=False)
+    register_or_replace(registry, "b", "Another tool called b", EMPTY, lambda args: "newer", blocking=False)
 
     assert registry.list() == ["a", "b", "c"]
     assert (await registry.execute("b")).text == "newer"
@@ -57,7 +58,7 @@ def test_looking_for_what_is_not_there_is_no_exception() -> None:
     assert registry.get("a")[1] is True
     assert (registry.has("a"), registry.has("ghost"), "a" in registry) == (True, False, True)
     assert (len(registry), registry.count(), registry.is_empty()) == (1, 1, False)
-    assert registry.get_summaries() == ["- `a` - The tool that is called a"]
+    assert get_summaries(registry) == ["- `a` - The tool that is called a"]
     assert ToolRegistry().is_empty()
 
 
@@ -66,7 +67,7 @@ def test_one_registry_speaks_every_format() -> None:
     registry = with_tools("a")
     text = "The tool that is called a"
 
-    assert registry.get_definitions() == registry.to_provider_defs() == [
+    assert get_definitions(registry) == registry.to_provider_defs() == [
         {"type": "function", "function": {"name": "a", "description": text, "parameters": EMPTY}}
     ]  # fmt: skip
     assert registry.schemas() == [{"name": "a", "description": text, "input_schema": EMPTY}]
@@ -146,7 +147,7 @@ async def test_executing_without_a_context_is_executing_with_an_empty_one() -> N
 
     registry = ToolRegistry([whose])
 
-    assert (await registry.execute("whose")).value == (await registry.execute_with_context("whose", {})).value
+    assert (await registry.execute("whose")).value == (await execute_with_context(registry, "whose", {})).value
     assert (await registry.execute("whose")).value == ["", "", "", True]
 
 

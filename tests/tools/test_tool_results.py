@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from toolcell import compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.text import cut_text
@@ -26,7 +27,6 @@ from toolcell.tools import (
     ToolError,
     ToolRegistry,
     ToolResult,
-    compat,
 )
 from toolcell.tools.result import TokenUsage
 from tools.toolkit import FakeRuntime

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from toolcell.compat import new_tool
 from toolcell.errors import RegistrationError
 from toolcell.tools import ToolContext, ToolDefinition, ToolRegistry
-from toolcell.tools.compat import new_tool
 from toolcell.tools.schema import type_schema
 
 pytestmark = pytest.mark.anyio

@@ -43,6 +43,8 @@ from toolcell.agents.providers.provider import (
 from toolcell.agents.providers.sdk import MISUSE_STATUSES, RetryPolicy, send_with_retries
 from toolcell.agents.trace import StepTrace, step_trace
 from toolcell.agents.transcript import (
+    MAX_TRANSCRIPT_CHARS,
+    ErrorStyle,
     answers_to_open_calls,
     check_messages,
     compacted,
@@ -57,7 +59,6 @@ from toolcell.tools import events
 from toolcell.tools.batch import ends_run
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import check_count, check_kind, check_seconds, shown
-from toolcell.tools.compat import MAX_TRANSCRIPT_CHARS, ErrorStyle
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition

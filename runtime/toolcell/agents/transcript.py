@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from toolcell.agents.providers.provider import Message
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
+from toolcell.text import cut_text
 from toolcell.tools.checks import shown
-from toolcell.tools.compat import IMAGE_OMITTED, ErrorStyle, message_text
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from toolcell.tools.result import ToolResult
+from toolcell.tools.result import MAX_MODEL_CHARS, ToolResult
 
 NO_RESULT = "No result provided"
 ABORTED = "tool execution aborted"
+MAX_TRANSCRIPT_CHARS = MAX_MODEL_CHARS
+TRUNCATED_MARK = "\n\n[output truncated — original was longer]"
+IMAGE_OMITTED = "(tool image omitted: model does not support images)"
+
+ErrorStyle = Literal["plain", "error:", "ERROR:"]
+"""How a failed result's text begins: as it is, `error: ...` or `ERROR: ...`."""
 COMPACT_ABOVE_CHARS = 200_000
 KEEP_ITERATIONS = 2
 COMPACTED_CHARS = 200
@@ -48,6 +54,15 @@ def labels_in(messages: Iterable[Message]) -> frozenset[str]:
     """
     found = [labels_of(message["labels"], "a message's labels") for message in messages if "labels" in message]
     return frozenset().union(*found)
+
+
+def message_text(result: ToolResult, style: ErrorStyle = "plain", max_chars: int = MAX_TRANSCRIPT_CHARS) -> str:
+    """Return what goes into the transcript: `max_chars` characters, and a mark when there were more."""
+    text = result.whole_text
+    if result.is_error and style != "plain":
+        text = f"{style} {text}"
+    kept, was_cut = cut_text(text, max_chars)
+    return kept + TRUNCATED_MARK if was_cut else kept
 
 
 def tool_message(

@@ -11,8 +11,8 @@ from toolcell import daemon_threads
 from toolcell.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
+from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.values import is_large
-from toolcell.tools.view import RegistryView
 
 NESTED: Final = frozenset({dict, list})
 """A call for each number in a large value would take most of the time."""
@@ -51,7 +51,7 @@ async def digest_of_call(tool: str, args: Any) -> str:
 
 def options_of(tools: CallableTools, name: str) -> ToolOptions:
     """Return what is known about a tool. One that is not there any more counts as one that writes."""
-    registered = tools.registered(name) if isinstance(tools, RegistryView) else None
+    registered = tools.registered(name) if isinstance(tools, ToolRegistry) else None
     return registered.options if registered is not None else DEFAULT_TOOL_OPTIONS
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import anyio
 
+from toolcell.agents.transcript import message_text
 from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
@@ -22,7 +23,6 @@ from toolcell.text import cut_text
 from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
 from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_failure
-from toolcell.tools.compat import message_text
 from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition
 from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.options import ToolOptions

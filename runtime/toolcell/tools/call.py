@@ -140,6 +140,11 @@ class CallingRegistry(CallableTools, Protocol):
         """Its rules, for calls further down."""
         ...
 
+    @property
+    def code_runtime(self) -> Any:
+        """Where its `execute_code` runs; None when it has none."""
+        ...
+
     async def run_plan(self, args: Mapping[str, Any], run: RunContext) -> ToolResult:
         """Run the steps of a plan."""
         ...

@@ -1,36 +1,52 @@
-"""`ToolRegistry`: the tools that a program offers, with hooks and rules.
+"""`ToolRegistry`: the tools that a program offers, with hooks and rules; how they are read, called and changed.
 
 Reading never locks: every change makes a new state and swaps it in. Snapshots, subsets and namespaces are registries
-too, over the same tools.
-
-Read `registry_state` first (what is known), then `view` (how it is read and called), then this (how it is changed).
+too, over the same tools. Read `registry_state` first: what a registry knows at one moment.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
-from toolcell.tools.call import RunContext
+from toolcell.tools.batch import OnResult, run_batch
+from toolcell.tools.call import Call, CallableTools, RunContext
+from toolcell.tools.catalogue import FOUND, find_by_meaning, named_of
 from toolcell.tools.checks import check_kind, shown
-from toolcell.tools.definition import ToolDefinition, warn_about_description
-from toolcell.tools.enabling import EnablingRegistry
+from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
+from toolcell.tools.connections import Connections
+from toolcell.tools.context import current, share_labels
+from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
+from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
+from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.names import TakenNames, check_collisions
 from toolcell.tools.observed import with_observed
 from toolcell.tools.options import Origin, ToolOptions
+from toolcell.tools.pipeline import answer_call, refuse, run_call
+from toolcell.tools.plan import PlanRecord, Step, run_plan
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
+from toolcell.tools.result import ToolResult
+from toolcell.tools.saved_script import SavedScript, saved_script
+from toolcell.tools.search_tool import search_spec
+from toolcell.tools.shown import listed_within
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
+from toolcell.tools.stub_types import declared
+from toolcell.tools.stubs import python_module
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -39,7 +55,7 @@ _GLOB_SIGNS = frozenset("*?[")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ToolRegistry(EnablingRegistry):
+class ToolRegistry:
     """Tools by name. Safe to read, change and call from several threads at once."""
 
     def __init__(self, tools: Iterable[Any] = (), *, settings: RegistrySettings | None = None, **changes: Any) -> None:
@@ -53,12 +69,36 @@ class ToolRegistry(EnablingRegistry):
             self.add(tool)
 
     def _begin(self, state: RegistryState, events: EventBus, shared_run: RunContext, policy: CallPolicy | None) -> None:
-        super().__init__(state, events, shared_run)
+        self._state = state
+        self.events = events
+        """Events of calls that are made without a run of their own."""
+        self._shared_run = shared_run
         self._policy = policy
         self._lock = threading.RLock()
         self._frozen = False
         self._taken: tuple[Mapping[str, RegisteredTool], TakenNames] | None = None
         """Its names, as long as its tools are these."""
+        self._connections = Connections()
+
+    @property
+    def state(self) -> RegistryState:
+        """Everything this registry knows at this moment."""
+        return self._state
+
+    @property
+    def settings(self) -> RegistrySettings:
+        """How calls behave unless a tool says otherwise."""
+        return self._state.settings
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Around every call."""
+        return self._state.hooks
+
+    @property
+    def policies(self) -> tuple[CallPolicy, ...]:
+        """Rules about who may call what."""
+        return self._state.policies
 
     @property
     def policy(self) -> CallPolicy:
@@ -111,10 +151,6 @@ class ToolRegistry(EnablingRegistry):
             return
         definition = ToolDefinition(tool, description, schema)
         self._add(specs_of(positional_spec(definition, function, ToolOptions()), options), replace)
-
-    def register_or_replace(self, *tool: Any, **options: Any) -> None:
-        """Do what `register` does, and replace a tool of the same name."""
-        self.register(*tool, replace=True, **options)
 
     @overload
     def tool(self, function: F, /) -> F: ...
@@ -204,6 +240,133 @@ class ToolRegistry(EnablingRegistry):
     def _change(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
 
+    # Tools that toolcell itself has
+
+    def enable_plan_execution(self, **options: Any) -> None:
+        """Offer `execute_plan` to the model.
+
+        Raises:
+            RegistrationError: another tool has this name.
+        """
+        self.enable(plan_spec(options))
+
+    def enable_code_execution(self, runtime: CodeRuntime, *, shown_chars: int = SHOWN_CHARS, **options: Any) -> None:
+        """Offer `execute_code` to the model, run by `runtime`.
+
+        `shown_chars`: its description tells of the tools in the most detailed way that has at most so many characters:
+        stubs, a line each, names, or only how to search for them.
+
+        Raises:
+            RegistrationError: another tool has this name.
+        """
+        self.enable(code_spec(runtime, options, shown_chars))
+        self.policy.add_flow(*flows_of(runtime))
+
+    def enable_tool_search(self, **options: Any) -> None:
+        """Offer `search_tools` to the model. `definitions(shown_chars=...)` then leaves out what a search finds.
+
+        Raises:
+            RegistrationError: another tool has this name.
+        """
+        self.enable(search_spec(options))
+
+    def enable(self, spec: ToolSpec) -> None:
+        """Offer one of these tools in place of the one before.
+
+        Raises:
+            RegistrationError: a tool of that name is none of these.
+        """
+        name = spec.definition.name
+        known = self._state.tools.get(name)
+        if known is not None and known.spec.describe is None:  # these alone are described by what else is offered
+            raise RegistrationError(f"tool {name!r}: toolcell's own tool of that name would hide it; rename it")
+        self._put([compile_tool(spec)], replace=True)
+
+    @property
+    def code_runtime(self) -> CodeRuntime | None:
+        """Where its `execute_code` runs; None when it was not enabled."""
+        tool = self._state.tools.get(CODE_TOOL)
+        return tool.spec.source if tool is not None and tool.spec.describe is not None else None
+
+    # Saved scripts
+
+    def save_script(
+        self,
+        name: str,
+        source: str,
+        *,
+        inputs: Mapping[str, Any] | type | None = None,
+        description: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        runtime: CodeRuntime | None = None,
+        tools: CallableTools | None = None,
+        **options: Any,
+    ) -> SavedScript:
+        """Make a script a tool of this name. Saving it again with other content makes the next version.
+
+        `inputs`: JSON Schema of the arguments, or a record type; each is a name in the script. `folder`: where it is
+        kept as files, for `load_scripts` and `toolcell tools check`. `runtime`: where it runs; None: in the runtime of
+        the run that calls it, else in that of `enable_code_execution`. `tools`: what it may call; None: what its caller
+        may call. `options` are those of `ToolOptions`. An older version stays as the tool `NAME_v1`.
+
+        Raises:
+            RegistrationError: another tool has the name; or name, inputs, description or an option are wrong.
+            UsageError: the source is empty or too large, or the folder cannot be read or written.
+        """
+        self._check_open()
+        script = saved_script(name, source, inputs, description, options)
+        target = script_tools.ScriptTarget(runtime, tools)
+        with self._lock:
+            latest, made = script_tools.save(script, self._state, target, folder)
+            self._put(made, replace=True)
+            return latest
+
+    def load_scripts(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        runtime: CodeRuntime | None = None,
+        tools: CallableTools | None = None,
+    ) -> builtins.list[SavedScript]:
+        """Make tools of the scripts that were saved in a folder; return the latest version of each.
+
+        Raises:
+            RegistrationError: the name of a script is taken by another tool. No script was registered.
+            UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
+        """
+        self._check_open()
+        target = script_tools.ScriptTarget(runtime, tools)
+        saved = script_tools.saved_in(folder)
+        with self._lock:
+            self._put(script_tools.tools_of(saved, self._state, target), replace=True)
+        return [versions[max(versions)] for versions in saved.values()]
+
+    # Tools of MCP servers
+
+    async def add_mcp_server(self, name: str, **options: Any) -> Any:
+        """Connect with an MCP server, and register its tools as `name.tool`. `close()` ends the connection.
+
+        `options`: `command=[...]` with `env` and `cwd`, or `url=...` with `headers` or `auth`; `allow` and `deny`,
+        globs over the server's names; `labels`, `timeout_s`, `approve`, `changed`, `broken`, `pins`, `elicitation`,
+        `sampling`, `max_restarts`, `restart_window_s`, and those of `ToolOptions`. Returns an `McpClient` of
+        `toolcell.mcp.client`.
+
+        Raises:
+            McpServerError: the server cannot be started or reached, or does not speak MCP.
+            RegistrationError: there is a server of that name already.
+            UsageError: an option is wrong, or the extra `mcp` is not installed.
+        """
+        self._check_open()
+        return await self._connections.connect(self, name, options)
+
+    def mcp_servers(self) -> dict[str, Any]:
+        """Return the `McpClient` of each server that was added and not closed, by name. `state` tells how it is."""
+        return self._connections.open()
+
+    async def close(self) -> None:
+        """End the connections of `add_mcp_server`. Safe to call twice."""
+        await self._connections.close()
+
     # Hooks and rules
 
     def add_hook(self, hook: Hook | None = None, /, **fields: Any) -> None:
@@ -262,6 +425,248 @@ class ToolRegistry(EnablingRegistry):
                 near = did_you_mean(str(name), sorted(known))
                 ahead = f"registry.policy.blacklist({name!r})"
                 raise UsageError(f"there is no tool {name!r} to blacklist{near}; for a tool that is to come: {ahead}")
+
+    # Reading
+
+    def list(self) -> builtins.list[str]:
+        """Return every registered name, refused ones included."""
+        return [*self._state.tools]
+
+    def definitions(
+        self,
+        origin: Origin = Origin.MODEL,
+        *,
+        policies: tuple[CallPolicy, ...] = (),
+        shown_chars: int | None = None,
+        found: Iterable[str] = (),
+    ) -> builtins.list[ToolDefinition]:
+        """Return the definitions that a caller from `origin` sees, in order of registration, without refused tools.
+
+        `shown_chars`: when they have more characters and `search_tools` is offered, only it, tools that run others such
+        as execute_code, and those of the names in `found`. The others can be called all the same.
+        """
+        state = with_observed(self._state)
+        tools = [*state.visible(origin, policies)]
+        shown = tools if shown_chars is None else listed_within(tools, shown_chars, found)
+        return [state.definition(tool, policies) for tool in shown]
+
+    def names(self, origin: Origin = Origin.MODEL) -> builtins.list[str]:
+        """Return the names that a caller from `origin` may use."""
+        return self._state.names(origin)
+
+    def meant(self, name: str) -> str:
+        """Return the registered name behind one such as `github__create_issue`; else `name` itself."""
+        return self._state.meant(name)
+
+    def get(self, name: str) -> tuple[Any, bool]:
+        """Shape: (the tool as it was registered, True), or (None, False)."""
+        tool = self._state.tools.get(name)
+        return (tool.spec.source, True) if tool is not None else (None, False)
+
+    def registered(self, name: str) -> RegisteredTool | None:
+        """Return a tool as the registry stores it."""
+        return self._state.tools.get(name)
+
+    def returns(self, name: str) -> Mapping[str, Any] | None:
+        """Return the JSON Schema that a tool declares of what it returns; None where it says nothing."""
+        tool = self._state.tools.get(name)
+        return declared(tool.options.returns) if tool is not None else None
+
+    def has(self, name: str) -> bool:
+        """True when a tool of that name is registered, refused or not."""
+        return name in self._state.tools
+
+    def count(self) -> int:
+        """How many names are registered."""
+        return len(self._state.tools)
+
+    def is_empty(self) -> bool:
+        """True when there are none."""
+        return not self._state.tools
+
+    def to_provider_defs(self, origin: Origin = Origin.MODEL) -> builtins.list[ProviderToolDef]:
+        """Return definitions as OpenAI takes them."""
+        return [definition.to_openai() for definition in self.definitions(origin)]
+
+    def schemas(self, origin: Origin = Origin.MODEL) -> builtins.list[AnthropicToolDef]:
+        """Return definitions as Anthropic takes them."""
+        return [definition.to_anthropic() for definition in self.definitions(origin)]
+
+    def to_mcp(self, origin: Origin = Origin.MODEL) -> builtins.list[dict[str, Any]]:
+        """Return definitions as MCP's tools/list gives them, with options as annotations."""
+        state = self._state
+        return [tool.to_mcp(state.definition(tool)) for tool in state.visible(origin)]
+
+    def to_python(self, origin: Origin = Origin.CODE, *, asynchronous: bool = False) -> str:
+        """Return the tools as typed Python functions without bodies, for a model that writes code, or its author.
+
+        Shape: the text of a `.pyi` module that type-checks on its own. `asynchronous`: with `async def`.
+        """
+        tools = ((tool.definition, tool.options.returns) for tool in with_observed(self._state).visible(origin))
+        return python_module(tools, asynchronous)
+
+    async def search_tools(
+        self,
+        query: str,
+        *,
+        limit: int = FOUND,
+        origin: Origin = Origin.CODE,
+        policies: tuple[CallPolicy, ...] = (),
+    ) -> builtins.list[ToolDefinition]:
+        """Return the tools that fit a query, best first, among those that a caller from `origin` sees.
+
+        Words count in names, then in descriptions, then in parameters; tools that the query names come first. With
+        `ToolRegistry(embeddings=...)`, likeness of meaning counts too.
+
+        Raises:
+            UsageError: the query has more than 1,000 characters, or `limit` is not from 1 to 100.
+        """
+        definitions = self.definitions(origin, policies=policies)
+        return await find_by_meaning(definitions, query, limit, self.settings.embeddings)
+
+    def describe_tools(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        detail: Detail = "full",
+        origin: Origin = Origin.CODE,
+        policies: tuple[CallPolicy, ...] = (),
+    ) -> str:
+        """Return tools as text for a model: as names, as signatures on a line each, or as full stubs. None: all.
+
+        Raises:
+            UsageError: there is no such tool or no such detail, or the text has more than 200,000 characters.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"describe_tools takes a list of names, not {names!r:.80}; write [{names!r:.80}]")
+        state = with_observed(self._state)
+        tools = {tool.name: tool for tool in state.visible(origin, policies)}
+        definitions = [state.definition(tool, policies) for tool in tools.values()]
+        wanted = definitions if names is None else named_of(definitions, names)
+        return tools_text([(each, tools[each.name].options.returns) for each in wanted], detail)
+
+    def __len__(self) -> int:
+        return len(self._state.tools)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.tools
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.tools)
+
+    # Calling
+
+    async def dispatch(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        *,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+    ) -> ToolResult:
+        """Make one call, in the caller's task.
+
+        `args` may be JSON text. Without a `context` the call belongs to the tool call it is made in, if any. Without
+        an `origin` it has that call's, else `MODEL`.
+
+        Raises:
+            ToolAbort: the tool, or a hook, ended the run.
+            AuditError: the call could not be recorded; unless it had started, it was not made.
+
+        Cancellation: passes through; the tool was cancelled, and its end was recorded.
+        """
+        if context is not None and type(context) is not RunContext:
+            check_kind("context=", context, RunContext, cure="write RunContext(user_id=...)")
+        return await run_call(self._state, self.new_call(name, args, call_id, origin, context))
+
+    def new_call(
+        self,
+        name: str,
+        args: Mapping[str, Any] | str,
+        call_id: str = "",
+        origin: Origin | None = None,
+        context: RunContext | None = None,
+        **more: Any,
+    ) -> Call:
+        """Return the record of a call about to be made. `more`: `step`, `message` and `timeout_s` of a `Call`."""
+        above = current.get()
+        parent = None if above is None else above.call
+        if context is None:
+            context = self._shared_run if parent is None else parent.nested_run()
+        elif parent is not None and parent.run.state is not context.state:
+            share_labels(context)
+            parent = None
+        if origin is None:
+            origin = Origin.MODEL if parent is None else parent.origin
+        return Call(self, self._state.meant(name), args, call_id, origin, context, parent, **more)
+
+    async def run_plan(self, args: Mapping[str, Any], run: RunContext, record: PlanRecord | None = None) -> ToolResult:
+        """Run the steps of a plan; what `execute_plan` takes as arguments. `record`: of a plan that may wait."""
+
+        def new_call(step: Step, args: Mapping[str, Any]) -> Call:
+            call_id = f"plan_step_{step.index}"
+            return self.new_call(step.tool, args, call_id, Origin.PLAN, run, step=step.index, timeout_s=step.timeout_s)
+
+        return await run_plan(self._state, args, new_call, record)
+
+    async def execute_batch(
+        self,
+        calls: Iterable[Any],
+        *,
+        context: RunContext | None = None,
+        origin: Origin | None = None,
+        sequential: bool | None = None,
+        message: Any = None,
+        on_result: OnResult | None = None,
+    ) -> builtins.list[ToolResult]:
+        """Make the calls of one model response, concurrently unless a tool or a setting says otherwise.
+
+        Result i belongs to call i. A call is a ToolCall, a (name, arguments) pair, or a provider's dict.
+
+        Raises:
+            ToolAbort, AuditError: as from `dispatch`.
+        """
+        run = self.new_run() if context is None else context
+        made = [
+            self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=run, message=message)
+            for call in unique_ids(map(ToolCall.read, calls))
+        ]
+        settings = self.settings
+        in_turn = settings.sequential if sequential is None else sequential
+        return await run_batch(self._state, made, sequential=in_turn, limit=settings.max_batch, on_result=on_result)
+
+    async def refuse(
+        self, call: ToolCall, refusal: ToolResult, *, context: RunContext, origin: Origin | None = None
+    ) -> tuple[Call, ToolResult]:
+        """Give a call that nothing here could run its place in the record."""
+        made = self.new_call(call.name, call.arguments, call_id=call.id, origin=origin, context=context)
+        return made, await refuse(self._state, made, refusal)
+
+    async def answer(
+        self, name: str, args: Any, answer: Awaitable[ToolResult], *, note: str, **call: Any
+    ) -> ToolResult:
+        """Give a call an answer from elsewhere, and its place in the record. `call`: further fields of `new_call`."""
+        return await answer_call(self.new_call(name, args, **call), answer, note)
+
+    def new_run(self, **fields: Any) -> RunContext:
+        """Return a new run with this registry's settings; inside a tool call, a part of that call's run."""
+        above = current.get()
+        if above is not None and not above.call.run.is_shared:
+            return above.call.nested_run().child(**fields)
+        fields.setdefault("events", self.events)
+        fields.setdefault("parent_call_id", above.call_id if above is not None else None)
+        return RunContext(**fields)
+
+    async def execute(
+        self, name: str, args: Mapping[str, Any] | str | None = None, *, context: RunContext | None = None
+    ) -> ToolResult:
+        """Make one call, as a part of the run that `context` is about."""
+        check_kind("a tool call's name", name, str, cure="write the name that the tool is registered by")
+        return await self.dispatch(name, args if args is not None else {}, context=context)
 
     # Other registries over the same tools
 
@@ -336,10 +741,6 @@ class ToolRegistry(EnablingRegistry):
                 hooks=(*self._state.hooks, *now.hooks[len(before.hooks) :]),
                 middleware=(*self._state.middleware, *now.middleware[len(before.middleware) :]),
             )
-
-    def list(self) -> list[str]:
-        """Return every registered name, refused ones included."""
-        return [*self._state.tools]
 
     def __repr__(self) -> str:
         frozen = ", frozen" if self._frozen else ""

@@ -7,8 +7,6 @@ labels of that run, with the tools that its caller may call.
 from __future__ import annotations
 
 import os
-import threading
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -18,137 +16,114 @@ from toolcell.tools import script_folder
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.code import CodeRuntime, check_code_runtime, run_code
 from toolcell.tools.context import ToolContext
-from toolcell.tools.descriptions import CODE_TOOL
 from toolcell.tools.names import check_collisions
-from toolcell.tools.registry_state import identities
+from toolcell.tools.registry_state import RegistryState, identities
 from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.saved_script import MAX_VERSION, SavedScript, saved_script, tools_mentioned
-from toolcell.tools.sources import ConnectedRegistry
+from toolcell.tools.saved_script import MAX_VERSION, SavedScript, tools_mentioned
 from toolcell.tools.spec import RegisteredTool, ToolSpec, compile_tool
-from toolcell.tools.view import RegistryView
 
 MAX_NESTED: Final = 4
 """Saved scripts that run inside one another. Each of them holds a sandbox."""
 
 
-class ScriptRegistry(ConnectedRegistry):
-    """The part of a registry that keeps scripts as tools."""
+def save(
+    script: SavedScript, state: RegistryState, target: ScriptTarget, folder: str | os.PathLike[str] | None
+) -> tuple[SavedScript, Sequence[RegisteredTool]]:
+    """Make the next version of a script, and write it into the folder. Return it, and the tools of all versions.
 
-    _lock: threading.RLock
-
-    @abstractmethod
-    def _put(self, new: Sequence[RegisteredTool], replace: bool) -> None:
-        """Register tools."""
-
-    def save_script(
-        self,
-        name: str,
-        source: str,
-        *,
-        inputs: Mapping[str, Any] | type | None = None,
-        description: str | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        runtime: CodeRuntime | None = None,
-        tools: CallableTools | None = None,
-        **options: Any,
-    ) -> SavedScript:
-        """Make a script a tool of this name. Saving it again with other content makes the next version.
-
-        `inputs`: JSON Schema of the arguments, or a record type; each is a name in the script. `folder`: where it is
-        kept as files, for `load_scripts` and `toolcell tools check`. `runtime`: where it runs; None: in the runtime of
-        the run that calls it, else in that of `enable_code_execution`. `tools`: what it may call; None: what its caller
-        may call. `options` are those of `ToolOptions`. An older version stays as the tool `NAME_v1`.
-
-        Raises:
-            RegistrationError: another tool has the name; or name, inputs, description or an option are wrong.
-            UsageError: the source is empty or too large, or the folder cannot be read or written.
-        """
-        self._check_open()
-        script = saved_script(name, source, inputs, description, options)
-        target = _Target(runtime, tools)
-        with self._lock:
-            compile_tool(target.spec(script))
-            self._check_free(name)
-            script = replace(script, tools=tools_mentioned(source, self.state.tools.values()))
-            versions = self._versions(name)
-            if folder is not None:
-                self._check_next(script, script_folder.load(folder, name) if os.path.isdir(folder) else (), target)
-                latest = script_folder.save(folder, script)
-                versions = {each.version: each for each in script_folder.load(folder, name)} | {latest.version: latest}
-            elif versions and versions[max(versions)].digest == script.digest:
-                latest = replace(script, version=max(versions))
-            else:
-                latest = replace(script, version=max(versions, default=0) + 1)
-            if latest.version > MAX_VERSION:
-                raise RegistrationError(f"script {name!r} has {MAX_VERSION} versions; save it under another name")
-            self._put_versions({**versions, latest.version: latest}, target)
-            return latest
-
-    def load_scripts(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        runtime: CodeRuntime | None = None,
-        tools: CallableTools | None = None,
-    ) -> list[SavedScript]:
-        """Make tools of the scripts that were saved in a folder; return the latest version of each.
-
-        Raises:
-            RegistrationError: the name of a script is taken by another tool. No script was registered.
-            UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
-        """
-        self._check_open()
-        target, found = _Target(runtime, tools), dict[str, dict[int, SavedScript]]()
-        for each in script_folder.load(folder):
-            found.setdefault(each.name, {})[each.version] = each
-        with self._lock:
-            for name in found:
-                self._check_free(name)
-            made = [tool for versions in found.values() for tool in self._tools_of(versions, target)]
-            self._put(made, replace=True)
-        return [versions[max(versions)] for versions in found.values()]
-
-    def _check_free(self, name: str) -> None:
-        known = self.state.tools.get(name)
-        if known is not None and not isinstance(known.spec.source, SavedScript):
-            raise RegistrationError(f"{name!r} is already the name of a tool; save the script under another name")
-
-    def _check_next(self, script: SavedScript, saved: Sequence[SavedScript], target: _Target) -> None:
-        """Refuse a script that could not be registered beside the other tools: nothing of it is to be written then."""
-        versions = {each.version: each for each in saved}
-        if not saved or saved[-1].digest != script.digest:
-            versions[max(versions, default=0) + 1] = script
-        made = {tool.name: tool for tool in self._tools_of(versions, target)}
-        check_collisions([*made], identities({**self.state.tools, **made}))
-
-    def _versions(self, name: str) -> dict[int, SavedScript]:
-        """Return the versions of a script that are registered."""
-        sources = [tool.spec.source for tool in self.state.tools.values()]
-        return {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == name}
-
-    def _put_versions(self, versions: Mapping[int, SavedScript], target: _Target) -> None:
-        self._put(self._tools_of(versions, target), replace=True)
-
-    def _tools_of(self, versions: Mapping[int, SavedScript], target: _Target) -> list[RegisteredTool]:
-        """Return the tools of one script's versions.
-
-        Raises:
-            RegistrationError: the name of an old version is taken.
-        """
-        made = []
-        settings = self.state.settings
-        for number, script in sorted(versions.items()):
-            tool = compile_tool(target.spec(script), coercion=settings.coercion, extras=settings.extras)
-            if number != max(versions):
-                tool = tool.renamed(f"{script.name}_v{number}")  # rules about the name hold for it too
-                known = self.state.tools.get(tool.name)
-                if known is not None and getattr(known.spec.source, "name", "") != script.name:
-                    raise RegistrationError(f"{tool.name!r} is the name of a tool and of a version of {script.name!r}")
-            made.append(tool)
-        return made
+    Raises:
+        RegistrationError: another tool has the name, or there are too many versions.
+        UsageError: the folder cannot be read or written.
+    """
+    compile_tool(target.spec(script))
+    _check_free(script.name, state)
+    script = replace(script, tools=tools_mentioned(script.source, state.tools.values()))
+    versions = _versions(script.name, state)
+    if folder is not None:
+        _check_next(script, script_folder.load(folder, script.name) if os.path.isdir(folder) else (), state, target)
+        latest = script_folder.save(folder, script)
+        versions = {each.version: each for each in script_folder.load(folder, script.name)} | {latest.version: latest}
+    elif versions and versions[max(versions)].digest == script.digest:
+        latest = replace(script, version=max(versions))
+    else:
+        latest = replace(script, version=max(versions, default=0) + 1)
+    if latest.version > MAX_VERSION:
+        raise RegistrationError(f"script {script.name!r} has {MAX_VERSION} versions; save it under another name")
+    return latest, _tools_of_versions({**versions, latest.version: latest}, state, target)
 
 
-class _Target:
+def saved_in(folder: str | os.PathLike[str]) -> dict[str, dict[int, SavedScript]]:
+    """Return the scripts that were saved in a folder: for each name, its versions by number.
+
+    Raises:
+        UsageError: the folder cannot be read, or a file in it is damaged or was changed by hand.
+    """
+    found = dict[str, dict[int, SavedScript]]()
+    for each in script_folder.load(folder):
+        found.setdefault(each.name, {})[each.version] = each
+    return found
+
+
+def tools_of(
+    saved: Mapping[str, Mapping[int, SavedScript]], state: RegistryState, target: ScriptTarget
+) -> list[RegisteredTool]:
+    """Return saved scripts as tools.
+
+    Raises:
+        RegistrationError: the name of a script is taken by another tool.
+    """
+    for name in saved:
+        _check_free(name, state)
+    return [tool for versions in saved.values() for tool in _tools_of_versions(versions, state, target)]
+
+
+def _check_free(name: str, state: RegistryState) -> None:
+    known = state.tools.get(name)
+    if known is not None and not isinstance(known.spec.source, SavedScript):
+        raise RegistrationError(f"{name!r} is already the name of a tool; save the script under another name")
+
+
+def _check_next(script: SavedScript, saved: Sequence[SavedScript], state: RegistryState, target: ScriptTarget) -> None:
+    """Refuse a script that could not be registered beside the other tools: nothing of it is to be written then."""
+    versions = {each.version: each for each in saved}
+    if not saved or saved[-1].digest != script.digest:
+        versions[max(versions, default=0) + 1] = script
+    made = {tool.name: tool for tool in _tools_of_versions(versions, state, target)}
+    check_collisions([*made], identities({**state.tools, **made}))
+
+
+def _versions(name: str, state: RegistryState) -> dict[int, SavedScript]:
+    """Return the versions of a script that are registered."""
+    sources = [tool.spec.source for tool in state.tools.values()]
+    return {each.version: each for each in sources if isinstance(each, SavedScript) and each.name == name}
+
+
+def _tools_of_versions(
+    versions: Mapping[int, SavedScript], state: RegistryState, target: ScriptTarget
+) -> list[RegisteredTool]:
+    """Return the tools of one script's versions.
+
+    Raises:
+        RegistrationError: the name of an old version is taken.
+    """
+    made = []
+    for number, script in sorted(versions.items()):
+        tool = compile_tool(target.spec(script), coercion=state.settings.coercion, extras=state.settings.extras)
+        if number != max(versions):
+            tool = tool.renamed(f"{script.name}_v{number}")  # rules about the name hold for it too
+            known = state.tools.get(tool.name)
+            if known is not None and not _is_version_of(script.name, known):
+                raise RegistrationError(f"{tool.name!r} is the name of a tool and of a version of {script.name!r}")
+        made.append(tool)
+    return made
+
+
+def _is_version_of(name: str, tool: RegisteredTool) -> bool:
+    source = tool.spec.source
+    return isinstance(source, SavedScript) and source.name == name
+
+
+class ScriptTarget:
     """Where saved scripts run, and what they may call there."""
 
     def __init__(self, runtime: CodeRuntime | None, tools: CallableTools | None) -> None:
@@ -177,7 +152,7 @@ class _Target:
     async def _run(self, script: SavedScript, context: ToolContext) -> ToolResult:
         call, run = context.call, context.run
         _check_nesting(script, run)
-        runtime = self._runtime or run.runtime or _code_runtime(call.registry)
+        runtime = self._runtime or run.runtime or call.registry.code_runtime
         if runtime is None:
             raise ToolError(
                 f"script {script.name!r} has no Runtime to run in: give save_script or load_scripts runtime=..., or "
@@ -207,9 +182,3 @@ def _check_nesting(script: SavedScript, run: RunContext) -> None:
         raise ToolError(f"script {script.name!r} is already running further up: {path}")
     if len(run.scripts) >= MAX_NESTED:
         raise ToolError(f"saved scripts may run {MAX_NESTED} deep inside one another, and this is one more: {path}")
-
-
-def _code_runtime(registry: object) -> Any:
-    """Return the runtime of the registry's execute_code, if it has one."""
-    tool = registry.registered(CODE_TOOL) if isinstance(registry, RegistryView) else None
-    return tool.spec.source if tool is not None else None

@@ -21,6 +21,7 @@ from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.tools.problems import ParameterError, described
 from toolcell.tools.result import ToolResult
+from toolcell.tools.stub_types import declared
 from toolcell.tools.values import NO_BLOBS, Path
 
 Invoke = Callable[[ToolContext], Any]
@@ -109,6 +110,25 @@ class RegisteredTool:
         spec = replace(self.spec, definition=self.definition.renamed(name))
         check_definition(spec.definition)
         return RegisteredTool(spec, self.checker.renamed(name), (*self.aliases, name), self.identity)
+
+    def to_mcp(self, definition: ToolDefinition) -> dict[str, Any]:
+        """Return the tool as MCP's tools/list gives it. `definition`: what a model sees of it.
+
+        Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.
+        """
+        options = self.options
+        plain: dict[str, Any] = definition.to_mcp()
+        if options.label:
+            plain["title"] = options.label
+        returns = declared(options.returns)
+        if returns is not None and returns.get("type") == "object":
+            plain["outputSchema"] = dict(returns)
+        plain["annotations"] = {
+            "readOnlyHint": options.read_only,
+            "idempotentHint": options.idempotent or options.read_only,
+            "destructiveHint": options.requires_approval and not options.read_only,
+        }
+        return plain
 
 
 def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras = "drop") -> RegisteredTool:

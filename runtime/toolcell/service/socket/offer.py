@@ -7,9 +7,9 @@ from typing import Any, Final
 from toolcell.errors import UsageError
 from toolcell.tools.call import CallableTools
 from toolcell.tools.options import EVERY_ORIGIN, ToolOptions
+from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.registry_state import RegistrySettings, RegistryState
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.view import RegistryView
 
 TOLD: Final = (
     "label", "read_only", "idempotent", "requires_approval", "timeout_s", "returns", "orchestrates", "is_agent",
@@ -24,20 +24,20 @@ def offered_tools(tools: CallableTools) -> list[dict[str, Any]]:
     Raises:
         UsageError: they are no registry.
     """
-    if not isinstance(tools, RegistryView):
+    if not isinstance(tools, ToolRegistry):
         raise UsageError(f"a Client takes the tools of a ToolRegistry, not of {type(tools).__name__}")
     state = tools.state
     return [_offered(tool, state, tools) for tool in state.tools.values()]
 
 
-def offer_key(tools: RegistryView) -> tuple[Any, ...]:
+def offer_key(tools: ToolRegistry) -> tuple[Any, ...]:
     """Return what changes when there is something else to offer."""
     state = tools.state
     rules = tuple((id(policy), policy.version) for policy in state.policies)
     return (*((name, id(tool)) for name, tool in state.tools.items()), *rules)
 
 
-def _offered(tool: RegisteredTool, state: RegistryState, tools: RegistryView) -> dict[str, Any]:
+def _offered(tool: RegisteredTool, state: RegistryState, tools: ToolRegistry) -> dict[str, Any]:
     definition = state.definition(tool)
     return {
         "name": tool.name,

@@ -1,32 +1,20 @@
-"""What other systems write: their forms of results, events and definitions.
+"""What other systems write: their forms of results, events, definitions and calls.
 
-For programs and transcripts written against one of those forms. Each function is a plain mapping of fields; where
-there are two directions, both agree on everything that the other form can express.
+For programs and transcripts written against one of those forms; nothing else in toolcell knows them. Each function is a
+plain mapping of fields; where there are two directions, both agree on everything that the other form can express.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from toolcell.errors import RegistrationError
-from toolcell.text import cut_text
-from toolcell.tools import events
-from toolcell.tools.definition import ToolDefinition
+from toolcell.tools import RunContext, Status, Text, ToolDefinition, ToolRegistry, ToolResult, events
+from toolcell.tools.call import CompletionCallback
 from toolcell.tools.events import Event
-from toolcell.tools.options import ToolOptions
-from toolcell.tools.parts import Image, Part, Text
-from toolcell.tools.result import MAX_MODEL_CHARS, Status, ToolResult
-from toolcell.tools.stub_types import declared
-
-MAX_TRANSCRIPT_CHARS = MAX_MODEL_CHARS
-TRUNCATED_MARK = "\n\n[output truncated — original was longer]"
-IMAGE_OMITTED = "(tool image omitted: model does not support images)"
-
-ErrorStyle = Literal["plain", "error:", "ERROR:"]
-"""How a failed result's text begins: as it is, `error: ...` or `ERROR: ...`."""
-
+from toolcell.tools.parts import Part
 
 # content / error
 
@@ -74,15 +62,6 @@ def from_parts(plain: PartsResult) -> ToolResult:
     message = "".join(part.text for part in plain.content if isinstance(part, Text))
     images = tuple(part for part in plain.content if not isinstance(part, Text))
     return ToolResult.fail(message, parts=images, terminate=plain.terminate).with_details(plain.details)
-
-
-def parts_for_model(result: ToolResult, *, can_see: bool) -> list[Part]:
-    """Return parts as a model gets them; a model that reads only text gets a note in place of each image."""
-    parts = [
-        Text(cut_text(part.text, MAX_TRANSCRIPT_CHARS)[0]) if isinstance(part, Text) else part
-        for part in to_parts(result).content
-    ]
-    return [Text(IMAGE_OMITTED) if isinstance(part, Image) and not can_see else part for part in parts]
 
 
 # for_llm / for_user
@@ -172,18 +151,6 @@ def observed(result: ToolResult) -> str:
     return f"{'ERROR' if result.is_error else 'SUCCESS'}: {result.text}"
 
 
-# Transcripts
-
-
-def message_text(result: ToolResult, style: ErrorStyle = "plain", max_chars: int = MAX_TRANSCRIPT_CHARS) -> str:
-    """Return what goes into the transcript: `max_chars` characters, and a mark when there were more."""
-    text = result.whole_text
-    if result.is_error and style != "plain":
-        text = f"{style} {text}"
-    kept, was_cut = cut_text(text, max_chars)
-    return kept + TRUNCATED_MARK if was_cut else kept
-
-
 # Events
 
 
@@ -219,28 +186,46 @@ def as_call_event(event: Event) -> dict[str, Any] | None:
 # Definitions
 
 
-def mcp_tool(definition: ToolDefinition, options: ToolOptions) -> dict[str, Any]:
-    """Return one tool as MCP's tools/list gives it.
-
-    Source: Model Context Protocol, revision 2025-06-18: `outputSchema` must be of type object, and hints are hints.
-    """
-    described: dict[str, Any] = definition.to_mcp()
-    if options.label:
-        described["title"] = options.label
-    returns = declared(options.returns)
-    if returns is not None and returns.get("type") == "object":
-        described["outputSchema"] = dict(returns)
-    described["annotations"] = {
-        "readOnlyHint": options.read_only,
-        "idempotentHint": options.idempotent or options.read_only,
-        "destructiveHint": options.requires_approval and not options.read_only,
-    }
-    return described
-
-
 def new_tool(name: str, description: str, record: Any) -> tuple[ToolDefinition | None, str]:
     """Derive a definition as `ToolDefinition.from_model` does. Shape: (definition, "") or (None, what is wrong)."""
     try:
         return ToolDefinition.from_model(name, description, record), ""
     except RegistrationError as exc:
         return None, str(exc)
+
+
+def all_definitions(registry: ToolRegistry) -> list[ToolDefinition]:
+    """Return the definitions that a model sees."""
+    return registry.definitions()
+
+
+def get_definitions(registry: ToolRegistry) -> list[dict[str, Any]]:
+    """Return definitions as OpenAI takes them, as plain dicts."""
+    return [dict(definition) for definition in registry.to_provider_defs()]
+
+
+def get_summaries(registry: ToolRegistry) -> list[str]:
+    """Shape: "- `name` - description", one for each tool."""
+    tools = registry.state.tools.values()
+    return [f"- `{tool.name}` - {tool.definition.description}" for tool in tools]
+
+
+# Registering and calling
+
+
+def register_or_replace(registry: ToolRegistry, *tool: Any, **options: Any) -> None:
+    """Do what `registry.register` does, and replace a tool of the same name."""
+    registry.register(*tool, replace=True, **options)
+
+
+async def execute_with_context(
+    registry: ToolRegistry,
+    name: str,
+    args: Mapping[str, Any] | str,
+    channel: str = "",
+    chat_id: str = "",
+    callback: CompletionCallback | None = None,
+) -> ToolResult:
+    """Make one call for a chat; `callback` receives the final result of work that goes on after the call."""
+    context = RunContext(channel=channel, chat_id=chat_id, on_complete=callback, events=registry.events)
+    return await registry.dispatch(name, args, context=context)
