@@ -468,7 +468,8 @@ def test_two_processes_that_save_at_once_lose_no_version(tmp_path: Path) -> None
     assert [each.wait(300) for each in both] == [0, 0]
     registry = ToolRegistry()
     registry.load_scripts(tmp_path)
-    each = registry._versions("each")
+    saved = [tool.spec.source for tool in registry.state.tools.values()]
+    each = {script.version: script for script in saved if script.name == "each"}
     assert sorted(each) == list(range(1, 41))
     assert {script.source for script in each.values()} == {f"'{own}', {n}" for own in "ab" for n in range(20)}
-    assert {script.source for script in registry._versions("same").values()} == {str(n) for n in range(20)}
+    assert {script.source for script in saved if script.name == "same"} == {str(n) for n in range(20)}
