@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from toolcell.agents.loop import MAX_ITERATIONS, LoopRun, ToolLoopConfig
-from toolcell.agents.loop_result import FINAL, SUSPENDED, TERMINATED, ToolLoopResult
+from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRUNCATED, ToolLoopResult
 from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
@@ -332,8 +332,8 @@ class Network(Agent):
     ) -> ToolLoopResult:
         """Continue the conversation. An empty final answer is replaced by that of the last member called."""
         result = await super().run(prompt, tools=tools, context=context)
-        if not result.content and result.stop_reason == FINAL:
-            return replace(result, content=result.last_output)
+        if result.stop_reason == EMPTY and result.last_output:
+            return replace(result, content=result.last_output, stop_reason=FINAL, error=None)
         return result
 
 
@@ -393,4 +393,6 @@ def _as_tool_result(result: ToolLoopResult) -> ToolResult:
     if result.stop_reason not in (FINAL, TERMINATED) and not result.content:
         return _failure(result.error or result.stop_reason).with_details(details).with_usage(result.usage)
     text = result.content or result.last_output
+    if result.stop_reason == TRUNCATED:
+        text = f"{text}\n\n[{result.error}]"
     return ToolResult(parts=(Text(text),), details=details, files=result.files, usage=result.usage)

@@ -16,12 +16,14 @@ import anyio
 from toolcell.agents.loop_result import (
     BUDGET,
     CANCELLED,
+    EMPTY,
     FINAL,
     MAX_REACHED,
     PROVIDER_ERROR,
     REFUSAL,
     SUSPENDED,
     TERMINATED,
+    TRUNCATED,
     Stop,
     ToolLoopResult,
 )
@@ -74,6 +76,8 @@ MAX_ITERATIONS = 10
 SYNTHESIZE = "You have used all available tool calls. Summarize what you found and respond to the user."
 NO_TOOLS = "No tools available"
 OUT_OF_TIME = "the run's time is used up"
+CUT_OFF = "the model's answer was cut off at its limit of tokens; raise max_tokens in llm_options"
+NO_ANSWER = "the model gave an empty answer"
 
 OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 
@@ -279,8 +283,7 @@ class LoopRun:
     async def _send(self, request: list[Message], tools: Sequence[ToolDefinition]) -> ModelResponse:
         try:
             with self.context.state.cancellable(self.context.deadline):
-                answer = await send_with_retries(self.config.retry, lambda: self._chat(request, tools))
-                return ModelResponse.read(answer)
+                return await send_with_retries(self.config.retry, lambda: self._chat(request, tools))
         except ProviderError as exc:
             error = f"LLM call failed: {exc}"
             self._emit(events.ERROR, error=error)
@@ -290,11 +293,13 @@ class LoopRun:
             raise Stop(PROVIDER_ERROR, error=error) from exc
         raise self._interrupted()
 
-    async def _chat(self, request: list[Message], tools: Sequence[ToolDefinition]) -> Any:
+    async def _chat(self, request: list[Message], tools: Sequence[ToolDefinition]) -> ModelResponse:
         config = self.config
         if config.on_text is not None and isinstance(config.provider, StreamingProvider):
-            return await config.provider.stream_chat(request, tools, config.model, self._options, config.on_text)
-        return await config.provider.chat(request, tools, config.model, self._options)
+            answer = await config.provider.stream_chat(request, tools, config.model, self._options, config.on_text)
+        else:
+            answer = await config.provider.chat(request, tools, config.model, self._options)
+        return ModelResponse.read(answer)
 
     def _interrupted(self) -> Stop:
         """Return why a wait of the run was cut short."""
@@ -306,14 +311,14 @@ class LoopRun:
         """Add the results of background jobs to the conversation. Without any, `response` is the run's answer."""
         jobs = self.context.state.jobs
         if not self.config.follow_up_jobs or jobs is None:
-            raise Stop(FINAL, response.content)
+            raise _answered(response)
         with self.context.state.cancellable(self.context.deadline) as scope:
             await jobs.wait_finished()
         if scope.cancelled_caught:
             raise self._interrupted()
         finished = jobs.take_finished()
         if not finished:
-            raise Stop(FINAL, response.content)
+            raise _answered(response)
         for job in finished:
             assert job.result is not None
             self._append(user(f"Background job {job.id} of {job.tool} finished: {job.result.text}"))
@@ -385,6 +390,15 @@ class LoopRun:
         if run.events.active:
             data |= {"agent": self.config.name, "depth": run.depth}
             run.events.emit(type=kind, run_id=run.run_id, call_id=call_id, parent_call_id=run.parent_call_id, data=data)
+
+
+def _answered(response: ModelResponse) -> Stop:
+    """Return the end of a run whose model made no call: a whole answer, one that was cut off, or none at all."""
+    if response.finish_reason == "length":
+        return Stop(TRUNCATED, response.content, CUT_OFF)
+    if not response.content.strip():
+        return Stop(EMPTY, response.content, NO_ANSWER)
+    return Stop(FINAL, response.content)
 
 
 def _with_limits(context: RunContext, config: ToolLoopConfig) -> RunContext:

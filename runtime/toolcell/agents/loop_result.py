@@ -14,6 +14,7 @@ StopReason = str
 FINAL, MAX_REACHED, TERMINATED = "final", "max_iterations", "terminated"
 CANCELLED, BUDGET, PROVIDER_ERROR = "cancelled", "budget", "provider_error"
 REFUSAL, SUSPENDED = "refused", "suspended"
+TRUNCATED, EMPTY = "truncated", "empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class ToolLoopResult:
     iterations: int
     """Requests made to the model."""
     stop_reason: StopReason
+    """`final`: a whole answer. `truncated`: one that was cut off at the model's limit of tokens. `empty`: no answer."""
     messages: list[Message]
     """The whole conversation. A later run can continue it."""
     error: str | None = None
@@ -40,8 +42,8 @@ class ToolLoopResult:
 
     @property
     def is_error(self) -> bool:
-        """True when the run failed, was cancelled or refused by the model, or ran out of budget."""
-        return self.stop_reason in (PROVIDER_ERROR, CANCELLED, BUDGET, REFUSAL)
+        """True when the run failed, was cancelled or refused by the model, ran out of budget, or has no answer."""
+        return self.stop_reason in (PROVIDER_ERROR, CANCELLED, BUDGET, REFUSAL, EMPTY)
 
 
 class Stop(Exception):

@@ -16,6 +16,11 @@ from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.json_text import SAFE_MODES, ParseMode, parse_json
 from toolcell.tools.values import MAX_TEXT_CHARS
 
+UNREADABLE = "unreadable_arguments"
+"""In a transcript: the key under which arguments that could not be read are quoted."""
+
+MAX_QUOTED_CHARS = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -68,9 +73,22 @@ class ToolCall:
         parsed = self.parsed()
         return parsed if parsed.mode in SAFE_MODES else replace(self, mode=parsed.mode)
 
+    @property
+    def sent_arguments(self) -> dict[str, Any]:
+        """The arguments as they stand in a transcript: what the tool was called with. Those of a call that was refused
+        because they cannot be read are quoted, so that every provider takes them back."""
+        read = self.parsed_if_safe().arguments
+        return dict(read) if isinstance(read, Mapping) else {UNREADABLE: str(read)[:MAX_QUOTED_CHARS]}
+
     def to_openai(self) -> dict[str, Any]:
-        """Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}."""
-        function = {"name": self.name, "arguments": self.arguments_json}
+        """Return the call for a transcript. Arguments that came as the text of a JSON object stay that text.
+
+        Shape: {"id", "type": "function", "function": {"name", "arguments": "<json>"}}.
+        """
+        parsed = self.parsed()
+        is_object = parsed.mode is ParseMode.STRICT and isinstance(parsed.arguments, Mapping) and self.arguments != ""
+        sent = self.arguments_json if is_object else json.dumps(self.sent_arguments, ensure_ascii=False)
+        function = {"name": self.name, "arguments": sent}
         return {"id": self.id, "type": "function", "function": function}
 
 

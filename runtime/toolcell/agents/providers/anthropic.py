@@ -9,8 +9,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from toolcell.agents.providers.provider import Message, ModelResponse, OnText
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
+from toolcell.agents.providers.provider import Message, ModelResponse, OnText, ProviderError, read_usage
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import TokenUsage
@@ -18,7 +18,13 @@ from toolcell.tools.result import TokenUsage
 MAX_TOKENS = 4096
 """The API requires a number. Used when the options give none."""
 
-_FINISH_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "stop_sequence": "stop"}
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "stop_sequence": "stop",
+}
 _OWN_BLOCKS = frozenset({"text", "tool_use"})
 """What a message of ours holds by itself. The API requires all other blocks back unchanged: thoughts, and the calls and
 results of the tools that run at Anthropic."""
@@ -51,12 +57,20 @@ class AnthropicProvider(SdkProvider):
         return request
 
     def read_answer(self, answer: Any) -> ModelResponse:
-        """Translate a message."""
+        """Translate a message, also one in which a server reports an error with status 200.
+
+        Raises:
+            ProviderError: it is an error, or not a message.
+        """
+        if error := getattr(answer, "error", None):
+            raise reported_error(error)
+        if not isinstance(getattr(answer, "content", None), list):
+            raise ProviderError(f"the model's answer is not a message with content: {str(answer)[:200]!r}")
         blocks = [block.model_dump(exclude_none=True) for block in answer.content]
-        usage = TokenUsage(answer.usage.input_tokens, answer.usage.output_tokens)
+        usage = read_usage(getattr(answer, "usage", None))
         return _response(blocks, answer.stop_reason, usage)
 
-    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a message from stream events."""
         return _MessageAccumulator(on_text)
 
@@ -99,7 +113,7 @@ def _assistant_blocks(message: Message) -> list[dict[str, Any]] | str:
         blocks.append({"type": "text", "text": message["content"]})
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = _read_object(function["arguments"])
+        arguments = ToolCall("", function["name"], function["arguments"]).sent_arguments
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
     return blocks or ""
 

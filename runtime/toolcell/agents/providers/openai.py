@@ -5,12 +5,13 @@ Translates messages and answers. The loop retries, so the SDK's own retries are 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from toolcell.agents.providers.provider import REFUSED, Message, ModelResponse, OnText, ProviderError, read_usage
-from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator
+from toolcell.agents.providers.sdk import SdkProvider, StreamAccumulator, reported_error
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.result import NO_USAGE
@@ -44,19 +45,27 @@ class OpenAIProvider(SdkProvider):
         return request
 
     def read_answer(self, answer: Any) -> ModelResponse:
-        """Translate a completion."""
-        if not answer.choices:
-            raise ProviderError("the model's answer has no choices")
-        choice = answer.choices[0]
-        message, usage = choice.message, read_usage(answer.usage)
-        calls = tuple(_read_call(call) for call in message.tool_calls or ())
-        if refusal := getattr(message, "refusal", None):
-            return ModelResponse(message.content or refusal, calls, REFUSED, usage)
-        return ModelResponse(message.content or "", calls, _finish_reason(choice.finish_reason or "stop"), usage)
+        """Translate a completion, also one in which a server reports an error with status 200.
 
-    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+        Raises:
+            ProviderError: it is an error, or not a completion.
+        """
+        _raise_reported_error(answer)
+        choices = getattr(answer, "choices", None)
+        if not choices:
+            raise ProviderError(f"the model's answer is not a completion with choices: {str(answer)[:200]!r}")
+        choice = choices[0]
+        _raise_reported_error(choice)
+        message, usage = choice.message, read_usage(getattr(answer, "usage", None))
+        text = _text_of(getattr(message, "content", None))
+        calls = tuple(_read_call(call) for call in getattr(message, "tool_calls", None) or ())
+        if refusal := getattr(message, "refusal", None):
+            return ModelResponse(text or refusal, calls, REFUSED, usage)
+        return ModelResponse(text, calls, _finish_reason(choice.finish_reason or "stop"), usage)
+
+    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds a completion from stream chunks."""
-        return _CompletionAccumulator(on_text)
+        return _CompletionAccumulator(on_text, frozenset(tool.name for tool in tools))
 
 
 def to_openai(messages: Iterable[Message]) -> list[Message]:
@@ -67,7 +76,10 @@ def to_openai(messages: Iterable[Message]) -> list[Message]:
         if images and message.get("role") != "tool":
             sent.append(_image_message(images))
             images = []
-        sent.append({key: value for key, value in message.items() if key not in _OWN_KEYS})
+        own = {key: value for key, value in message.items() if key not in _OWN_KEYS}
+        if calls := own.get("tool_calls"):  # servers parse the arguments of earlier calls, and refuse what is not JSON
+            own["tool_calls"] = [ToolCall.read(call).to_openai() for call in calls]
+        sent.append(own)
         images += message.get("images", ())
     return [*sent, _image_message(images)] if images else sent
 
@@ -84,56 +96,129 @@ def _finish_reason(reason: str) -> str:
     return REFUSED if reason == "content_filter" else reason
 
 
+def _raise_reported_error(body: Any) -> None:
+    """Raise the error that a body with status 200 reports: `error`, or `object: "error"`."""
+    error = getattr(body, "error", None)
+    if error is None and getattr(body, "object", None) == "error":
+        error = {name: getattr(body, name, None) for name in ("message", "type", "code")}
+    if error:
+        raise reported_error(error)
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message's content: text, a list of parts, or nothing. Thoughts are no part of it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    parts = [part if isinstance(part, Mapping) else vars(part) for part in content if not isinstance(part, str)]
+    texts = [part.get("text") for part in parts if part.get("type", "text") in ("text", "output_text")]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
 def _read_call(call: Any) -> ToolCall:
-    return ToolCall(call.id or "", call.function.name, call.function.arguments or "")
+    function = getattr(call, "function", None)
+    name, arguments = getattr(function, "name", None), getattr(function, "arguments", None)
+    return ToolCall(getattr(call, "id", None) or "", name or "", arguments or "")
 
 
 @dataclass(slots=True)
 class _PartialCall:
+    index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the arguments are a whole JSON object, so that more of them cannot follow."""
+        return isinstance(ToolCall("", self.name, self.arguments).parsed_if_safe().arguments, Mapping)
+
+
+class _PartialCalls:
+    """The calls of a stream. Servers tell them apart in different ways: by index, by id, or only by a new name."""
+
+    def __init__(self, tools: frozenset[str]) -> None:
+        self._tools = tools
+        self._calls: list[_PartialCall] = []
+
+    def add(self, piece: Any) -> None:
+        """Take in one item of a delta's `tool_calls`."""
+        function = getattr(piece, "function", None)
+        name, arguments = getattr(function, "name", None) or "", getattr(function, "arguments", None)
+        ident, index = getattr(piece, "id", None) or "", getattr(piece, "index", None)
+        call = self._continued(ident, index, name)
+        if call is None:
+            last = self._calls[-1].index if self._calls else 0
+            call = _PartialCall(index if isinstance(index, int) else last)
+            self._calls.append(call)
+        call.id = call.id or ident
+        if name != call.name:
+            call.name += name
+        if isinstance(arguments, str):
+            call.arguments += arguments
+        elif arguments is not None:  # the whole object, not a piece of its text
+            call.arguments = json.dumps(arguments, ensure_ascii=False)
+
+    def _continued(self, ident: str, index: Any, name: str) -> _PartialCall | None:
+        """Return the call that a piece belongs to; None if it begins one."""
+        for call in reversed(self._calls):
+            if ident and call.id == ident:
+                return call
+        at_index = [call for call in self._calls if call.index == index or not isinstance(index, int)]
+        if not at_index:
+            return None
+        latest = at_index[-1]
+        if not name:
+            return latest  # some servers make up another id for each piece
+        if ident and latest.id:
+            return None
+        if not latest.name:
+            return latest
+        # Without an id only the name is left: it is repeated, in pieces, or that of the next call.
+        if name == latest.name:
+            return None if latest.arguments and latest.is_whole else latest
+        return None if latest.arguments or latest.name in self._tools else latest
+
+    def read(self) -> tuple[ToolCall, ...]:
+        """Return the calls, in the order of their indices."""
+        ordered = sorted(self._calls, key=lambda call: call.index)
+        return tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
 
 
 class _CompletionAccumulator(StreamAccumulator):
     """Builds a completion from stream chunks."""
 
-    def __init__(self, on_text: OnText) -> None:
+    def __init__(self, on_text: OnText, tools: frozenset[str]) -> None:
         super().__init__(on_text)
         self._text = ""
-        self._calls: dict[int, _PartialCall] = {}
+        self._calls = _PartialCalls(tools)
         self._finish_reason = ""
         self._is_refused = False
         self._usage = NO_USAGE
 
     def add(self, chunk: Any) -> None:
-        if chunk.usage is not None:
-            self._usage = read_usage(chunk.usage)
-        for choice in chunk.choices:
-            self._finish_reason = choice.finish_reason or self._finish_reason
-            if choice.delta.content:
-                self._text += choice.delta.content
-                self.show(choice.delta.content)
-            if refusal := getattr(choice.delta, "refusal", None):
+        _raise_reported_error(chunk)
+        if (usage := getattr(chunk, "usage", None)) is not None:
+            self._usage = read_usage(usage)
+        for choice in getattr(chunk, "choices", None) or ():
+            _raise_reported_error(choice)
+            self._finish_reason = getattr(choice, "finish_reason", None) or self._finish_reason
+            delta = getattr(choice, "delta", None)
+            if text := _text_of(getattr(delta, "content", None)):
+                self._text += text
+                self.show(text)
+            if refusal := getattr(delta, "refusal", None):
                 self._text += refusal
                 self._is_refused = True
                 self.show(refusal)
-            for piece in choice.delta.tool_calls or ():
-                self._add_call(piece)
-
-    def _add_call(self, piece: Any) -> None:
-        call = self._calls.setdefault(piece.index, _PartialCall())
-        call.id = piece.id or call.id
-        if piece.function is not None:
-            call.name += piece.function.name or ""
-            call.arguments += piece.function.arguments or ""
+            for piece in getattr(delta, "tool_calls", None) or ():
+                self._calls.add(piece)
 
     @property
     def is_complete(self) -> bool:
         return bool(self._finish_reason)
 
     def response(self) -> ModelResponse:
-        ordered = [self._calls[index] for index in sorted(self._calls)]
-        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in ordered)
         reason = REFUSED if self._is_refused else _finish_reason(self._finish_reason)
-        return ModelResponse(self._text, calls, reason, self._usage)
+        return ModelResponse(self._text, self._calls.read(), reason, self._usage)

@@ -124,7 +124,7 @@ def user(content: str) -> Message:
 
 
 def assistant(response: ModelResponse) -> Message:
-    """Make the transcript's message from a response. Arguments stay the JSON text of the response."""
+    """Make the transcript's message from a response. The arguments of its calls are those that are called, as JSON."""
     message: Message = {"role": "assistant", "content": response.content}
     if response.tool_calls:
         message["tool_calls"] = [call.to_openai() for call in response.tool_calls]

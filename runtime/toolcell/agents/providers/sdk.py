@@ -83,12 +83,14 @@ def as_provider_error(exc: Exception) -> ProviderError:
     if isinstance(exc, ProviderError):
         return exc
     status, headers = getattr(exc, "status_code", None), _headers_of(exc)
-    is_transient = not TRANSIENT_ERRORS.isdisjoint(_names_in(getattr(exc, "body", None)))
+    body = getattr(exc, "body", None)
+    is_transient = _is_transient(body.get("error", body) if isinstance(body, Mapping) else body)
     if isinstance(status, int):
         is_retryable = _should_retry(headers, status in TRANSIENT_STATUSES or (status < 400 and is_transient))
         return ProviderError(str(exc), status=status, retryable=is_retryable, retry_after_s=_retry_after_s(headers))
     is_connection = isinstance(exc, ConnectionError | TimeoutError) or type(exc).__name__ in _CONNECTION_ERRORS
-    return ProviderError(f"{type(exc).__name__}: {exc}", retryable=is_connection or is_transient)
+    said = f"{exc}: {body[:500]}" if isinstance(body, str) and body not in str(exc) else str(exc)
+    return ProviderError(f"{type(exc).__name__}: {said}", retryable=is_connection or is_transient)
 
 
 def _headers_of(exc: Exception) -> Mapping[str, str]:
@@ -96,12 +98,20 @@ def _headers_of(exc: Exception) -> Mapping[str, str]:
     return headers if headers is not None else {}
 
 
-def _names_in(body: Any) -> set[str]:
-    """Return the names that an error's body gives it, under both APIs."""
-    error = body.get("error", body) if isinstance(body, Mapping) else None
+def reported_error(error: Any) -> ProviderError:
+    """Return the error that the body of an answer with status 200 reports: text, or fields such as `message`."""
+    fields = error if isinstance(error, Mapping) else {"message": error}
+    message, names = fields.get("message"), ", ".join(str(fields[key]) for key in ("type", "code") if fields.get(key))
+    text = f"the model's server answered with an error: {message or 'no message'}"
+    return ProviderError(f"{text} ({names})" if names else text, retryable=_is_transient(error))
+
+
+def _is_transient(error: Any) -> bool:
+    """Return whether an error passes, by the names and the status that its body gives it, under both APIs."""
     if not isinstance(error, Mapping):
-        return set()
-    return {name for key in ("type", "code") if isinstance(name := error.get(key), str)}
+        return False
+    found = {str(error.get(key)) for key in ("type", "code", "status")}
+    return not TRANSIENT_ERRORS.isdisjoint(found) or not {str(each) for each in TRANSIENT_STATUSES}.isdisjoint(found)
 
 
 def _should_retry(headers: Mapping[str, str], default: bool) -> bool:
@@ -166,7 +176,7 @@ class SdkProvider(ABC):
         """Request one response as a stream."""
         create = self.create_method(self._client)
         request = self.request(messages, tools, model, known_options(create, options))
-        return await self.accumulator(on_text).read(create(**request, **self.stream_options))
+        return await self.accumulator(on_text, tools).read(create(**request, **self.stream_options))
 
     @abstractmethod
     def create_method(self, client: Any) -> Callable[..., Awaitable[Any]]:
@@ -183,7 +193,7 @@ class SdkProvider(ABC):
         """Translate an answer."""
 
     @abstractmethod
-    def accumulator(self, on_text: OnText) -> StreamAccumulator:
+    def accumulator(self, on_text: OnText, tools: Sequence[ToolDefinition]) -> StreamAccumulator:
         """Return what builds the response from a stream."""
 
     @classmethod

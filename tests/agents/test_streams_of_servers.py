@@ -1,0 +1,343 @@
+"""Streams and answers as OpenAI, vLLM, llama.cpp, Ollama and the compatible ends of others send them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agents.api_server import Reply, call_piece, chunk, completion, message, ok, serving, tool_use
+from agents.test_providers import provider, sleep
+from toolcell import ToolRegistry
+from toolcell.agents import Agent, RetryPolicy, ToolLoopConfig, run_tool_loop, user
+from toolcell.agents.loop_result import ToolLoopResult
+from toolcell.agents.providers.anthropic import to_anthropic
+from toolcell.agents.providers.openai import to_openai
+from toolcell.agents.providers.provider import ModelResponse
+from toolcell.agents.providers.scripted import ScriptedModel, calls
+from toolcell.tools.model_calls import ToolCall
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdks() -> None:
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+
+
+def files(made: list[tuple[str, Any]]) -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def read_file(path: str) -> str:
+        """Read a file from the disk."""
+        made.append(("read_file", path))
+        return f"text of {path}"
+
+    @registry.tool
+    def write_file(path: str) -> str:
+        """Write a file to the disk."""
+        made.append(("write_file", path))
+        return "written"
+
+    @registry.tool
+    def ping() -> str:
+        """Ask whether anybody is there."""
+        made.append(("ping", None))
+        return "pong"
+
+    return registry
+
+
+DONE = [chunk({"content": "done"}), chunk({}, finish="stop"), "[DONE]"]
+
+
+async def talk(*replies: Reply, kind: str = "openai", **config: Any) -> tuple[ToolLoopResult, list[Any], list[Any]]:
+    """Run an agent's loop against a server with these replies. Returns result, calls made and requests."""
+    made: list[tuple[str, Any]] = []
+    with serving(*replies) as server:
+        async with provider(kind, server) as model:
+            settings = ToolLoopConfig(
+                provider=model, model="m", tools=files(made), retry=RetryPolicy(attempts=2, sleep=sleep), **config
+            )
+            result = await run_tool_loop(settings, [user("go")])
+    return result, made, server.requests
+
+
+def piece(**fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [fields]}
+
+
+READ, WRITE = '{"path": "a"}', '{"path": "b"}'
+BOTH = [("read_file", "a"), ("write_file", "b")]
+SAME = [("read_file", "a"), ("read_file", "b")]
+
+STREAMS: dict[str, tuple[list[dict[str, Any]], list[tuple[str, Any]]]] = {
+    "as OpenAI sends them": (
+        [
+            call_piece(0, "", "c1", "read_file"), call_piece(0, '{"pa'), call_piece(0, 'th": "a"}'),
+            call_piece(1, "", "c2", "write_file"), call_piece(1, WRITE),
+        ],
+        BOTH,
+    ),
+    "interleaved by index": (
+        [
+            call_piece(0, "", "c1", "read_file"), call_piece(1, "", "c2", "write_file"), call_piece(0, '{"path"'),
+            call_piece(1, '{"path"'), call_piece(0, ': "a"}'), call_piece(1, ': "b"}'),
+        ],
+        BOTH,
+    ),
+    "two ids at index 0": ([call_piece(0, READ, "c1", "read_file"), call_piece(0, WRITE, "c2", "write_file")], BOTH),
+    "two ids at index 0, in pieces, of one tool": (
+        [call_piece(0, '{"path"', "c1", "read_file"), call_piece(0, ': "a"}'),
+         call_piece(0, '{"path"', "c2", "read_file"), call_piece(0, ': "b"}')],
+        SAME,
+    ),
+    "no index": (
+        [piece(id="c1", function={"name": "read_file", "arguments": READ}),
+         piece(id="c2", function={"name": "write_file", "arguments": WRITE})],
+        BOTH,
+    ),
+    "an index of null, in pieces": (
+        [piece(index=None, id="c1", function={"name": "read_file", "arguments": ""}),
+         piece(index=None, function={"arguments": '{"path"'}), piece(index=None, function={"arguments": ': "a"}'}),
+         piece(index=None, id="c2", function={"name": "write_file", "arguments": WRITE})],
+        BOTH,
+    ),
+    "no ids at index 0": ([call_piece(0, READ, name="read_file"), call_piece(0, WRITE, name="write_file")], BOTH),
+    "no ids and no index, of one tool": (
+        [piece(function={"name": "read_file", "arguments": READ}),
+         piece(function={"name": "read_file", "arguments": WRITE})],
+        SAME,
+    ),
+    "two calls without arguments, ids and index": (
+        [piece(function={"name": "ping"}), piece(function={"name": "read_file"}), piece(function={"arguments": READ})],
+        [("ping", None), ("read_file", "a")],
+    ),
+    "the name on every piece": (
+        [call_piece(0, '{"path"', "c1", "read_file"), call_piece(0, ': "a"}', "c1", "read_file"),
+         call_piece(1, WRITE, "c2", "write_file")],
+        BOTH,
+    ),
+    "the name on every piece, without ids": (
+        [call_piece(0, '{"path"', name="read_file"), call_piece(0, ': "a"}', name="read_file")], BOTH[:1],
+    ),
+    "a name in pieces": (
+        [call_piece(0, "", "c1", "read_"), call_piece(0, "", name="file"), call_piece(0, READ)], BOTH[:1],
+    ),
+    "another id for each piece": (
+        [call_piece(0, "", "x1", "read_file"), call_piece(0, '{"path"', "x2"), call_piece(0, ': "a"}', "x3"),
+         call_piece(1, "", "x4", "write_file"), call_piece(1, WRITE, "x5")],
+        BOTH,
+    ),
+    "arguments as an object": (
+        [piece(index=0, id="c1", function={"name": "read_file", "arguments": {"path": "a"}}),
+         piece(index=1, id="c2", function={"name": "write_file", "arguments": {"path": "b"}})],
+        BOTH,
+    ),
+    "a name of null after the first piece": (
+        [call_piece(0, "", "c1", "read_file"), piece(index=0, function={"name": None, "arguments": READ})], BOTH[:1],
+    ),
+    "a function of null": (
+        [call_piece(0, READ, "c1", "read_file"), piece(index=0, function=None)], BOTH[:1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_calls_of_a_stream_are_told_apart_however_a_server_marks_them(name: str) -> None:
+    pieces, expected = STREAMS[name]
+    stream = [chunk({"content": None}), *[chunk(each) for each in pieces], chunk({}, finish="tool_calls"), "[DONE]"]
+
+    result, made, requests = await talk(ok(stream), ok(DONE), on_text=lambda text: None, sequential=True)
+
+    assert made == expected
+    assert result.content == "done"
+    sent = requests[1]["messages"][1]["tool_calls"]
+    assert len({call["id"] for call in sent}) == len(expected)
+    assert [json.loads(call["function"]["arguments"]) for call in sent if call["function"]["name"] != "ping"]
+
+
+ODD_CHUNKS = [
+    chunk() | {"choices": None},
+    {key: value for key, value in chunk().items() if key not in ("choices", "usage")},
+    chunk({}) | {"choices": [{"index": 0, "delta": None, "finish_reason": None}]},
+    chunk({}) | {"choices": [{"index": 0, "finish_reason": None}]},
+    chunk({"content": None, "tool_calls": None}),
+]
+
+
+@pytest.mark.parametrize("odd", ODD_CHUNKS)
+async def test_a_chunk_without_choices_or_delta_is_passed_over(odd: dict[str, Any]) -> None:
+    result, _, _ = await talk(ok([odd, chunk({"content": "do"}), odd, *DONE[1:]]), on_text=lambda text: None)
+
+    assert (result.content, result.stop_reason, result.error) == ("do", "final", None)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_content_may_be_a_list_of_parts(streaming: bool) -> None:
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    whole = completion(None)
+    whole["choices"][0]["message"]["content"] = parts
+    reply = ok([chunk({"content": parts}), chunk({}, finish="stop"), "[DONE]"] if streaming else whole)
+    heard: list[str] = []
+
+    result, _, _ = await talk(reply, on_text=heard.append if streaming else None)
+
+    assert result.content == "one two"
+    assert "".join(heard) == ("one two" if streaming else "")
+
+
+@pytest.mark.parametrize(
+    "odd", [{"name": None, "arguments": "{}"}, {"name": "ping", "arguments": None}, {"name": "", "arguments": ""}]
+)
+async def test_a_call_without_a_name_is_answered_and_the_run_goes_on(odd: dict[str, Any]) -> None:
+    first = completion(None, ("c1", "ping", "{}"))
+    first["choices"][0]["message"]["tool_calls"][0]["function"] = odd
+
+    result, made, requests = await talk(ok(first), ok(completion("done")))
+
+    assert result.content == "done"
+    assert made == ([("ping", None)] if odd["name"] else [])
+    assert requests[1]["messages"][2]["role"] == "tool"
+
+
+@pytest.mark.parametrize("text", ['{"path":"a",}', '```json\n{"path": "a"}\n```', '{"path": "a\n"}'])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_arguments_that_were_mended_go_back_as_what_was_called(text: str, streaming: bool) -> None:
+    first: Any = completion(None, ("c1", "read_file", text))
+    if streaming:
+        first = [chunk(call_piece(0, text, "c1", "read_file")), chunk({}, finish="tool_calls"), "[DONE]"]
+    last = ok(DONE if streaming else completion("done"))
+
+    result, made, requests = await talk(ok(first), last, on_text=(lambda text: None) if streaming else None)
+
+    [(_, path)] = made
+    sent = requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == {"path": path}
+    assert json.loads(result.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"path": path}
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("text", ['{"path": "a', "not json", "[1]", '"a"', "{'path': 'a'}"])
+async def test_a_refused_call_goes_back_as_an_object_that_quotes_it(kind: str, text: str) -> None:
+    model = ScriptedModel([calls(("read_file", text)), "done"])
+    result = await run_tool_loop(ToolLoopConfig(provider=model, tools=files([])), [user("go")])
+
+    assert result.messages[2]["is_error"]
+    if kind == "openai":
+        arguments = json.loads(to_openai(result.messages)[1]["tool_calls"][0]["function"]["arguments"])
+    else:
+        arguments = to_anthropic(result.messages)[1]["content"][0]["input"]
+    assert list(arguments) == ["unreadable_arguments"]
+
+
+def test_a_conversation_that_was_kept_with_unmended_arguments_is_sent_with_mended_ones() -> None:
+    kept = [user("go"), {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a",}'}}]}]  # fmt: skip
+
+    [block] = to_anthropic(kept)[1]["content"]
+    [call] = to_openai(kept)[1]["tool_calls"]
+
+    assert block["input"] == json.loads(call["function"]["arguments"]) == {"path": "a"}
+
+
+def test_arguments_that_are_an_object_stay_the_text_that_they_were() -> None:
+    text = '{ "b": 1.0,\n  "a": "\\u00e9" }'
+
+    assert ToolCall("c", "t", text).to_openai()["function"]["arguments"] == text
+    assert ToolCall("c", "t", "").to_openai()["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize(("kind", "streaming"), [("openai", False), ("openai", True), ("anthropic", False)])
+async def test_an_answer_that_was_cut_off_is_told_apart_from_a_whole_one(kind: str, streaming: bool) -> None:
+    if kind == "anthropic":
+        reply = ok(message({"type": "text", "text": "half of"}, stop="max_tokens"))
+    elif streaming:
+        reply = ok([chunk({"content": "half of"}), chunk({}, finish="length"), "[DONE]"])
+    else:
+        reply = ok(completion("half of", finish="length"))
+
+    result, _, _ = await talk(reply, kind=kind, on_text=(lambda text: None) if streaming else None)
+
+    assert (result.stop_reason, result.content) == ("truncated", "half of")
+    assert "cut off" in (result.error or "")
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+async def test_an_empty_answer_is_not_a_final_one(content: str | None) -> None:
+    result, _, _ = await talk(ok(completion(content)))
+
+    assert (result.stop_reason, result.is_error) == ("empty", True)
+    assert result.error == "the model gave an empty answer"
+
+
+async def test_the_caller_of_a_sub_agent_reads_that_its_answer_was_cut_off_or_empty() -> None:
+    for reply, mark in ((ModelResponse("half of", (), "length"), "half of\n\n[the model's answer was cut off"),
+                        ("", "Sub-agent failed: the model gave an empty answer")):  # fmt: skip
+        inner = Agent(ScriptedModel([reply]))
+        outer = Agent(
+            ScriptedModel([calls(("helper", {"task": "x"})), "done"]),
+            tools=[inner.as_tool("helper", "Helps with things.")],
+        )
+        result = await outer.run("go")
+
+        assert result.messages[2]["content"].startswith(mark)
+
+
+@pytest.mark.parametrize(
+    ("body", "retries"),
+    [
+        ({"error": {"message": "overloaded", "code": 503}}, True),
+        ({"error": {"message": "slow down", "type": "rate_limit_exceeded"}}, True),
+        ({"error": {"message": "context too long", "code": 400}}, False),
+        ({"error": "no such model"}, False),
+        ({"object": "error", "message": "bad template", "type": "BadRequestError", "code": 400}, False),
+        (completion(None) | {"choices": [{"index": 0, "error": {"code": 502, "message": "upstream"}}]}, True),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_error_with_status_200_is_that_error_with_its_retry(body: Any, retries: bool, streaming: bool) -> None:
+    replies = [ok([body, "[DONE]"] if streaming else body), ok(DONE if streaming else completion("done"))]
+
+    result, _, requests = await talk(*replies, on_text=(lambda text: None) if streaming else None)
+
+    assert len(requests) == (2 if retries else 1)
+    if not retries:
+        said = body["error"] if isinstance(body.get("error"), str) else (body.get("error") or body)["message"]
+        assert said in (result.error or "")
+        assert result.stop_reason == "provider_error"
+
+
+@pytest.mark.parametrize("body", [{"id": "c"}, {"choices": None}, {"choices": []}, [], "busy", 7, None])
+async def test_an_answer_that_is_not_a_completion_ends_the_run_with_words(body: Any) -> None:
+    result, _, _ = await talk((200, {}, body))
+
+    assert result.stop_reason == "provider_error"
+    assert "NoneType" not in (result.error or "")
+    assert "attribute" not in (result.error or "")
+
+
+@pytest.mark.parametrize("answer", [{"tool_calls": [3]}, {"tool_calls": [{"function": {"name": None}}]}, 7, None])
+async def test_what_a_provider_of_ones_own_returns_never_raises_out_of_an_agent(answer: Any) -> None:
+    class Odd:
+        async def chat(self, *_: Any) -> Any:
+            return answer
+
+    result = await Agent(Odd()).run("go")
+
+    assert result.stop_reason == "provider_error"
+
+
+async def test_the_blocks_of_anthropics_compatible_ends_may_lack_a_usage() -> None:
+    first = message(tool_use("t1", "ping"), stop="tool_use")
+    del first["usage"]
+
+    result, made, _ = await talk(ok(first), ok(message({"type": "text", "text": "done"})), kind="anthropic")
+
+    assert (result.content, made) == ("done", [("ping", None)])
