@@ -22,17 +22,17 @@ from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig,
 from toolcell.control.before_run import PreflightRuntime
 from toolcell.control.controlled import RunHandlers
 from toolcell.control.draft import Draft
-from toolcell.control.journal_config import JournalConfig
 from toolcell.control.mapping import MappingRuntime
 from toolcell.control.plans import PlanningRuntime
 from toolcell.control.run_control import Begin, Refresh
 from toolcell.control.scripts import Script, script_from
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.control.type_check import TypeChecker
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.host_work import HostWork
+from toolcell.journal.config import JournalConfig
+from toolcell.journal.store import JournalStore
 from toolcell.keywords import keywords_known
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.results import AbandonedThread, ExecutionResult

@@ -18,7 +18,7 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, SyncRuntime
-from toolcell.control.identity import call_digest
+from toolcell.journal.identity import call_digest
 
 pytestmark = [pytest.mark.isolation, pytest.mark.slow]
 

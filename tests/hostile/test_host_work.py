@@ -20,8 +20,8 @@ from pydantic_core import core_schema
 from hostile.counting import calls
 from toolcell import Limits
 from toolcell.audit.redact import Redactor
-from toolcell.control.journal import Journal
 from toolcell.host_work import ELEMENT_WORK, HostWork
+from toolcell.journal.ledger import Journal
 from toolcell.packing import value_digest
 from toolcell.run.capture import Capture
 from toolcell.run.returned_files import ReturnedFiles

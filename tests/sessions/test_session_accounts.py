@@ -21,11 +21,11 @@ from toolcell import (
     ToolRegistry,
 )
 from toolcell.control import Approve
-from toolcell.control.journal import Journal
-from toolcell.control.journal_file import JournalFile
-from toolcell.control.marks import marks_directory
-from toolcell.control.store import JournalStore
 from toolcell.flows import Flow
+from toolcell.journal.file import JournalFile
+from toolcell.journal.ledger import Journal
+from toolcell.journal.marks import marks_directory
+from toolcell.journal.store import JournalStore
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.isolation

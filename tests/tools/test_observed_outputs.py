@@ -11,9 +11,9 @@ from toolcell import SyncRuntime
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import register_or_replace
-from toolcell.control.identity import registry_digest, tool_digests
 from toolcell.control.type_check import described, stubs_of
 from toolcell.errors import UsageError
+from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.observed import MAX_FIELDS, MAX_RESULTS, MAX_VISITED, ObservedOutput
 from toolcell.tools.stub_types import OBSERVED

@@ -21,11 +21,11 @@ from toolcell.control.decisions import ResumeDecision
 from toolcell.control.repair import RepairingRuntime
 from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.run_control import DENIED
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals
 from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
+from toolcell.journal import JournalStore
 from toolcell.keywords import ELSEWHERE
 from toolcell.results import Suspension
 from toolcell.tools import events

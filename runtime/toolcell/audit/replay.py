@@ -21,6 +21,7 @@ from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
 from toolcell.eager import ByStatement
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.journal.answers import AnswerTurns, RecordedTurn, answer_from_record
 from toolcell.packing import text_digest
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.text import one_line
@@ -28,7 +29,6 @@ from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin
 from toolcell.tools.placeholders import RecordedDryRun
-from toolcell.tools.recorded_answers import AnswerTurns, RecordedTurn, answer_from_record
 from toolcell.tools.result import Status, ToolFailure, ToolResult
 from toolcell_bridge.guest.tool_names import name_meant
 

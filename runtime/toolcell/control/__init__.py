@@ -9,9 +9,9 @@ __all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "E
 if TYPE_CHECKING:
     from toolcell.control.decisions import AlreadyMade, Deny, Edit
     from toolcell.control.draft import Draft
-    from toolcell.control.journal_config import JournalConfig
     from toolcell.control.steps_of_plans import PlanRows
     from toolcell.effects import CommitResult, Effect
+    from toolcell.journal.config import JournalConfig
     from toolcell.tools.hooks import Approve
 else:
     __getattr__, __dir__ = lazy_names(
@@ -19,7 +19,7 @@ else:
         "toolcell.control.decisions",
         "toolcell.control.draft",
         "toolcell.control.steps_of_plans",
-        "toolcell.control.journal_config",
+        "toolcell.journal.config",
         "toolcell.effects",
         "toolcell.tools.hooks",
     )

@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 import anyio
 
 from toolcell.config import Limits
-from toolcell.control.identity import digest_of_call, options_of
-from toolcell.control.journal import CANCELLED, Journal, JournalEntry
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
 from toolcell.host_work import HostWork
+from toolcell.journal.answers import answer_from_record
+from toolcell.journal.identity import digest_of_call, options_of
+from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.results import Divergence, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.tools.call import CallableTools, RunContext
@@ -21,7 +22,6 @@ from toolcell.tools.catalogue import returns_of
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Reject
 from toolcell.tools.options import Origin
-from toolcell.tools.recorded_answers import answer_from_record
 from toolcell.tools.result import Status, ToolResult
 from toolcell_bridge.wire.messages import CallTool
 

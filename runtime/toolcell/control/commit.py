@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
-from toolcell.control.identity import digest_of_call
 from toolcell.control.kept_drafts import MADE, START, DraftJournal
 from toolcell.effects import EffectResult, EffectStatus
 from toolcell.errors import AuditError, ToolAbort, UsageError
+from toolcell.journal.identity import digest_of_call
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.dry_run import arguments_of

@@ -12,13 +12,13 @@ import anyio
 
 from toolcell.config import Policy
 from toolcell.control.decisions import ResumeDecision, check_ids, recorded
-from toolcell.control.journal import Journal, pending_entries
 from toolcell.control.run_control import Begin, Refresh, RunControl
 from toolcell.control.scripts import Script, header_of, script_of
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import ResumeError, UsageError
+from toolcell.journal.ledger import Journal, pending_entries
+from toolcell.journal.store import JournalStore
 from toolcell.keywords import keywords_known
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.arguments import check_run_arguments

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell.control.journal import RecordedDecision
 from toolcell.errors import UsageError
+from toolcell.journal.ledger import RecordedDecision
 from toolcell.results import PendingCall
 from toolcell.tools.checks import shown
 from toolcell.tools.hooks import Approve, Modify, Reject

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
-from toolcell.control.identity import options_of
 from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.effects import CommitResult, EffectResult, RevertResult
 from toolcell.errors import UsageError
+from toolcell.journal.identity import options_of
+from toolcell.journal.store import JournalStore
 from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
 from toolcell.tools.call import CallableTools, RunContext

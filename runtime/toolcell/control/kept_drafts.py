@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
-from toolcell.control.identity import tool_digests
-from toolcell.control.journal_file import JournalFile, OlderCopy
-from toolcell.control.store import JournalStore
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UnknownId, UsageError
+from toolcell.journal.file import JournalFile, OlderCopy
+from toolcell.journal.identity import tool_digests
+from toolcell.journal.store import JournalStore
 from toolcell.packing import bytes_digest, pack
 from toolcell.results import ExecutionResult
 from toolcell.tools.call import Call, CallableTools, RunContext

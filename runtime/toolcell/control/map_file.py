@@ -13,11 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.control.directory import MAP_SUFFIX, item_run
-from toolcell.control.journal_file import SUFFIX, JournalFile, OlderCopy
 from toolcell.control.map_item import MapItem
-from toolcell.control.store import JournalStore
 from toolcell.errors import ResumeError, UsageError
+from toolcell.journal.directory import MAP_SUFFIX, item_run
+from toolcell.journal.file import SUFFIX, JournalFile, OlderCopy
+from toolcell.journal.store import JournalStore
 from toolcell.packing import pack, unpack, value_digest
 from toolcell.results import ErrorInfo, Outcome
 from toolcell_bridge.guest.values import to_plain

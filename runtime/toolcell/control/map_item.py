@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from toolcell.control.identity import options_of
 from toolcell.control.suspension import IN_DOUBT
+from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, PendingCall, Suspension
 from toolcell.tools.call import CallableTools
 

@@ -15,13 +15,13 @@ import anyio
 
 from toolcell import daemon_threads
 from toolcell.control.controlled import ControlledRuntime
-from toolcell.control.directory import item_run
-from toolcell.control.journal import Journal
 from toolcell.control.map_file import NAME, MapFile, input_digest
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
-from toolcell.control.resume_checks import NoSuchRun
 from toolcell.control.run_control import RESUMABLE
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.journal.directory import item_run
+from toolcell.journal.ledger import Journal
+from toolcell.journal.store import NoSuchRun
 from toolcell.packing import text_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.tools.call import CallableTools, RunContext

@@ -9,12 +9,12 @@ from typing import Any
 from toolcell.control.controlled import PLAN, ControlledRuntime
 from toolcell.control.draft import Draft
 from toolcell.control.drafting import DraftingRuntime, draft_of_plan
-from toolcell.control.identity import tool_digests
-from toolcell.control.journal import Journal, pending_of
 from toolcell.control.run_control import DENIED
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
 from toolcell.errors import UsageError
+from toolcell.journal.identity import tool_digests
+from toolcell.journal.ledger import Journal, pending_of
 from toolcell.keywords import keywords_known
 from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension

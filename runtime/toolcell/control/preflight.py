@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.config import Limits
-from toolcell.control.identity import options_of
 from toolcell.effects import PlannedCall, Preflight
+from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import RunRequest, run_message, sendable
 from toolcell.tools.call import CallableTools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolcell.control.journal import CANCELLED, Journal, JournalEntry
+from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.results import ExecutionResult, Repair, RepairedCall
 from toolcell.tools.options import ToolOptions
 

@@ -9,10 +9,10 @@ from typing import Final, Literal
 from toolcell.config import Limits
 from toolcell.control.answering import JournaledTools
 from toolcell.control.draft import Draft
-from toolcell.control.journal import Journal
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender
 from toolcell.host_work import HostWork
+from toolcell.journal.ledger import Journal
+from toolcell.journal.store import JournalStore
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.control.identity import tool_digests
-from toolcell.control.journal import Journal
 from toolcell.control.suspension import OnApproval
 from toolcell.eager import ByStatement
 from toolcell.effects import Preflight
+from toolcell.journal.identity import tool_digests
+from toolcell.journal.ledger import Journal
 from toolcell.run.feed import ScriptFeed
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools

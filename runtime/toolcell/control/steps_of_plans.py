@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Final
 
 from toolcell.control.decisions import answer_of
-from toolcell.control.identity import call_digest, options_of
-from toolcell.control.journal import Journal, JournalEntry
 from toolcell.control.suspension import BELOW, IN_DOUBT
+from toolcell.journal.identity import call_digest, options_of
+from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
 from toolcell.tools.call import Call, CallObserver
 from toolcell.tools.hooks import Approve, Modify, Reject

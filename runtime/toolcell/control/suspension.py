@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 import anyio
 
 from toolcell.control.decisions import answer_of
-from toolcell.control.identity import digest_of_call
-from toolcell.control.journal import Journal, JournalEntry, pending_of
 from toolcell.errors import RunEnded, UsageError
+from toolcell.journal.identity import digest_of_call
+from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
 from toolcell.tools.call import Call, CallObserver
 from toolcell.tools.checks import shown

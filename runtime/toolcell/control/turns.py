@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from toolcell.control.decisions import ResumeDecision, answer_of, check_ids, recorded
-from toolcell.control.identity import digest_of_call, registry_digest, tool_digests
-from toolcell.control.journal import RecordedDecision
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import IN_DOUBT
-from toolcell.control.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.errors import ResumeError
+from toolcell.journal.identity import digest_of_call, registry_digest, tool_digests
+from toolcell.journal.ledger import RecordedDecision
+from toolcell.journal.store import JournalStore
+from toolcell.journal.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.context import current

@@ -17,9 +17,9 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import CheckTypes
 from toolcell.control.checkers import Checkers, NotChecked, Sandboxes
-from toolcell.control.identity import options_of
 from toolcell.control.scripts import Script
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.journal.identity import options_of
 from toolcell.packing import bytes_digest, pack
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable

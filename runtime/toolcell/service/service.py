@@ -9,8 +9,8 @@ from typing import Final
 
 import anyio
 
-from toolcell.control.directory import make_private
 from toolcell.errors import UsageError
+from toolcell.journal import make_private
 from toolcell.lifetime import OpenedInBlock
 from toolcell.service.admission import Admission
 from toolcell.service.authenticators import make_authenticator

@@ -10,8 +10,7 @@ import anyio
 
 from toolcell.audit.keys import HmacKey, save_private
 from toolcell.audit.log import AuditLog
-from toolcell.control.directory import make_private
-from toolcell.control.journal_config import JournalConfig
+from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
 from toolcell.service.config import ServiceConfig, TenantConfig

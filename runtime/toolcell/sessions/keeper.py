@@ -12,8 +12,8 @@ import anyio
 from toolcell.config import Limits, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
-from toolcell.control.tokens import run_of
 from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.journal.tokens import run_of
 from toolcell.keywords import keywords_known
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools, RunContext

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolcell.control.journal import Journal, JournalEntry
-from toolcell.control.journal_file import JournalFile, OlderCopy
 from toolcell.control.scripts import script_of
-from toolcell.control.store import JournalStore
 from toolcell.errors import ResumeError, SessionError
+from toolcell.journal.file import JournalFile, OlderCopy
+from toolcell.journal.ledger import Journal, JournalEntry
+from toolcell.journal.store import JournalStore
 from toolcell.results import Outcome
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX
 from toolcell.sessions.steps import KeptScript

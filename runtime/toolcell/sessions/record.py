@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.control.journal import Journal
 from toolcell.control.scripts import Script, header_of
-from toolcell.control.store import JournalStore
 from toolcell.control.suspension import OnApproval
 from toolcell.errors import ResumeError, SessionError, UsageError
+from toolcell.journal.ledger import Journal
+from toolcell.journal.store import JournalStore
 from toolcell.results import Suspension
 from toolcell.sessions.settings import Restores
 from toolcell.sessions.steps import KeptScript

@@ -10,7 +10,6 @@ from typing import Literal, cast
 
 from toolcell.config import Limits
 from toolcell.control.controlled import ControlledRuntime, RunHandlers
-from toolcell.control.journal import Journal
 from toolcell.control.run_control import Begin, RunControl
 from toolcell.control.scripts import Script, script_of
 from toolcell.control.suspension import OnApproval
@@ -18,6 +17,7 @@ from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scrip
 from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
+from toolcell.journal.ledger import Journal
 from toolcell.results import ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted

@@ -6,12 +6,12 @@ import copy
 import os
 from dataclasses import dataclass
 
-from toolcell.control.journal import Journal
 from toolcell.control.run_control import Begin, RunControl
 from toolcell.control.scripts import Script
-from toolcell.control.store import JournalStore
 from toolcell.copies import changed
 from toolcell.eager import EagerReport
+from toolcell.journal.ledger import Journal
+from toolcell.journal.store import JournalStore
 from toolcell.packing import pack
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools.call import CallableTools, RunContext

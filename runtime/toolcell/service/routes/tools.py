@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
-from toolcell.control.identity import options_of
+from toolcell.journal import options_of
 from toolcell.service.endpoints import TEXT, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem

@@ -9,20 +9,27 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from toolcell.control.directory import KEY_BYTES, make_private, remove_old, shared_key
-from toolcell.control.identity import registry_digest, tool_digests
-from toolcell.control.journal import Journal, JournalEntry, RecordedDecision, pending_of
-from toolcell.control.journal_config import JournalConfig
-from toolcell.control.journal_file import ENDED, SUFFIX, JournalFile, JournalLoader, OlderCopy, UnderWay, write_waiting
-from toolcell.control.late_journal_file import LateJournalFile
-from toolcell.control.marks import marks_directory
-from toolcell.control.resume_checks import NoSuchRun, check_token, check_tools, unknown_text, used_text
-from toolcell.control.tokens import make_token, read_token
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
+from toolcell.journal.config import JournalConfig
+from toolcell.journal.directory import KEY_BYTES, make_private, remove_old, shared_key
+from toolcell.journal.file import (
+    ENDED,
+    SUFFIX,
+    JournalFile,
+    JournalLoader,
+    LateJournalFile,
+    OlderCopy,
+    UnderWay,
+    write_waiting,
+)
+from toolcell.journal.identity import registry_digest, tool_digests
+from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
+from toolcell.journal.marks import marks_directory
+from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, check_path, shown
@@ -37,6 +44,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 TOKEN_S: Final = 7 * 86_400.0
 """Without a directory."""
+
+
+class NoSuchRun(ResumeError):
+    """There is no such run, or none of its calls was made."""
 
 
 class JournalStore:
@@ -395,3 +406,44 @@ class JournalStore:
         journal.token = ""
         for number, decision in decided.items():
             journal.numbered(number).decide(decision)
+
+
+def check_token(ident: str, unused: str, given: str) -> None:
+    """Check that a token, or none, is what a run waits for.
+
+    Raises:
+        ResumeError: it is not.
+    """
+    if unused and not given:
+        raise ResumeError(f"run {ident} is suspended: resume it with the token of its suspension, not with its id")
+    if given != unused:
+        raise ResumeError(used_text(ident))
+
+
+def check_tools(journal: Journal, digests: dict[str, str]) -> None:
+    """Check that the tools are those of the run.
+
+    Raises:
+        ResumeError: names those that are not.
+    """
+    before: dict[str, Any] = journal.header["tools"]
+    if registry_digest(before) == registry_digest(digests):
+        return
+    changed = sorted(name for name in before.keys() & digests.keys() if before[name] != digests[name])
+    parts = {"missing": sorted(before.keys() - digests.keys()), "new": sorted(digests.keys() - before.keys())}
+    parts["changed"] = changed
+    said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    raise ResumeError(f"run {journal.id} began with other tools ({said}); resume it with the tools that it began with")
+
+
+def used_text(ident: str) -> str:
+    """Say that a token was used."""
+    return f"this token of run {ident} was used already; a token resumes a run once"
+
+
+def unknown_text(ident: str, place: str) -> str:
+    """Say that a run is not there."""
+    return (
+        f"there is no run {ident} to resume in {place}: it has ended, or it began elsewhere. A run outlives its "
+        "process with Runtime(journal=DIRECTORY)"
+    )

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from toolcell.control.journal import Journal, JournalEntry, RecordedDecision
-from toolcell.control.marks import Mark, open_mark
 from toolcell.errors import ResumeError
+from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
+from toolcell.journal.marks import Mark, open_mark
 from toolcell.packing import pack, unpack
 from toolcell.results import PendingCall
 
@@ -247,6 +247,50 @@ class JournalFile:
         """Record that a token was used, and what was decided."""
         rows = [[number, each.kind, each.data, each.digest, each.reason] for number, each in decided.items()]
         self.write(RESUMED, token_id, rows)
+
+
+BEFORE = (RUN, PAST, LABELS)
+"""Records that wait in memory for the first one of another kind."""
+
+
+class LateJournalFile(JournalFile):
+    """A journal of a run that begins. Making a file costs more than most scripts do."""
+
+    def __init__(self, path: Path, marks: Path | None = None, key: bytes = b"") -> None:
+        self.path = path
+        self._fd, self._size, self._mark = -1, 0, None
+        self._marks, self._key = marks, key
+        self._waiting: list[tuple[Any, ...]] | None = []
+
+    def write(self, *fields: Any) -> None:
+        """Append one record.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._waiting is not None:
+            if fields[0] in BEFORE:
+                self._waiting.append(fields)
+                return
+            waiting = self._make()
+            for each in waiting:
+                super().write(*each)
+            self._waiting = None
+        super().write(*fields)
+
+    def remove(self) -> None:
+        """Remove the file, if it was made."""
+        if self._waiting is None:
+            super().remove()
+
+    def _make(self) -> list[tuple[Any, ...]]:
+        waiting = self._waiting or []
+        try:
+            super().__init__(self.path, self._marks, self._key)
+            self.check_new()
+        except ResumeError as exc:  # ids are random: somebody made the file on purpose
+            raise OSError(errno.EEXIST, str(exc), str(self.path)) from exc
+        return waiting
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from toolcell.control.journal_file import SUFFIX, JournalFile
-from toolcell.control.marks import remove_old_marks
 from toolcell.errors import ResumeError, UsageError
+from toolcell.journal.file import SUFFIX, JournalFile
+from toolcell.journal.marks import remove_old_marks
 
 KEY: Final = "key"
 KEY_BYTES: Final = 32

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from toolcell import ResumeError, SyncRuntime, ToolRegistry, UsageError
-from toolcell.control.directory import shared_key
-from toolcell.control.journal import Journal
-from toolcell.control.journal_file import RESUMED, JournalFile, JournalLoader
-from toolcell.control.marks import marks_directory
-from toolcell.control.store import JournalStore
+from toolcell.journal.directory import shared_key
+from toolcell.journal.file import RESUMED, JournalFile, JournalLoader
+from toolcell.journal.ledger import Journal
+from toolcell.journal.marks import marks_directory
+from toolcell.journal.store import JournalStore
 
 
 def begun(path: Path, key: bytes = b"") -> tuple[Journal, JournalFile]:

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from toolcell.control.identity import digest_of_call
 from toolcell.flows import Labels
+from toolcell.journal.answers import AnswerTurns, RecordedTurn
+from toolcell.journal.identity import digest_of_call
 from toolcell.results import PendingCall
 from toolcell.tools.call import Call
-from toolcell.tools.recorded_answers import AnswerTurns, RecordedTurn
 from toolcell.tools.result import Status, ToolFailure, ToolResult, of_plain
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.messages import ToolFail, ToolReturn

@@ -1,0 +1,24 @@
+"""The durable record of calls: one file format, what its records mean, and answers from a record.
+
+Each public name is imported when it is first used, so a runtime loads what it uses.
+"""
+
+from typing import TYPE_CHECKING
+
+from toolcell.lazy import lazy_names
+
+__all__ = ["JournalConfig", "JournalStore", "make_private", "options_of", "registry_digest", "tool_digests"]
+
+if TYPE_CHECKING:
+    from toolcell.journal.config import JournalConfig
+    from toolcell.journal.directory import make_private
+    from toolcell.journal.identity import options_of, registry_digest, tool_digests
+    from toolcell.journal.store import JournalStore
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "toolcell.journal.config",
+        "toolcell.journal.identity",
+        "toolcell.journal.directory",
+        "toolcell.journal.store",
+    )
