@@ -9,8 +9,9 @@ import pytest
 
 from control.conftest import Effects
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Runtime, SyncRuntime, UsageError
-from toolcell.control import Approve, store
+from toolcell.control import Approve
 from toolcell.control.repair import RepairingRuntime
+from toolcell.journal import store
 
 pytestmark = pytest.mark.isolation
 
