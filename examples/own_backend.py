@@ -20,7 +20,7 @@ import RestrictedPython
 
 import toolcell_bridge
 from toolcell import Limits, SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.stream import SocketStream
 from toolcell.testing import check_backend
@@ -34,7 +34,7 @@ BWRAP = f"""bwrap --unshare-all --unshare-user --uid 65534 --gid 65534 --cap-dro
     --tmpfs /tmp --tmpfs /dev/shm --tmpfs /work --remount-ro / --chdir /work""".split()
 
 
-class BubbleSandbox:
+class BubbleSandbox(SandboxDefaults):
     backend = "bubblewrap"
 
     def __init__(self, ident: str, limits: Limits) -> None:
@@ -77,10 +77,6 @@ class BubbleSandbox:
     def cpu_now(self) -> float | None:
         return self.tree.look().cpu_s if self.tree else None
 
-    def freeze(self) -> bool:
-        """Return False: the sandbox is destroyed right after its run."""
-        return False
-
     async def ended(self) -> Exit:
         with anyio.move_on_after(5, shield=True):
             while self.is_alive():  # noqa: ASYNC110 - the end of a process sets no event
@@ -96,7 +92,7 @@ class BubbleSandbox:
             pipe.close()
 
 
-class BubbleBackend:
+class BubbleBackend(BackendDefaults):
     name: ClassVar[str] = "bubblewrap"
     isolates: ClassVar[bool] = True
     fixed: ClassVar = {"open_files"}  # a run with another value gets a new sandbox

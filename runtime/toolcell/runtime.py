@@ -167,7 +167,7 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
             )
         await self._backend.open()
         stack.push_async_callback(self._backend.close)
-        self._fixed = getattr(self._backend, "fixed", ())
+        self._fixed = self._backend.fixed
         check_supported(self._backend, self.limits)
         self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
@@ -176,9 +176,8 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
             self._connect,
             lambda connection: connection.sandbox.destroy(),
             lambda connection: connection.is_usable,
-            lambda connection: connection.sandbox.freeze(),
             warm=config.warm,
-            cap=possible_cap(config.cap, getattr(self._backend, "descriptors_per_sandbox", 0)),
+            cap=possible_cap(config.cap, self._backend.descriptors_per_sandbox),
             idle_s=config.idle_s,
             clock=self._clock,
             make_room=self._held.make_room,

@@ -79,7 +79,7 @@ async def _forgets_descriptors(self: FakeSandbox) -> None:
     await self.ended()
 
 
-def _freezes_nothing(self: FakeSandbox) -> bool:
+async def _pauses_nothing(self: FakeSandbox) -> bool:
     return True
 
 
@@ -109,7 +109,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("the dead count as alive", faulty(is_alive=_always_alive), "deaths.while_idle"),
     ("layers are made up", faulty(accept=_never_accepts), "usage.layers_are_known_first"),
     ("descriptors are forgotten", faulty(destroy=_forgets_descriptors), "life.sandboxes_leak_nothing"),
-    ("what was frozen goes on", faulty(freeze=_freezes_nothing), "deaths.frozen"),
+    ("what was paused goes on", faulty(pause=_pauses_nothing), "deaths.paused"),
     ("the dead read on", faulty(read_output=_reads_on), "deaths.touches_nobody_else"),
     ("a second destroy raises", faulty(destroy=_raises_when_destroyed_twice), "deaths.destroyed_twice"),
     ("ids are shared", faulty(id="x"), "usage.sandboxes_have_ids"),

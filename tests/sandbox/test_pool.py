@@ -24,12 +24,10 @@ LONG_S = 600.0
 class Works:
     """Starts numbers and notes what became of them."""
 
-    def __init__(self, *, freezes: bool = True) -> None:
+    def __init__(self) -> None:
         self.started: list[int] = []
-        self.frozen: list[int] = []
         self.ended: list[int] = []
         self.fails = 0
-        self.freezes = freezes
 
     async def start(self) -> int:
         await anyio.lowlevel.checkpoint()
@@ -43,16 +41,11 @@ class Works:
         await anyio.lowlevel.checkpoint()
         self.ended.append(item)
 
-    def freeze(self, item: int) -> bool:
-        if self.freezes:
-            self.frozen.append(item)
-        return self.freezes
-
 
 @asynccontextmanager
 async def opened(works: Works, **options: Any) -> AsyncIterator[Pool[int]]:
     settings = {"warm": 4, "cap": 8, "idle_s": LONG_S, "clock": StartClock(LONG_S)} | options
-    pool = Pool(works.start, works.end, lambda item: item not in works.ended, works.freeze, **settings)
+    pool = Pool(works.start, works.end, lambda item: item not in works.ended, **settings)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             await pool.open(tasks)
@@ -72,7 +65,6 @@ async def until(holds: Callable[[], bool]) -> None:
 @pytest.fixture
 def never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "QUIET_S", LONG_S)
-    monkeypatch.setattr(pools, "FROZEN_S", LONG_S)
 
 
 @given(
@@ -108,17 +100,16 @@ async def test_every_item_is_handed_out_once() -> None:
 
 
 @pytest.mark.usefixtures("never_quiet")
-async def test_during_a_burst_what_was_used_is_frozen_and_nothing_is_started() -> None:
+async def test_during_a_burst_what_was_used_is_ended_and_nothing_is_started() -> None:
     works = Works()
     async with opened(works) as pool:
         for _ in range(2):
             pool.release(await pool.acquire())
-        await until(lambda: len(works.frozen) == 2)
-        assert (len(works.started), works.ended) == (4, [])
+        await until(lambda: len(works.ended) == 2)
+        assert len(works.started) == 4
 
         pool.release(await pool.acquire())  # more than half of them are gone
         await until(lambda: len(works.started) == 7)
-        assert works.ended == []
 
 
 async def test_when_a_burst_is_over_it_is_ended_and_replaced() -> None:
@@ -129,14 +120,6 @@ async def test_when_a_burst_is_over_it_is_ended_and_replaced() -> None:
         await until(lambda: len(works.ended) == 2 and len(works.started) == 6)
 
 
-async def test_nothing_stays_frozen_for_as_long_as_a_burst_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "QUIET_S", LONG_S)
-    works = Works()
-    async with opened(works) as pool:
-        pool.release(await pool.acquire())
-        await until(lambda: works.ended == [0])
-
-
 async def test_a_spare_is_made_for_an_item_that_stays_busy() -> None:
     works = Works()
     async with opened(works) as pool:
@@ -145,29 +128,7 @@ async def test_a_spare_is_made_for_an_item_that_stays_busy() -> None:
         pool.release(item)
 
 
-@pytest.mark.usefixtures("never_quiet")
-async def test_what_cannot_be_frozen_is_ended_at_once() -> None:
-    works = Works(freezes=False)
-    async with opened(works) as pool:
-        pool.release(await pool.acquire())
-        await until(lambda: works.ended == [0])
-
-
-@pytest.mark.usefixtures("never_quiet")
-async def test_whoever_waits_at_the_cap_gets_the_place_of_what_is_frozen() -> None:
-    works = Works()
-    async with opened(works, warm=2, cap=2) as pool:
-        held = [await pool.acquire(), await pool.acquire()]
-        pool.release(held[0])
-        await until(lambda: works.frozen == [held[0]])
-        assert await pool.acquire() == 2
-        assert works.ended == [held[0]]
-        for item in (held[1], 2):
-            pool.release(item)
-
-
-@pytest.mark.usefixtures("never_quiet")
-async def test_while_somebody_waits_nothing_is_frozen() -> None:
+async def test_whoever_waits_at_the_cap_gets_the_place_of_what_is_given_back() -> None:
     works = Works()
     got = []
     async with opened(works, warm=1, cap=1) as pool, anyio.create_task_group() as tasks:
@@ -180,7 +141,7 @@ async def test_while_somebody_waits_nothing_is_frozen() -> None:
         await anyio.wait_all_tasks_blocked()
         pool.release(held)
         await until(lambda: got == [1])
-        assert works.frozen == []
+        assert works.ended == [held]
         pool.release(1)
 
 
@@ -202,7 +163,7 @@ async def test_an_item_whose_end_fails_takes_no_other_with_it(caplog: pytest.Log
             if item == 0:
                 raise RuntimeError("can't start new thread")
 
-    works = Failing(freezes=False)
+    works = Failing()
     async with opened(works, warm=1, cap=2) as pool:
         first = await pool.acquire()
         pool.release(first)
@@ -219,10 +180,9 @@ async def test_a_pool_that_was_closed_has_nothing_to_give() -> None:
             await pool.acquire()
 
 
-@pytest.mark.parametrize("freezes", [True, False])
-async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_cancelled(freezes: bool) -> None:
+async def test_what_is_given_back_is_ended_at_once_also_when_everything_was_cancelled() -> None:
     """A cancellation from further up reaches the pool's own tasks before it reaches `close`."""
-    works = Works(freezes=freezes)
+    works = Works()
     with anyio.fail_after(60), anyio.CancelScope() as everything:
         async with opened(works) as pool:
             items = {await pool.acquire(), await pool.acquire()}
@@ -271,7 +231,7 @@ async def test_a_slow_start_is_not_stuck_while_others_succeed() -> None:
 
 
 async def test_while_every_place_is_busy_nobody_who_waits_runs_out_of_time() -> None:
-    works, got = Works(freezes=False), []
+    works, got = Works(), []
     async with opened(works, warm=1, cap=1, clock=StartClock(0.5)) as pool, anyio.create_task_group() as tasks:
         held = await pool.acquire()
 
@@ -286,7 +246,7 @@ async def test_while_every_place_is_busy_nobody_who_waits_runs_out_of_time() -> 
 
 
 async def test_an_item_wakes_one_of_those_who_wait_and_a_cancelled_one_passes_it_on() -> None:
-    works = Works(freezes=False)
+    works = Works()
     got: list[int] = []
     async with opened(works, warm=0, cap=1) as pool:
         held = await pool.acquire()

@@ -155,7 +155,7 @@ class GuestConnection:
                 self.is_held = True
                 self.on_interrupt()
                 return
-        if self.stays and can_go_on_after(reason) and hasattr(self.sandbox, "interrupt"):
+        if self.stays and can_go_on_after(reason) and self.sandbox.interrupted_s:
             self.was_interrupted = True
             self.on_interrupt()
             return

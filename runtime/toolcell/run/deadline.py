@@ -29,7 +29,7 @@ class Deadline:
         self._enforcing = threading.Lock()
         """Invariant: `enforce` touches the sandbox only while it holds this lock and the run is not over."""
         self._exceeded_at = 0.0
-        self._answer_s: float = getattr(sandbox, "answer_s", 0.0)
+        self._answer_s = sandbox.answer_s
         self.exceeded: LimitExceeded | Failed | None = None
         """Why `enforce` killed the sandbox."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 
 from toolcell.errors import SandboxUnavailable
@@ -47,11 +45,8 @@ async def wait_for_exit(connection: GuestConnection, output: RunOutput, sample: 
 
 async def _pause(sandbox: Sandbox) -> bool:
     """Stop everything in a sandbox that is to be kept; False when something may go on, or nothing is left."""
-    pause: Callable[[], Awaitable[bool]] | None = getattr(sandbox, "pause", None)
-    if pause is None or not sandbox.is_alive():
-        return False
     try:
-        return await pause()
+        return sandbox.is_alive() and await sandbox.pause()
     except (OSError, SandboxUnavailable):
         return False
 

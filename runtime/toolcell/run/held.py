@@ -111,7 +111,7 @@ class HeldRuns:
         connection, is_alive = run.connection, False
         assert connection is not None
         try:
-            await connection.sandbox.unpause()  # type: ignore[attr-defined]  # what can pause can do this
+            await connection.sandbox.unpause()
             is_alive = connection.can_go_on and self._tasks is not None
         except (OSError, SandboxUnavailable):
             pass

@@ -13,9 +13,6 @@ from toolcell.run.connection import GuestConnection
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import Done, Message
 
-INTERRUPTED_S = 0.1
-"""How long an interrupted script may take to end. Most take less than a millisecond."""
-
 SIGNALS = 10
 """How often it is told meanwhile: it may be sending a message, which must not be torn."""
 
@@ -31,11 +28,11 @@ async def interrupt(connection: GuestConnection, output: Drained) -> int | None:
     """Interrupt the script and wait until it has ended; return the line it was at. Otherwise kill the sandbox."""
     done: Done | None = None
     sandbox = connection.sandbox
-    wait_s = getattr(sandbox, "interrupted_s", INTERRUPTED_S)
+    wait_s = sandbox.interrupted_s
     with anyio.move_on_after(wait_s):
         try:
             while done is None and sandbox.is_alive():
-                sandbox.interrupt()  # type: ignore[attr-defined]  # a sandbox that cannot is not interrupted
+                sandbox.interrupt()
                 with anyio.move_on_after(wait_s / SIGNALS):
                     done = await read_done(connection, output)
         except RemoteProtocolError:

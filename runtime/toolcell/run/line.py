@@ -6,8 +6,7 @@ Its main thread writes its frames to the script's stderr. As everything that a g
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import anyio
 
@@ -17,9 +16,6 @@ from toolcell_bridge.guest.scripts import SCRIPT
 
 ASKED = frozenset({Outcome.TIMEOUT, Outcome.CPU_LIMIT})
 """Outcomes at which a script is asked."""
-
-ANSWER_S = 0.03
-"""How long to wait for an answer, which takes a fraction of a millisecond. `Deadline` kills the sandbox meanwhile."""
 
 POLL_S = 0.001
 
@@ -32,17 +28,13 @@ _OWN_FRAME = re.compile(rb'  File "%s", line (\d{1,9}) ' % re.escape(SCRIPT.enco
 
 def ask_line(sandbox: Sandbox) -> bool:
     """Ask the script which line it is at; False when the backend cannot ask."""
-    ask: Callable[[], None] | None = getattr(sandbox, "ask_line", None)
-    if ask is None or not sandbox.is_alive():
-        return False
-    ask()
-    return True
+    return sandbox.is_alive() and sandbox.ask_line()
 
 
 async def _wait_for_answer(sandbox: Sandbox, take_raw: Callable[[bytes, bytes], None]) -> bytes:
     """Return what the script writes to descriptor 2 until it has answered, has ended, or has had its time."""
     received, is_alive = b"", True
-    with anyio.move_on_after(getattr(sandbox, "answer_s", ANSWER_S)):
+    with anyio.move_on_after(sandbox.answer_s):
         while is_alive and _OWN_FRAME.search(received) is None:
             await anyio.sleep(POLL_S)
             is_alive = sandbox.is_alive()  # before the look: it may answer and die in between
@@ -57,14 +49,10 @@ async def read_line(sandbox: Sandbox, take_raw: Callable[[bytes, bytes], None]) 
 
     `take_raw` gets what else was written to descriptors 1 and 2.
     """
-    read_on: Callable[[], Coroutine[Any, Any, None]] | None = getattr(sandbox, "read_on", None)
-    if read_on is None:
+    async with anyio.create_task_group() as reading:
+        reading.start_soon(sandbox.read_on)
         received = await _wait_for_answer(sandbox, take_raw)
-    else:
-        async with anyio.create_task_group() as reading:
-            reading.start_soon(read_on)
-            received = await _wait_for_answer(sandbox, take_raw)
-            reading.cancel_scope.cancel()
+        reading.cancel_scope.cancel()
     # Frames are written one by one: what is missing is written before the sandbox is dead, or never.
     sandbox.kill()
     await sandbox.ended()

@@ -22,7 +22,7 @@ from toolcell.run.observer import RunObserver
 from toolcell.run.request import RunRequest, fits
 from toolcell.run.run import Run
 from toolcell.run.tool_bridge import ToolBridge
-from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.backend import Backend, check_sandbox
 from toolcell.sandbox.pool import Pool
 from toolcell.sandbox.shortages import unavailable
 from toolcell.sandbox.start_clock import StartClock
@@ -113,7 +113,7 @@ class SandboxRuntime(ABC):
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
         assert self._backend is not None
         try:
-            connection = GuestConnection(await self._backend.start(limits or self.limits))
+            connection = GuestConnection(check_sandbox(await self._backend.start(limits or self.limits)))
             await connection.hello()
         except OSError as exc:
             raise unavailable(exc) from exc

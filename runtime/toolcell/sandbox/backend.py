@@ -1,21 +1,26 @@
 """`Backend` and `Sandbox`: the two Protocols that a backend implements, and the data that crosses them.
 
-A third party implements these two and gets pool, runs, runtime, limits reporting and audit with them.
+A third party implements these two and gets pool, runs, runtime, limits reporting and audit with them. The host asks for
+nothing that they do not declare. `BackendDefaults` and `SandboxDefaults` have what a backend need not do.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
+from weakref import WeakSet
 
-from toolcell.config import MIB, Limits
+from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.results import Outcome
 
-FROZEN_BYTES = 32 * MIB
-"""Most memory that a sandbox may have used and still be frozen: the next run may need that memory."""
+ANSWER_S = 0.03
+"""How long to wait for a script that was asked for its line; it answers in a fraction of a millisecond."""
+
+INTERRUPTED_S = 0.1
+"""How long to wait for the end of a script that was interrupted. Most take less than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +147,46 @@ class Sandbox(Protocol):
         """Return the CPU seconds used so far, read in another thread; None where only the event loop can learn them."""
         ...
 
-    def freeze(self) -> bool:
-        """Stop every process inside, at once and cheaply, until `destroy`; False when that is not certain.
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Layers that it has from outside, of which its guest does not tell."""
+        ...
 
-        Called after a run, so that a burst of runs need not share the processors with the destruction of the sandboxes
-        before. False is always safe: the sandbox is destroyed at once then.
+    @property
+    def answer_s(self) -> float:
+        """How long a script may take to say which line it is at."""
+        ...
+
+    def ask_line(self) -> bool:
+        """Have the script's main thread write which line it is at to descriptor 2; False when it cannot be asked."""
+        ...
+
+    async def read_on(self) -> None:
+        """Read what the script writes, also when nobody receives from the bridge. Runs until it is cancelled."""
+        ...
+
+    @property
+    def interrupted_s(self) -> float:
+        """How long an interrupted script may take to end; 0 where a script cannot be interrupted."""
+        ...
+
+    def interrupt(self) -> None:
+        """Interrupt the script of a session, which may go on with another one. Only where `interrupted_s` is not 0."""
+        ...
+
+    async def pause(self) -> bool:
+        """Stop everything inside; False when something may go on. It may be called twice.
+
+        A paused sandbox can be killed and destroyed, and none outlives its host.
         """
+        ...
+
+    async def unpause(self) -> None:
+        """Let everything inside run again. Only called after `pause` returned True."""
+        ...
+
+    def measure_often(self, is_often: bool) -> None:
+        """Scripts follow one another, each with a measurement: make these cheaper, until `pause`."""
         ...
 
     async def ended(self) -> Exit:
@@ -162,6 +201,45 @@ class Sandbox(Protocol):
         ...
 
 
+class SandboxDefaults:
+    """What a sandbox need not be able to do. A sandbox of your own inherits it and overrides what it can do."""
+
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Name none."""
+        return {}
+
+    @property
+    def answer_s(self) -> float:
+        """Return the time of a script to which nothing but a pipe leads."""
+        return ANSWER_S
+
+    @property
+    def interrupted_s(self) -> float:
+        """Return 0: a script cannot be interrupted."""
+        return 0.0
+
+    def ask_line(self) -> bool:
+        """Return False: the script cannot be asked."""
+        return False
+
+    async def read_on(self) -> None:
+        """Return at once: raw output can be read at any time."""
+
+    def interrupt(self) -> None:
+        """Do nothing: `interrupted_s` is 0."""
+
+    async def pause(self) -> bool:
+        """Return False: it goes on."""
+        return False
+
+    async def unpause(self) -> None:
+        """Do nothing: it was not paused."""
+
+    def measure_often(self, is_often: bool) -> None:
+        """Do nothing: every measurement costs the same."""
+
+
 class Backend(Protocol):
     """A way to make sandboxes."""
 
@@ -169,6 +247,26 @@ class Backend(Protocol):
 
     isolates: ClassVar[bool]
     """False only for a test double. A Runtime refuses it without `allow_unisolated`."""
+
+    @property
+    def fixed(self) -> Collection[str]:
+        """Limits that it cannot lower once a sandbox has started. A run with another value gets a new sandbox."""
+        ...
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Limits that it cannot hold at all, each with the reason and what to do. Only `cpu_cores` may be one."""
+        ...
+
+    @property
+    def descriptors_per_sandbox(self) -> int:
+        """How many open files of this process each sandbox takes; 0 where that is not known."""
+        ...
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """Cases of the contract (`toolcell.testing`) that it cannot meet, each with the reason."""
+        ...
 
     async def open(self) -> None:
         """Get ready to start sandboxes.
@@ -189,6 +287,61 @@ class Backend(Protocol):
     async def close(self) -> None:
         """End everything it started. Safe to call twice."""
         ...
+
+
+class BackendDefaults:
+    """What a backend need not say. A backend of your own inherits it and overrides what is different."""
+
+    name: ClassVar[str]
+
+    @property
+    def fixed(self) -> Collection[str]:
+        """Name none."""
+        return ()
+
+    @property
+    def descriptors_per_sandbox(self) -> int:
+        """Return 0: that is not known."""
+        return 0
+
+    @property
+    def lacks(self) -> Mapping[str, str]:
+        """Name none."""
+        return {}
+
+    @property
+    def unsupported(self) -> Mapping[str, str]:
+        """Say that it does not bound processors."""
+        return {"cpu_cores": f"the backend {self.name!r} does not bound processors"}
+
+
+def undeclared(given: object, protocol: type[Backend] | type[Sandbox]) -> str:
+    """Say which members of the Protocol an object lacks, and what to do; nothing when it has all of them."""
+    declared = {*vars(protocol), *protocol.__annotations__}
+    missing = sorted(name for name in declared if name[0] != "_" and not hasattr(given, name))
+    if not missing:
+        return ""
+    return (
+        f"{type(given).__name__} has no {', '.join(missing)}; every member of toolcell.sandbox.backend."
+        f"{protocol.__name__} is needed, and {protocol.__name__}Defaults, to inherit from, has the optional ones"
+    )
+
+
+_complete: WeakSet[type] = WeakSet()
+"""Classes whose sandboxes have every member."""
+
+
+def check_sandbox(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox that a backend has started.
+
+    Raises:
+        UsageError: it lacks a member of the Protocol.
+    """
+    if type(sandbox) not in _complete:
+        if problem := undeclared(sandbox, Sandbox):
+            raise UsageError(problem)
+        _complete.add(type(sandbox))
+    return sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +374,7 @@ def check_choice(backend: object, python: object) -> None:
         raise UsageError(f"backend= takes a backend, not the class {backend.__name__}; write {backend.__name__}()")
     elif not callable(getattr(backend, "start", None)):
         raise UsageError(f'backend must be "process", "docker" or a Backend, not {type(backend).__name__}')
+    elif problem := undeclared(backend, Backend):
+        raise UsageError(problem)
     if not isinstance(python, str | os.PathLike | None):
         raise UsageError(f"python= takes the path of an interpreter, not {type(python).__name__} {python!r:.80}")

@@ -29,12 +29,8 @@ BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 """Pause after the n-th failed start in a row; the last one repeats."""
 
 QUIET_S = 0.01
-"""Items taken in quicker succession than this are a burst. Meanwhile spares are not made, and what was used is frozen
-instead of ended: both take processor time that the runs of the burst need. Spares are made all the same when half of
-the warm items are gone, and both are done when somebody waits."""
-
-FROZEN_S = 0.05
-"""However long a burst is, nothing stays frozen for longer."""
+"""Items taken in quicker succession than this are a burst. Meanwhile spares are not made, which takes processor time
+that the runs of the burst need, unless half of the warm items are gone or somebody waits."""
 
 CLOSE_S = 10.0
 """How long a closing pool waits for its busy items. Whoever holds one was told to give it back."""
@@ -76,7 +72,6 @@ class Pool(Generic[T]):
         start: Callable[[], Awaitable[T]],
         end: Callable[[T], Coroutine[Any, Any, None]],
         is_alive: Callable[[T], bool],
-        freeze: Callable[[T], bool],
         *,
         warm: int,
         cap: int,
@@ -85,7 +80,7 @@ class Pool(Generic[T]):
         make_room: Callable[[], None] = _nothing,
     ) -> None:
         """`make_room` is called when somebody has to wait for a place, and may see to it that an item is given back."""
-        self._start, self._end, self._is_alive, self._freeze = start, end, is_alive, freeze
+        self._start, self._end, self._is_alive = start, end, is_alive
         self._warm, self._cap, self._idle_s, self._clock = warm, cap, idle_s, clock
         self._make_room = make_room
         self._idle: deque[tuple[float, T]] = deque()
@@ -104,11 +99,6 @@ class Pool(Generic[T]):
         """Closing, and nobody has or wants an item any more."""
         self._tasks: TaskGroup | None = None
         self._closing = anyio.Event()
-        self._returned: deque[T] = deque()
-        self._has_returned = anyio.Event()
-        self._is_attended = False
-        """A task waits for what is given back. It ends before its pool when it is cancelled from further up."""
-        self._frozen: deque[tuple[float, T]] = deque()
         self._quiet_from = 0.0
         self._is_burst = False
         self._is_watched = False
@@ -146,7 +136,6 @@ class Pool(Generic[T]):
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to keep items warm, in `tasks`."""
         self._tasks, self._now = tasks, event_loop.clock()
-        tasks.start_soon(self._attend)
         self._fill()
 
     async def acquire(self) -> T:
@@ -166,9 +155,7 @@ class Pool(Generic[T]):
         self._waiting += 1
         self._problem = None
         if self._busy + self._starting >= self._cap:
-            if not self._frozen:
-                self._make_room()
-            self._retire_frozen()
+            self._make_room()
         try:
             return await self._wait_for_item(self._now())
         finally:
@@ -226,32 +213,8 @@ class Pool(Generic[T]):
         if self._tasks is None:
             self._busy -= 1
             return False
-        self._returned.append(item)
-        if self._is_attended:
-            self._has_returned.set()
-        else:
-            self._retire_returned()
+        self._spawn(self._end_busy, item)
         return True
-
-    async def _attend(self) -> None:
-        self._is_attended = True
-        try:
-            while not self._closing.is_set():
-                await self._has_returned.wait()
-                self._has_returned = anyio.Event()
-                self._retire_returned()
-        finally:
-            self._is_attended = False
-            self._retire_returned()
-
-    def _retire_returned(self) -> None:
-        while self._returned:
-            item = self._returned.popleft()
-            if self._waiting == 0 and not self._closing.is_set() and self._freeze(item):
-                self._frozen.append((self._now(), item))
-                self._fill_when_few()
-            else:
-                self._spawn(self._end_busy, item)
 
     async def _end_busy(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
@@ -263,16 +226,6 @@ class Pool(Generic[T]):
                 self._busy -= 1
                 self._fill_when_few()
                 self._note_end()
-
-    def _retire_frozen(self) -> None:
-        while self._frozen:
-            self._spawn(self._end_busy, self._frozen.popleft()[1])
-
-    async def _clear_frozen(self) -> None:
-        """End what is frozen, all at once, and wait for it: its places are needed for what comes next."""
-        async with anyio.create_task_group() as ends:
-            while self._frozen:
-                ends.start_soon(self._end_busy, self._frozen.popleft()[1])
 
     async def _end_quietly(self, item: T) -> None:
         with anyio.CancelScope(shield=True):
@@ -304,26 +257,21 @@ class Pool(Generic[T]):
             self._tasks.start_soon(self._watch_bursts)
 
     async def _watch_bursts(self) -> None:
-        """At the end of each burst, end what is frozen and make spares."""
+        """At the end of each burst, make spares."""
         try:
             while not self._closing.is_set():
                 now = self._now()
-                if self._is_burst and (left_s := self._burst_end() - now) <= 0:
+                if self._is_burst and (left_s := self._quiet_from - now) <= 0:
                     self._is_burst = False
-                    await self._clear_frozen()
                     self._fill()
                 if not self._is_burst:
                     if now > self._quiet_from + LINGER_S:
                         break
                     left_s = QUIET_S
-                with anyio.move_on_after(min(left_s, FROZEN_S)):
+                with anyio.move_on_after(left_s):
                     await self._closing.wait()
         finally:
             self._is_watched = self._is_burst = False
-            self._retire_frozen()
-
-    def _burst_end(self) -> float:
-        return min(self._quiet_from, self._frozen[0][0] + FROZEN_S) if self._frozen else self._quiet_from
 
     def _fill(self) -> None:
         """Bring the pool towards its plan."""
@@ -384,12 +332,10 @@ class Pool(Generic[T]):
         while self._idle:
             self._refused.append(self._idle.popleft()[1])
         self._wake_all()
-        self._has_returned.set()
 
     async def close(self) -> None:
         """End every idle item, and wait for the end of the busy ones, which their holders have to give back."""
         self.refuse()
-        self._retire_frozen()
         while self._refused:
             await self._end_quietly(self._refused.popleft())
         self._note_end()

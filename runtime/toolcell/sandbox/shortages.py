@@ -85,8 +85,7 @@ def check_supported(backend: Backend | None, limits: Limits) -> Limits:
     """
     if limits.cpu_cores is not None:
         assert backend is not None
-        default = {"cpu_cores": f"the backend {backend.name!r} does not bound processors"}
-        why = getattr(backend, "unsupported", default).get("cpu_cores")
+        why = backend.unsupported.get("cpu_cores")
         if why is not None:
             raise SandboxUnavailable(f"cpu_cores={limits.cpu_cores:g} cannot be held: {why}")
     return limits

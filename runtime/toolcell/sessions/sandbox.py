@@ -5,12 +5,11 @@ What a sandbox has used counts from its start. A run counts from its own start, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from toolcell.config import Limits
-from toolcell.run.interruption import INTERRUPTED_S
-from toolcell.sandbox.backend import Exit, Sample, Sandbox
+from toolcell.sandbox.backend import ByteStream, Exit, Sample, Sandbox
 
 
 def since(before: Sample, now: Sample) -> Sample:
@@ -27,26 +26,66 @@ def since(before: Sample, now: Sample) -> Sample:
 
 
 class SessionSandbox:
-    """Passes everything on to a sandbox, and counts from `begin_script`."""
+    """Does what its sandbox does, and counts from `begin_script`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._measure_often = getattr(sandbox, "measure_often", None)
-        self.is_alive, self.read_output = sandbox.is_alive, sandbox.read_output
         self._before = Sample()
         self._at_start_s = sandbox.sample().cpu_s
         self._of_runs_s = 0.0
         self._latest_s = self._at_start_s
-        self.answer_s = 2 * getattr(sandbox, "interrupted_s", INTERRUPTED_S)
-        """Time past the deadline after which the sandbox is killed, if the event loop has not done so."""
+        self.is_alive, self.read_output, self.measure_often = (
+            sandbox.is_alive,
+            sandbox.read_output,
+            sandbox.measure_often,
+        )
+        self.kill, self.kill_now, self.destroy = sandbox.kill, sandbox.kill_now, sandbox.destroy
+        self.ask_line, self.read_on, self.interrupt = sandbox.ask_line, sandbox.read_on, sandbox.interrupt
+        self.unpause, self.accept = sandbox.unpause, sandbox.accept
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
+    @property
+    def id(self) -> str:
+        """Its name in logs and in the audit record."""
+        return self._sandbox.id
+
+    @property
+    def stream(self) -> ByteStream:
+        """The bridge."""
+        return self._sandbox.stream
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """Live isolation layers."""
+        return self._sandbox.layers
+
+    @property
+    def outside_layers(self) -> Mapping[str, str]:
+        """Those of which its guest does not tell."""
+        return self._sandbox.outside_layers
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that made it."""
+        return self._sandbox.backend
+
+    @property
+    def limits(self) -> Limits:
+        """What it was started with."""
+        return self._sandbox.limits
+
+    @property
+    def interrupted_s(self) -> float:
+        """How long an interrupted script may take to end."""
+        return self._sandbox.interrupted_s
+
+    @property
+    def answer_s(self) -> float:
+        """Time past the deadline after which the sandbox is killed, if the event loop has not done so."""
+        return max(self._sandbox.answer_s, 2 * self._sandbox.interrupted_s)
 
     def begin_script(self) -> None:
         """Count from here."""
-        if self._measure_often is not None:
-            self._measure_often(True)
+        self.measure_often(True)
         self._before = self._sandbox.sample()
 
     @property
@@ -83,13 +122,8 @@ class SessionSandbox:
         return None if used is None else max(0.0, used - self._before.cpu_s)
 
     async def pause(self) -> bool:
-        """Stop every process inside; False when this backend cannot, or something goes on."""
-        pause = getattr(self._sandbox, "pause", None)
-        return bool(pause is not None and await pause())
-
-    async def unpause(self) -> None:
-        """Let the processes inside run again. Only called after `pause`."""
-        await self._sandbox.unpause()  # type: ignore[attr-defined]  # what can pause can do this
+        """Stop every process inside; False when something may go on."""
+        return await self._sandbox.pause()
 
     async def ended(self) -> Exit:
         """Wait until its main process has ended; return how."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal
 
 from toolcell.config import Limits
 from toolcell.control.controlled import ControlledRuntime, RunHandlers
@@ -21,7 +21,6 @@ from toolcell.journal.ledger import Journal
 from toolcell.results import ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted
-from toolcell.sandbox.backend import Sandbox
 from toolcell.sessions.kept import ScriptStore
 from toolcell.sessions.record import SessionRecord
 from toolcell.sessions.sandbox import SessionSandbox
@@ -356,7 +355,7 @@ class SessionState(SessionUsage):
         await self._make_room()
         started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
         connection = await self._host._hold(started)
-        connection.sandbox = cast("Sandbox", SessionSandbox(connection.sandbox))
+        connection.sandbox = SessionSandbox(connection.sandbox)
         connection.stays = True
         connection.post(Stay(END_MS))
         self.connection, self.lost = connection, ""

@@ -26,7 +26,7 @@ import psutil
 import toolcell_bridge
 from toolcell.config import GIB, Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample, Sandbox
+from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
 from toolcell.sandbox.process.process_watch import TreeWatch
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.testing.scripted import Guest, ScriptedSandbox
@@ -36,7 +36,7 @@ SPARE_ADDRESSES_BYTES = 2 * GIB
 """Address space beyond the memory limit: threads and the allocator reserve far more than they use."""
 
 
-class FakeSandbox:
+class FakeSandbox(SandboxDefaults):
     """A process with a folder of its own and without isolation."""
 
     def __init__(self, ident: str, limits: Limits, environment: Mapping[str, str]) -> None:
@@ -138,10 +138,6 @@ class FakeSandbox:
         """Measure the tree of processes with psutil. Any thread may call it."""
         return self._tree.look().cpu_s if self._tree is not None else None
 
-    def freeze(self) -> bool:
-        """Return False: the process is destroyed right after its run."""
-        return False
-
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the process has ended; return how."""
         with anyio.move_on_after(END_S, shield=True):
@@ -164,7 +160,7 @@ class FakeSandbox:
             shutil.rmtree(self.workspace, ignore_errors=True)
 
 
-class FakeBackend:
+class FakeBackend(BackendDefaults):
     """Sandboxes that isolate nothing; a Runtime takes it only with `allow_unisolated=True`."""
 
     name: ClassVar[str] = "fake"

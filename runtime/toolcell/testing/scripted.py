@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from toolcell.config import Limits
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import Exit, Sample, SandboxDefaults
 from toolcell_bridge import __version__
 from toolcell_bridge.wire.connection import Connection
 from toolcell_bridge.wire.errors import ProtocolError
@@ -116,7 +116,7 @@ class ScriptedStream:
             self._sandbox.receive(data)
 
 
-class ScriptedSandbox:
+class ScriptedSandbox(SandboxDefaults):
     """A sandbox whose guest is scripted."""
 
     def __init__(self, ident: str, limits: Limits, guest: Guest, layers: Mapping[str, str]) -> None:
@@ -169,10 +169,6 @@ class ScriptedSandbox:
     def cpu_now(self) -> float | None:
         """Return None: only its steps say what it has used."""
         return None
-
-    def freeze(self) -> bool:
-        """Return False: it is destroyed right after its run."""
-        return False
 
     async def ended(self) -> Exit:
         """Return how it ended, without waiting."""

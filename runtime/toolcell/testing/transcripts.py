@@ -18,7 +18,7 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.sandbox.backend import Backend, ByteStream, Exit, Sample, Sandbox
+from toolcell.sandbox.backend import Backend, BackendDefaults, ByteStream, Exit, Sample, Sandbox, SandboxDefaults
 from toolcell_bridge.wire.codec import decode
 from toolcell_bridge.wire.errors import ProtocolError
 from toolcell_bridge.wire.framing import FrameReader
@@ -107,7 +107,7 @@ class _RecordedStream:
         await self._stream.send(data)
 
 
-class _RecordedSandbox:
+class _RecordedSandbox(SandboxDefaults):
     """A sandbox whose stream is recorded."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -160,10 +160,6 @@ class _RecordedSandbox:
         """What it has used, read in another thread."""
         return self._sandbox.cpu_now()
 
-    def freeze(self) -> bool:
-        """Return False: it is destroyed right after its run."""
-        return False
-
     async def ended(self) -> Exit:
         """How it ended."""
         return await self._sandbox.ended()
@@ -173,7 +169,7 @@ class _RecordedSandbox:
         await self._sandbox.destroy()
 
 
-class TranscriptRecorder:
+class TranscriptRecorder(BackendDefaults):
     """A backend that records the bridges of its sandboxes. `record` makes one."""
 
     name: ClassVar[str] = "recorder"

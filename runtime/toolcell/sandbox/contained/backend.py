@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import BackendDefaults
 from toolcell.sandbox.contained.sandbox import ContainedSandbox, rlimits_for
 from toolcell.sandbox.contained.usage import ContainedUsage
 from toolcell.sandbox.contained.zygote import ContainedZygote
@@ -28,13 +29,12 @@ from toolcell.sandbox.process import root_filesystem
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
-class ContainedBackend:
+class ContainedBackend(BackendDefaults):
     """Starts sandboxes by forking a zygote that has no namespaces of its own."""
 
     name: ClassVar[str] = "process"
     isolates: ClassVar[bool] = True
     descriptors_per_sandbox: ClassVar[int] = 4
-    fixed: ClassVar[tuple[str, ...]] = ()
     unsupported: ClassVar[Mapping[str, str]] = {
         "cpu_cores": 'profile="container" has no cgroup to bound processors; bound those of the container'
     }

@@ -9,7 +9,7 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.contained.usage import ContainedUsage
 from toolcell.sandbox.contained.zygote import ContainedProcess, ContainedZygote
 from toolcell.sandbox.direct_channel import DirectChannel
@@ -33,7 +33,7 @@ def rlimits_for(limits: Limits) -> RlimitPlan:
     return plan_rlimits(limits, SHARED_ID_PROCESSES)
 
 
-class ContainedSandbox:
+class ContainedSandbox(SandboxDefaults):
     """One guest and its supervisor."""
 
     def __init__(
@@ -53,8 +53,6 @@ class ContainedSandbox:
         self.stream = channel.stream
         self.limits = limits
         self.layers: Mapping[str, str] = {}
-        self.outside_layers: Mapping[str, str] = {}
-        """Layers of which its guest does not tell: none, without a cgroup."""
         self.backend = "process"
 
     def accept(self, layers: Mapping[str, str]) -> None:
@@ -107,9 +105,11 @@ class ContainedSandbox:
         """Have the supervisor kill it, from another thread."""
         self._channel.kill_now()
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the supervisor ask the script which line it is at."""
-        self._channel.send_control(ASK)
+        return self._channel.send_control(ASK)
+
+    interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Have the supervisor interrupt the script of a session."""
@@ -119,12 +119,6 @@ class ContainedSandbox:
         """Return the CPU seconds that its process tree has used. Any thread may call it."""
         row = self._usage.measure(self._child.number, self._child.supervisor)
         return row[0] if row is not None else None
-
-    def freeze(self) -> bool:
-        """Stop every process inside; False when it holds much memory or has ended."""
-        if self._sample.peak_memory_bytes > FROZEN_BYTES or not self.is_alive():
-            return False
-        return self._channel.send_control(FREEZE)
 
     async def pause(self) -> bool:
         """Have the supervisor stop every process inside until `unpause` or the end."""

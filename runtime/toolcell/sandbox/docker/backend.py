@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox.backend import Exit, Sample, Sandbox
+from toolcell.sandbox.backend import BackendDefaults, Exit, Sample, Sandbox, SandboxDefaults
 from toolcell.sandbox.docker.container import Container
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -36,7 +36,7 @@ from toolcell.sandbox.interpreter import ONE_THREAD, hashing
 END_MARKER_BYTES = 16
 
 
-class DockerSandbox:
+class DockerSandbox(SandboxDefaults):
     """One container with one guest."""
 
     def __init__(
@@ -132,9 +132,10 @@ class DockerSandbox:
     answer_s = 0.2
     """How long a script may take to say which line it is at: the daemon is in between."""
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the script write which line it is at."""
         self._container.ask_line()
+        return True
 
     interrupted_s = 1.0
     """How long the daemon and an interrupted script of a session may take."""
@@ -156,10 +157,6 @@ class DockerSandbox:
         usage = self._container.usage
         return usage.read(brief=True).cpu_s if usage.is_local else None
 
-    def freeze(self) -> bool:
-        """Return False: the container is destroyed right after its run."""
-        return False
-
     async def pause(self) -> bool:
         """Have the daemon pause the container; False when it does not."""
         return await self._container.pause()
@@ -179,7 +176,7 @@ class DockerSandbox:
         await self._container.destroy()
 
 
-class DockerBackend:
+class DockerBackend(BackendDefaults):
     """Starts sandboxes as containers of a Docker or Podman daemon."""
 
     name: ClassVar[str] = "docker"

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 import toolcell
 from toolcell.config import MIB, Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
+from toolcell.sandbox.backend import BackendDefaults
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS
 from toolcell.sandbox.kubernetes.asyncio_thread import AsyncioThread
 from toolcell.sandbox.kubernetes.cluster import ClaimedPod, Cluster
@@ -58,13 +59,12 @@ class Claiming:
     """Why there will be none."""
 
 
-class KubernetesBackend:
+class KubernetesBackend(BackendDefaults):
     """Starts sandboxes in the pods of a warm pool."""
 
     name: ClassVar[str] = "kubernetes"
     isolates: ClassVar[bool] = True
     descriptors_per_sandbox: ClassVar[int] = 3
-    fixed: ClassVar[tuple[str, ...]] = ()
     unsupported: ClassVar[Mapping[str, str]] = {
         "cpu_cores": "a pod bounds the processors of all that is in it: resources.limits.cpu of the pool's template"
     }

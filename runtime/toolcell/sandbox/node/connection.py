@@ -40,8 +40,6 @@ ASKED_S: Final = 0.002
 ASKED_TIMES: Final = 100
 """How often raw output is looked for after the script was asked for its line."""
 
-SIGNALS: Final = frozenset({"ask_line", "interrupt"})
-
 MOST_UNPROVED: Final = 256
 """Connections without a proof. The oldest ends when there is one more: a caller proves the key within milliseconds."""
 
@@ -72,7 +70,7 @@ class NodeConnection(asyncio.Protocol):
         self._unproved = b""
         self._is_proved = False
         self._frames = FrameBuffer()
-        self._sandbox: Any = None
+        self._sandbox: Sandbox | None = None
         self._task: asyncio.Task[None] | None = None
         self._to_guest: deque[bytes] = deque()
         self._changed = asyncio.Event()
@@ -193,10 +191,11 @@ class NodeConnection(asyncio.Protocol):
                 sandbox.accept(msgpack.unpackb(body))
         elif kind == frames.PREPARE:
             self._run(self._prepare(sandbox, Limits(**msgpack.unpackb(body))))
-        elif kind == frames.SIGNAL and (name := body.decode()) in SIGNALS:
-            getattr(sandbox, name)()
-            if name == "ask_line":
-                self._run(self._look_often())
+        elif kind == frames.SIGNAL and body == b"ask_line":
+            sandbox.ask_line()
+            self._run(self._look_often())
+        elif kind == frames.SIGNAL and body == b"interrupt":
+            sandbox.interrupt()
 
     def _run(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -216,7 +215,7 @@ class NodeConnection(asyncio.Protocol):
     async def _serve(self, limits: Limits) -> None:
         """Start the sandbox, pass bytes on, and leave nothing of it."""
         try:
-            sandbox: Any = await (await self._service.backend(self._settings)).start(limits)
+            sandbox = await (await self._service.backend(self._settings)).start(limits)
         except Exception as exc:
             self._write(frames.FAILED, str(exc).encode())
             self._transport.close()

@@ -11,7 +11,7 @@ import msgpack
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.node import frames
 from toolcell.sandbox.node.stream import NodeStream
 
@@ -35,7 +35,7 @@ class Placement:
     """Layers that everything in this place has from outside."""
 
 
-class NodeSandbox:
+class NodeSandbox(SandboxDefaults):
     """A sandbox whose processes are on a node."""
 
     def __init__(self, stream: NodeStream, ident: str, limits: Limits, placement: Placement) -> None:
@@ -106,17 +106,16 @@ class NodeSandbox:
         """Return the CPU seconds by the last measurement of the node."""
         return self.stream.last.cpu_s
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the main thread of the script write its frames to descriptor 2."""
         self.stream.was_asked = self.stream.post(frames.SIGNAL, b"ask_line")
+        return True
+
+    interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Interrupt the script of a session."""
         self.stream.post(frames.SIGNAL, b"interrupt")
-
-    def freeze(self) -> bool:
-        """Return False: the node destroys it at once."""
-        return False
 
     async def ended(self) -> Exit:
         """Wait until nothing is left of it, or its node is lost; returns how it ended."""

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from toolcell import daemon_threads
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import FROZEN_BYTES, Exit, Sample
+from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
@@ -54,7 +54,7 @@ def rlimits_for(limits: Limits, has_cgroup: bool, *, executes: bool = False) -> 
     return plan_rlimits(limits, limits.processes * (NPROC_FACTOR if has_cgroup else 1), executes=executes)
 
 
-class ProcessSandbox:
+class ProcessSandbox(SandboxDefaults):
     """One forked child of the zygote."""
 
     def __init__(
@@ -192,9 +192,12 @@ class ProcessSandbox:
         # A destroyed one has no pidfd any more: its number may be that of another sandbox.
         return self._child.pidfd >= 0 and self._child.end is None and not self._closed
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the main thread of the script write its frames to descriptor 2."""
         self._signal(ASK_SIGNAL)
+        return True
+
+    interrupted_s = INTERRUPTED_S
 
     def interrupt(self) -> None:
         """Interrupt the script of a session."""
@@ -213,23 +216,6 @@ class ProcessSandbox:
             return self._cgroup.consumed()[0]
         except OSError:
             return None
-
-    def freeze(self) -> bool:
-        """Stop its only process; False when it may have more than one.
-
-        A stop signal from outside also stops the init of a pid namespace. A fork in progress is already counted when
-        the signal is sent, or fails because of it; so the count includes everything that can still run.
-        """
-        if self._cgroup is None or not self._can_be_signalled():
-            return False
-        if self._sample.peak_memory_bytes > FROZEN_BYTES:
-            return False
-        self.stream.rest()
-        try:
-            signal.pidfd_send_signal(self._child.pidfd, signal.SIGSTOP)
-            return self._cgroup.count_processes() == 1
-        except OSError:
-            return False
 
     async def pause(self) -> bool:
         """Stop every process inside until `unpause` or the end; False when some may go on.

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from toolcell import daemon_threads
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
+from toolcell.sandbox.backend import BackendDefaults
 from toolcell.sandbox.docker.hardening import GUEST_LAYERS, required_layers
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeSettings
@@ -57,7 +58,7 @@ class RayNode:
     """In the time of the event loop."""
 
 
-class RayBackend:
+class RayBackend(BackendDefaults):
     """Starts sandboxes on the nodes of a cluster."""
 
     name: ClassVar[str] = "ray"

@@ -116,7 +116,9 @@ def contract_lacks(backend: Backend | type[Backend] | None = None, skip: Skip = 
         UsageError: a name is neither a case nor a group.
     """
     wanted = dict(skip) if isinstance(skip, Mapping) else dict.fromkeys(skip, NO_REASON)
-    declared: Mapping[str, str] = getattr(backend, "lacks", {})
+    declared = {} if backend is None else backend.lacks
+    if not isinstance(declared, Mapping):  # the property of a class, whose instances know
+        declared = {}
     implied = {"isolation": NOT_ISOLATING} if backend is not None and not backend.isolates else {}
     lacks: dict[str, str] = {}
     for name, reason in {**implied, **declared, **wanted}.items():

@@ -16,7 +16,7 @@ import anyio
 
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import FROZEN_BYTES, ByteStream, Exit, Sample
+from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, Sample, SandboxDefaults
 from toolcell.sandbox.docker.container import SIGKILL
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -104,7 +104,7 @@ def can_hold(made_for: Limits, limits: Limits) -> bool:
     )
 
 
-class SharedSandbox:
+class SharedSandbox(SandboxDefaults):
     """One guest of a shared container."""
 
     def __init__(
@@ -178,10 +178,14 @@ class SharedSandbox:
         if self._remote.direct is not None:
             self._remote.direct.kill_now()
 
-    def ask_line(self) -> None:
+    def ask_line(self) -> bool:
         """Have the supervisor ask the script which line it is at. Without a direct channel it is not asked."""
-        if self._remote.direct is not None:
-            self._remote.direct.send_control(ASK)
+        return self._remote.direct is not None and self._remote.direct.send_control(ASK)
+
+    @property
+    def interrupted_s(self) -> float:
+        """Return 0 without a direct channel: only its supervisor can interrupt the script."""
+        return INTERRUPTED_S if self._remote.direct is not None else 0.0
 
     def interrupt(self) -> None:
         """Have the supervisor interrupt the script of a session. Without a direct channel it is not interrupted."""
@@ -191,16 +195,6 @@ class SharedSandbox:
     def cpu_now(self) -> float | None:
         """Return None: the container's reports arrive in the event loop."""
         return None
-
-    def freeze(self) -> bool:
-        """Stop every process of the sandbox.
-
-        Return False when there is no direct channel to its supervisor, when it holds much memory, or the last slot.
-        """
-        direct, holds_much = self._remote.direct, self._remote.peak.memory_bytes > FROZEN_BYTES
-        if direct is None or holds_much or not self.container.free or self._is_killed or not self.is_alive():
-            return False
-        return direct.send_control(FREEZE)
 
     async def pause(self) -> bool:
         """Have the supervisor stop every process until `unpause`; False without a direct channel or scoped signals."""
