@@ -224,20 +224,15 @@ BAD = {
     "empty name": ("---\nname: ' '\ndescription: x\n---\n", "name in SKILL.md must be a text"),
     "number": ("---\nname: 5\ndescription: x\n---\n", "name in SKILL.md must be a text, not 5"),
     "a list": ("---\n- x\n---\n", "must be a mapping"),
-    "object": ("---\nname: !!python/object/apply:os.system [id]\ndescription: x\n---\n", "is no YAML"),
+    "object": ("---\nname: !!python/object/apply:os.system [id]\ndescription: x\n---\n", "is not YAML"),
     "aliases": (f"---\n{BOMB}\n---\n", "has an alias"),
     "twice": ("---\nname: x\nname: y\ndescription: x\n---\n", "has a key twice"),
-    "broken": ("---\nname: [\n---\n", "is no YAML"),
+    "broken": ("---\nname: [\n---\n", "is not YAML"),
     "brackets": ("---\nname: " + "[" * 10_000 + "\n---\n", "more than 200 opening brackets"),
-    "deep": ("---\nname: " + "- " * 2000 + "\n---\n", "is no YAML"),
+    "deep": ("---\nname: " + "- " * 2000 + "\n---\n", "line 2 of SKILL.md is not YAML"),
     "nested": ("---\nname:\n" + "".join(f"{' ' * depth}- \n" for depth in range(150)) + "---\n", "must be a text"),
     "long": ("---\nname: " + "x" * 40_000 + "\n---\n", "40007 characters, and 16384 is the limit"),
     "long name": ("---\nname: " + "x" * 300 + "\ndescription: y\n---\n", "name in SKILL.md has 300 characters"),
-    "tags": (
-        "---\nname: x\ndescription: y\nmetadata: {tags: {a: b}}\n---\n",
-        "metadata.tags in SKILL.md must be names",
-    ),
-    "metadata": ("---\nname: x\ndescription: y\nmetadata: [a]\n---\n", "metadata in SKILL.md must be a mapping"),
 }
 
 

@@ -9,7 +9,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
@@ -48,6 +48,15 @@ _OF_FILES: Final = ("path", "encoding")
 """Parameters that only a package with a workspace has."""
 
 Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file with a table, and what the caller says about it."""
+
+    path: str
+    format: str | None
+    delimiter: str | None
 
 
 class CellCondition(TypedDict):
@@ -109,7 +118,7 @@ class DataTools(ToolPackage):
             return spec
         parameters = spec.definition.parameters
         content = "content" if "content" in parameters["properties"] else "records"
-        dropped = (*_OF_FILES, "format") if content == "records" else _OF_FILES
+        dropped = (*_OF_FILES, "format", "delimiter") if content == "records" else _OF_FILES
         for each in dropped:
             parameters["properties"].pop(each, None)
         parameters["properties"][content].pop("default", None)
@@ -130,6 +139,7 @@ class DataTools(ToolPackage):
         limit: Annotated[int, Field(ge=1)] = PARSE_LIMIT,
         path: str = "",
         encoding: str | None = None,
+        delimiter: str | None = None,
     ) -> ToolResult:
         """Read CSV, JSON or JSON lines as records. Returns records, columns and the number of all rows.
 
@@ -139,12 +149,13 @@ class DataTools(ToolPackage):
             limit: How many records to return at most.
             path: A file of the workspace, in place of content. It may be large.
             encoding: Of the file's characters; found out when it is left out.
+            delimiter: Between the cells of CSV; found out when it is left out.
         """
         if not path and not content.strip():
             raise ToolError("content is required", code="invalid_arguments")
 
         def work(text: io.TextIOWrapper, check: _Check) -> dict[str, Any]:
-            table = Table(text, format)
+            table = Table(text, format, delimiter)
             return parsed(table, check(table.batches()), limit)
 
         return await self._over(ctx, content, path, work, encoding)
@@ -157,6 +168,7 @@ class DataTools(ToolPackage):
         records: Records | None = None,
         path: str = "",
         format: Format | None = None,
+        delimiter: str | None = None,
     ) -> ToolResult:
         """Keep the records that meet all conditions. Numbers in text are compared as numbers.
 
@@ -165,15 +177,15 @@ class DataTools(ToolPackage):
             records: The records, as data_parse returns them.
             path: A file of the workspace, in place of records. It may be large.
             format: Of the file: csv, json or jsonl; found out when it is left out.
+            delimiter: Between the cells of a CSV file; found out when it is left out.
         """
         if not where:
             raise ToolError("where conditions are required", code="invalid_arguments")
         if len(where) > MAX_CONDITIONS:
             raise ToolError(f"where has {len(where)} conditions, and may have {MAX_CONDITIONS}")
         conditions = [condition(each["column"], each["op"], each["value"]) for each in where]
-        return await self._of_rows(
-            ctx, records, path, format, lambda batches: filtered(batches, conditions, self._engine)
-        )
+        file = TableFile(path, format, delimiter)
+        return await self._of_rows(ctx, records, file, lambda batches: filtered(batches, conditions, self._engine))
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("groups"))
     async def data_aggregate(
@@ -184,6 +196,7 @@ class DataTools(ToolPackage):
         group_by: list[str] | None = None,
         path: str = "",
         format: Format | None = None,
+        delimiter: str | None = None,
     ) -> ToolResult:
         """Compute sum, count, avg, min or max of columns, for all records or for each group.
 
@@ -193,6 +206,7 @@ class DataTools(ToolPackage):
             group_by: Columns whose values make a group.
             path: A file of the workspace, in place of records. It may be large.
             format: Of the file: csv, json or jsonl; found out when it is left out.
+            delimiter: Between the cells of a CSV file; found out when it is left out.
         """
         if not metrics:
             raise ToolError("metrics are required", code="invalid_arguments")
@@ -200,8 +214,9 @@ class DataTools(ToolPackage):
             raise ToolError(f"there are {len(metrics)} metrics, and may be {MAX_METRICS}")
         wanted = [Metric(each["column"], each["op"]) for each in metrics]
         groups = list(dict.fromkeys(group_by or ()))
+        file = TableFile(path, format, delimiter)
         return await self._of_rows(
-            ctx, records, path, format, lambda batches: aggregated(batches, wanted, groups, self._engine)
+            ctx, records, file, lambda batches: aggregated(batches, wanted, groups, self._engine)
         )
 
     @offered(read_only=True, idempotent=True, timeout_s=TIMEOUT_S, returns=_value("records"))
@@ -216,6 +231,7 @@ class DataTools(ToolPackage):
         limit: Annotated[int, Field(ge=0)] | None = None,
         path: str = "",
         format: Format | None = None,
+        delimiter: str | None = None,
     ) -> ToolResult:
         """Select columns, rename them, sort and limit records, in this order.
 
@@ -228,29 +244,32 @@ class DataTools(ToolPackage):
             limit: How many records to return at most.
             path: A file of the workspace, in place of records. It may be large.
             format: Of the file: csv, json or jsonl; found out when it is left out.
+            delimiter: Between the cells of a CSV file; found out when it is left out.
         """
         renamed = rename or {}
         if len(set(renamed.values())) < len(renamed):
             raise ToolError("rename gives two columns the same name", code="invalid_arguments")
         how = Transform(select, renamed, sort_by, sort_desc, limit)
-        return await self._of_rows(ctx, records, path, format, lambda batches: transformed(batches, how))
+        file = TableFile(path, format, delimiter)
+        return await self._of_rows(ctx, records, file, lambda batches: transformed(batches, how))
 
     async def _of_rows(
         self,
         ctx: ToolContext,
         records: Records | None,
-        path: str,
-        format: str | None,
+        file: TableFile,
         work: Callable[[Iterator[Batch]], dict[str, Any]],
     ) -> ToolResult:
-        if records is not None and path:
+        if records is not None and file.path:
             raise ToolError("give records or a path, not both", code="invalid_arguments")
-        if records is None and not path:
+        if records is None and not file.path:
             raise ToolError("records are required", code="invalid_arguments")
         if records is not None:
             rows = records
             return await self._over(ctx, b"", "", lambda _, check: work(check(batches_of(rows))))
-        return await self._over(ctx, b"", path, lambda text, check: work(check(Table(text, format).batches())))
+        return await self._over(
+            ctx, b"", file.path, lambda text, check: work(check(Table(text, file.format, file.delimiter).batches()))
+        )
 
     async def _over(
         self,

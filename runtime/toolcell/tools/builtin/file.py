@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from toolcell import daemon_threads
 from toolcell.errors import ToolError
 from toolcell.text import for_terminal
-from toolcell.tools.builtin.encodings import Encoding, decode, encode
+from toolcell.tools.builtin.encodings import decode, encode
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.workspace import Entry, Workspace
 from toolcell.tools.context import ToolContext
@@ -93,7 +93,7 @@ class Files(ToolPackage):
         },
     )  # fmt: skip
     async def file_read(
-        self, path: str, ctx: ToolContext, offset: int = 0, limit: int = VALUE_CHARS, encoding: Encoding = "auto"
+        self, path: str, ctx: ToolContext, offset: int = 0, limit: int = VALUE_CHARS, encoding: str = "auto"
     ) -> ToolResult:
         """Read a file of the workspace. Long text is cut; read on with `offset`.
 
@@ -101,7 +101,8 @@ class Files(ToolPackage):
             path: Relative to the workspace, as in notes/todo.txt.
             offset: Characters to skip.
             limit: Characters to return.
-            encoding: auto recognises UTF-8, UTF-16 and Latin-1; base64 returns any file's bytes.
+            encoding: auto recognises UTF-8, UTF-16 and Windows-1252. Or a name such as shift_jis; base64 returns any
+                file's bytes.
         """
         if offset < 0 or limit < 1:
             raise ToolError(f"read error: offset must be at least 0 and limit at least 1, not {offset} and {limit}")
@@ -112,17 +113,19 @@ class Files(ToolPackage):
         idempotent=True,
         returns={"type": "object", "properties": {"path": {"type": "string"}, "size": {"type": "integer"}}},
     )
-    async def file_write(self, path: str, content: str, ctx: ToolContext, encoding: Encoding = "auto") -> ToolResult:
+    async def file_write(self, path: str, content: str, ctx: ToolContext, encoding: str = "auto") -> ToolResult:
         """Write a file of the workspace, and the directories above it. A file that exists is replaced.
 
         Args:
             path: Relative to the workspace, as in notes/todo.txt.
             content: The whole new content; may be empty.
-            encoding: auto is UTF-8; with base64, content stands for bytes.
+            encoding: auto is UTF-8, with the byte order mark of the file that is replaced; a name such as utf-16; with
+                base64, content stands for bytes.
         """
         workspace = await self._roots.of(ctx)
         try:
-            data = encode(content, encoding)
+            replaced = await in_thread(_beginning, workspace, path) if encoding == "auto" else b""
+            data = encode(content, encoding, replaced)
         except ToolError as exc:
             raise ToolError(f"write error: {exc.message}") from exc
         await in_thread(workspace.write, path, data)
@@ -186,7 +189,7 @@ class Files(ToolPackage):
         return ToolResult.ok(json.dumps(value, ensure_ascii=False), value=value)
 
 
-def _read(workspace: Workspace, path: str, offset: int, limit: int, encoding: Encoding) -> ToolResult:
+def _read(workspace: Workspace, path: str, offset: int, limit: int, encoding: str) -> ToolResult:
     data = workspace.read(path)
     try:
         whole, found = decode(data, encoding)
@@ -200,6 +203,15 @@ def _read(workspace: Workspace, path: str, offset: int, limit: int, encoding: En
     }  # fmt: skip
     shown = text[:READ_CHARS] + (TRUNCATED if truncated or len(text) > READ_CHARS else "")
     return said(shown, value)
+
+
+def _beginning(workspace: Workspace, path: str) -> bytes:
+    """Return the first bytes of a file, where a byte order mark would be; none of one that cannot be read."""
+    try:
+        with workspace.open(path) as source:
+            return source.read(4)
+    except ToolError:
+        return b""
 
 
 def said(text: str, value: Any) -> ToolResult:

@@ -32,6 +32,7 @@ MAX_TEXT: Final = 100_000
 MAX_NAME: Final = 200
 MAX_DESCRIPTION: Final = 2000
 _FRONT_MATTER: Final = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_OUTER_LINE: Final = re.compile(r"^(?P<key>[A-Za-z][A-Za-z0-9_-]{0,60}):[ \t]+(?P<value>[^\r\n]+)", re.MULTILINE)
 _SLUG: Final = re.compile(r"[^a-z0-9]+")
 _LISTED: Final = re.compile(r"(?:[^\s,(]|\([^)]*\)?)+")
 """A name in a list that is written as text: between blanks or commas, with what it has in parentheses."""
@@ -106,22 +107,22 @@ def parse_skill(text: bytes, files: Mapping[str, bytes] | None = None) -> SkillF
     if match is None:
         raise UsageError(f"{SKILL_FILE} must begin with front matter: a line ---, name and description, a line ---")
     facts = front_matter(match[1])
-    more = facts.get("metadata") or {}
-    if not isinstance(more, dict):
-        raise UsageError(f"metadata in {SKILL_FILE} must be a mapping, not {shown(more)}")
+    more = facts.get("metadata")
+    more = more if isinstance(more, dict) else {}  # whatever else stands there is somebody's own
     return SkillFolder(
         name=_text(facts, "name", MAX_NAME),
         description=_text(facts, "description", MAX_DESCRIPTION),
         instructions=_bounded("the instructions", whole[match.end() :].strip(), MAX_TEXT),
         tools=_names(facts.get("allowed-tools"), "allowed-tools"),
-        tags=_names(more.get("tags"), "metadata.tags"),
+        tags=_names_if_any(more.get("tags")),
         model=str(facts.get("model") or "")[:MAX_NAME],
         files=dict(files or {}),
     )
 
 
-def front_matter(text: str) -> dict[str, Any]:
-    """Read YAML that is a mapping of plain values: no tags, no anchors, no key twice.
+def front_matter(text: str, *, is_mended: bool = False) -> dict[str, Any]:
+    """Read YAML that is a mapping of plain values: no tags, no anchors, no key twice. A value with an unquoted `: ` is
+    the text that its author meant.
 
     Raises:
         UsageError: it is something else.
@@ -141,12 +142,30 @@ def front_matter(text: str) -> dict[str, Any]:
             raise UsageError(f"the front matter of {SKILL_FILE} has a key twice")
         facts = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as exc:
-        raise UsageError(f"the front matter of {SKILL_FILE} is no YAML: {for_terminal(str(exc))[:300]}") from exc
+        if not is_mended and (mended := _with_quoted_values(text)) != text:
+            return front_matter(mended, is_mended=True)
+        mark = getattr(exc, "problem_mark", None)
+        where = f"line {mark.line + 2}" if mark is not None else "the front matter"
+        said = for_terminal(str(getattr(exc, "problem", None) or exc))[:300]
+        raise UsageError(f"{where} of {SKILL_FILE} is not YAML: {said}; quote the value") from exc
     if _has_huge_number(facts):
         raise UsageError(f"the front matter of {SKILL_FILE} has a number of more than 64 bits")
     if not isinstance(facts, dict):
         raise UsageError(f"the front matter of {SKILL_FILE} must be a mapping, not {shown(facts)}")
     return facts
+
+
+def _with_quoted_values(text: str) -> str:
+    """Return front matter in which values of the outermost keys are quoted where YAML takes plain text for more."""
+
+    def quoted(match: re.Match[str]) -> str:
+        value = match["value"].strip()
+        is_mistaken = ": " in value or value.endswith(":") or value[:1] in ("@", "`", "%")
+        if not is_mistaken or value[0] in "\"'[{|>&*!#":
+            return match[0]
+        return f"{match['key']}: '{value.replace(chr(39), chr(39) * 2)}'"
+
+    return _OUTER_LINE.sub(quoted, text)
 
 
 def _has_huge_number(value: object) -> bool:
@@ -202,6 +221,14 @@ def _bounded(what: str, text: str, most: int) -> str:
     if len(text) > most:
         raise UsageError(f"{what} has {len(text)} characters, and {most} is the limit")
     return for_terminal(text)
+
+
+def _names_if_any(value: object) -> tuple[str, ...]:
+    """Return names; none where something else stands, because metadata is anybody's."""
+    try:
+        return _names(value, "metadata.tags")
+    except UsageError:
+        return ()
 
 
 def _names(value: object, what: str) -> tuple[str, ...]:

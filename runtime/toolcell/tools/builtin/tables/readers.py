@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -27,14 +28,23 @@ MAX_DOCUMENT_CHARS = 16 * 1024 * 1024
 BATCH_CHARS = 4 * 1024 * 1024
 CHUNK_CHARS = 256 * 1024
 _DELIMITERS = ",;\t|"
+_SEPARATOR_HINT = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)
+MAX_HEADER_CHARS = 64 * 1024
 _JSON_SPACE = " \t\r\n"
 
 
 class Table:
     """A table that is being read. Columns and counts are final when the batches have been read."""
 
-    def __init__(self, text: io.TextIOWrapper, format: str | None = None) -> None:
-        """Raises: ToolError, when the format is unknown."""
+    def __init__(self, text: io.TextIOWrapper, format: str | None = None, delimiter: str | None = None) -> None:
+        """Raises: ToolError, when the format is unknown, or the delimiter cannot be one."""
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0' or format in ("json", "jsonl")):
+            raise ToolError(
+                f"delimiter must be one character between the cells of CSV, such as ';', not {delimiter!r:.40}",
+                code="invalid_arguments",
+            )
+        self._delimiter = delimiter
+        format = "csv" if delimiter is not None else format
         if format not in (None, *FORMATS):
             raise ToolError(f"format must be one of {', '.join(FORMATS)}, not {format!r:.40}", code="invalid_arguments")
         self._text = text
@@ -66,9 +76,14 @@ class Table:
     def _csv(self) -> Iterator[Batch]:
         lines = lines_of(self._text)
         first = next((line for line in lines if line.strip("\r\n \t\ufeff")), "")
-        delimiter = delimiter_of(first)
+        delimiter, header = self._delimiter, [first]
+        if hint := _SEPARATOR_HINT.fullmatch(first):  # spreadsheets write it above the header
+            delimiter, header = delimiter or hint[1], [next(lines, "")]
+        while "".join(header).count('"') % 2 and sum(map(len, header)) < MAX_HEADER_CHARS and (line := next(lines, "")):
+            header.append(line)  # a name with a line break
         size = [0]
-        rows = csv.reader(_measured(chain([first], lines), size), delimiter=delimiter)
+        reading = _measured(chain(header, lines), size)
+        rows = csv.reader(reading, delimiter=delimiter or delimiter_of("".join(header)))
         try:
             self.names = column_names(next(rows, []))
             batch: list[list[str]] = []

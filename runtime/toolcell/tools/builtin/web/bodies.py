@@ -13,6 +13,8 @@ ACCEPT_ENCODING = "gzip, deflate"
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _RAW_DEFLATE = -zlib.MAX_WBITS
+_GZIP_MARK = b"\x1f\x8b"
+_COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd", "dcb", "dcz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,12 @@ class BodyDecoder:
     """Decompresses piece by piece, never past `max_bytes`."""
 
     def __init__(self, encoding: str, max_bytes: int) -> None:
-        """Raises: ToolError, when `encoding` is none that was asked for."""
-        names = [name.strip().lower() for name in encoding.split(",") if name.strip().lower() not in ("", "identity")]
+        """A name that no compression has is ignored: servers write `utf-8`, `none` or `aws-chunked` there.
+
+        Raises:
+            ToolError: `encoding` is a compression that was not asked for.
+        """
+        names = [name for each in encoding.split(",") if (name := each.strip().lower()) in _COMPRESSIONS]
         if len(names) > 1 or not set(names) <= {"gzip", "x-gzip", "deflate"}:
             raise ToolError(f"the server sent content-encoding {encoding!r:.80}, and was asked for {ACCEPT_ENCODING}")
         self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB) if names else None
@@ -39,6 +45,9 @@ class BodyDecoder:
         self._max_bytes = max_bytes
         self._content = bytearray()
         self._received = 0
+        self._after_member = b""
+        """The first byte behind a member of gzip: another one may follow, or something that means nothing."""
+        self._is_over = False
 
     @property
     def room(self) -> int:
@@ -61,14 +70,21 @@ class BodyDecoder:
             if len(data) < 2:
                 return True
             self._choose_format(data)
-        while data:
+        data, self._after_member = self._after_member + data, b""
+        while data and not self._is_over:
+            if self._zlib.eof:  # gzip files may stand one behind the other; anything else there is ignored
+                if len(data) < len(_GZIP_MARK):
+                    self._after_member = data
+                    break
+                if not data.startswith(_GZIP_MARK):
+                    self._is_over = True
+                    break
+                self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
             out = self._decompress(data)
             self._content += out[: self.room]
             if len(out) > self.room or self._zlib.unconsumed_tail:
                 return False
             data = self._zlib.unused_data
-            if self._zlib.eof and data:  # gzip files may stand one behind the other
-                self._zlib = zlib.decompressobj(_GZIP_OR_ZLIB)
         # Empty gzip members decompress to nothing for ever.
         return self._received <= self._max_bytes + 1024
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from toolcell.tools.builtin.encodings import MARKS, known_encoding, lenient
 from toolcell.tools.builtin.web.fetch import Response
 from toolcell.tools.builtin.web.markup import bounded_markup
 
@@ -29,59 +30,21 @@ _TEXT_TYPES = frozenset({
     "application/x-ndjson", "application/x-yaml", "application/yaml", "application/toml", "application/sql",
     "application/rtf", "application/x-sh", "application/x-www-form-urlencoded",
 })  # fmt: skip
+_MEDIA = frozenset({"image", "audio", "video", "font"})
+_BINARY_MARKS = (
+    b"%PDF-",
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+    b"\x89PNG",
+    b"GIF8",
+    b"\xff\xd8\xff",
+    b"\x7fELF",
+    b"Rar!",
+    b"7z\xbc\xaf",
+)
+_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 _META = re.compile(r"""<meta[^>]{0,200}?charset\s{0,5}=\s{0,5}["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-_CHARSETS = frozenset(
-    codecs.lookup(name).name
-    for name in [
-        "utf-8",
-        "utf-16",
-        "utf-16-le",
-        "utf-16-be",
-        "ascii",
-        "latin-1",
-        "iso8859-2",
-        "iso8859-3",
-        "iso8859-4",
-        "iso8859-5",
-        "iso8859-6",
-        "iso8859-7",
-        "iso8859-8",
-        "iso8859-9",
-        "iso8859-10",
-        "iso8859-13",
-        "iso8859-14",
-        "iso8859-15",
-        "iso8859-16",
-        "cp866",
-        "cp1250",
-        "cp1251",
-        "cp1252",
-        "cp1253",
-        "cp1254",
-        "cp1255",
-        "cp1256",
-        "cp1257",
-        "cp1258",
-        "koi8-r",
-        "koi8-u",
-        "mac-roman",
-        "mac-cyrillic",
-        "gbk",
-        "gb2312",
-        "gb18030",
-        "big5",
-        "big5hkscs",
-        "shift_jis",
-        "euc_jp",
-        "iso2022_jp",
-        "euc_kr",
-        "cp874",
-        "tis-620",
-    ]
-)
-"""Encodings of pages. Python knows others that are slow or that run code of their own, such as punycode."""
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "head"})
 _BLOCKS = frozenset(
@@ -160,7 +123,7 @@ def read_page(response: Response, *, raw: bool = False) -> PageText:
 
 
 def kind_of(content_type: str, content: bytes) -> Kind:
-    """Decide by the media type; without one, by how the body begins."""
+    """Decide by the media type, or by the content where the type says nothing: "a file" has many names."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in _HTML_TYPES:
         return "html"
@@ -168,41 +131,44 @@ def kind_of(content_type: str, content: bytes) -> Kind:
         return "json"
     if media_type.startswith("text/") or media_type in _TEXT_TYPES or media_type.endswith("+xml"):
         return "text"
-    if media_type not in ("", "application/octet-stream", "application/unknown"):
+    if media_type.partition("/")[0] in _MEDIA or not _is_text(content):
         return "binary"
     start = content[:1024].lstrip().lower()
-    if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in content[:1024]:
-        return "binary"
     return "html" if start.startswith((b"<!doctype html", b"<html")) else "json" if start[:1] in b"{[" else "text"
+
+
+def _is_text(content: bytes) -> bool:
+    """Return whether a body looks like text: no control characters at its beginning, and UTF-8 or mostly ASCII."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    start = content[:1024]
+    if start.startswith(_BINARY_MARKS) or _CONTROLS.search(start):
+        return False
+    try:
+        start.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        return exc.start >= len(start) - 3 or sum(byte > 127 for byte in start) * 3 < len(start)
+    return True
 
 
 def decode_text(content: bytes, content_type: str = "", *, is_page: bool = False) -> str:
     """Return the characters of a body: by byte order mark, header, a page's `<meta>`, else UTF-8 or Windows-1252."""
-    for mark, encoding in _BOMS:
+    for mark, encoding in MARKS:
         if content.startswith(mark):
-            return content[len(mark) :].decode(encoding, "replace")
+            return content.decode(encoding, lenient(encoding))
     meta = _META.search(content[:2048].decode("latin-1")) if is_page else None
     for declared in (_CHARSET.search(content_type), meta):
-        name = _known_charset(declared[1]) if declared else None
+        name = known_encoding(declared[1]) if declared else None
         if declared is meta and name is not None and name.startswith("utf-16"):
             name = "utf-8"  # it could not be read here if that were true
         if name is not None:
-            return content.decode(name, "replace")
+            return content.decode(name, "replace" if name.startswith("utf-8") else lenient(name))
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as exc:
         # Only the end may be wrong: the body was cut there.
-        return content.decode("utf-8" if exc.start >= len(content) - 4 else "cp1252", "replace")
-
-
-def _known_charset(name: str) -> str | None:
-    try:
-        known = codecs.lookup(name).name
-    except (LookupError, ValueError):
-        return None
-    if known in ("iso8859-1", "ascii"):  # browsers read both as Windows-1252
-        return "cp1252"
-    return known if known in _CHARSETS else None
+        is_cut = exc.start >= len(content) - 4
+        return content.decode("utf-8", "replace") if is_cut else content.decode("cp1252", lenient("cp1252"))
 
 
 def title_of(text: str) -> str:
