@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from toolcell.audit.format import (
     GENESIS,
-    HEADER,
     MAGIC,
     MAX_BODY_BYTES,
     Frame,
@@ -20,6 +19,7 @@ from toolcell.audit.format import (
     hash_record,
     split_segment,
 )
+from toolcell.journal.frames import HEADER
 
 bodies = st.lists(st.binary(max_size=80), min_size=1, max_size=6)
 

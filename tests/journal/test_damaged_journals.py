@@ -10,16 +10,18 @@ import pytest
 
 from toolcell import ResumeError, SyncRuntime, ToolRegistry, UsageError
 from toolcell.journal.directory import shared_key
-from toolcell.journal.file import RESUMED, JournalFile, JournalLoader
+from toolcell.journal.file import JournalFile, apply_record
 from toolcell.journal.ledger import Journal
 from toolcell.journal.marks import marks_directory
+from toolcell.journal.records import RESUMED, RUN_RECORDS, LoadedRun, RunRecords, load_run
 from toolcell.journal.store import JournalStore
 
 
 def begun(path: Path, key: bytes = b"") -> tuple[Journal, JournalFile]:
     file = JournalFile(path, key=key)
-    journal = Journal(path.stem, {"tools": {}}, writer=file)
-    file.write_header(journal)
+    records = RunRecords(file)
+    journal = Journal(path.stem, {"tools": {}}, records=records)
+    records.write_header(journal)
     return journal, file
 
 
@@ -48,7 +50,7 @@ def test_a_record_that_was_written_in_part_does_not_hide_the_next(
     journal.answer(1, b"refused")
     file.close()
 
-    found = JournalLoader().load(JournalFile(tmp_path / "run.journal").read()).journal
+    found = load_run(JournalFile(tmp_path / "run.journal")).journal
     assert [(entry.number, entry.is_started, entry.answer) for entry in found.entries] == [
         (1, False, b"refused"),
         (2, True, None),
@@ -68,7 +70,7 @@ def test_a_journal_that_is_torn_at_its_end_is_read_and_one_that_was_changed_is_n
     for length in range(ends[0], len(data)):
         path.write_bytes(data[:length])
         file = JournalFile(path, key=key)
-        assert len(JournalLoader().load(file.read()).journal.entries) == sum(end <= length for end in ends[1:])
+        assert len(load_run(file).journal.entries) == sum(end <= length for end in ends[1:])
         file.close()
     path.write_bytes(data[: ends[0] + 12] + b"?" + data[ends[0] + 13 :])
     store = JournalStore(tmp_path)
@@ -303,7 +305,9 @@ def test_runs_that_begin_with_one_id_at_once_have_journals_of_their_own(tmp_path
 
 
 def test_a_run_that_was_lost_and_then_suspended_waits_and_has_not_ended() -> None:
-    begun = [["run", "r", {"origin": "code"}], ["ended", "lost"]]
-
-    assert JournalLoader().load(begun).is_ended
-    assert not JournalLoader().load([*begun, ["suspended", "token", 0.0, []]]).is_ended
+    loaded = LoadedRun()
+    for record in (["run", "r", {"origin": "code"}], ["ended", "lost"]):
+        apply_record(RUN_RECORDS, loaded, record)
+    assert loaded.is_ended
+    apply_record(RUN_RECORDS, loaded, ["suspended", "token", 0.0, []])
+    assert not loaded.is_ended

@@ -11,9 +11,10 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from toolcell.audit.format import HASH_BYTES, HEADER, INVERT, MAX_BODY_BYTES, OVERHEAD_BYTES, RUN
+from toolcell.audit.format import HASH_BYTES, MAX_BODY_BYTES, OVERHEAD_BYTES, RUN
 from toolcell.audit.records import CHECKED, FIELDS, HEAD, NUMBERS, RUN_KINDS, RUN_STARTED, SALT_BYTES, SALTED
 from toolcell.audit.shapes import MAX_INTEGER, Shape
+from toolcell.journal.frames import HEADER, INVERT
 from toolcell.packing import thread_packer, unpack
 
 

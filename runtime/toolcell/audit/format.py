@@ -24,7 +24,6 @@ import json
 import os
 import re
 import stat
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,14 +32,15 @@ from typing import Any, Final
 
 from toolcell.atomic import write_file
 from toolcell.errors import AuditError, UsageError
+from toolcell.journal.frames import CUT_SHORT, HEADER, Layout
 
 MAGIC: Final = b"TCAUDIT\x02"
 """First bytes of a segment. The last byte is the format's version."""
 
-HEADER: Final = struct.Struct(">II")
 HASH_BYTES: Final = 32
-OVERHEAD_BYTES: Final = HEADER.size + 2 * HASH_BYTES
 MAX_BODY_BYTES: Final = 64 << 20
+LAYOUT: Final = Layout(before=HASH_BYTES, after=HASH_BYTES, most=MAX_BODY_BYTES)
+OVERHEAD_BYTES: Final = LAYOUT.overhead
 GENESIS: Final = bytes(HASH_BYTES)
 """The previous hash of a chain's first record."""
 
@@ -55,8 +55,6 @@ REDACTED_BODY: Final = 0xC0
 
 ORIGINAL: Final = slice(25, 57)
 """Where a redacted body holds the digest of what was there."""
-
-INVERT: Final = 0xFFFFFFFF
 
 FORMAT: Final = 3
 """Of the records. In format 2, records of runs had no salt."""
@@ -137,9 +135,8 @@ def hash_digest(previous_hash: bytes, run: int, digest: bytes) -> bytes:
 
 def encode_frame(previous_hash: bytes, body: bytes) -> tuple[bytes, bytes]:
     """Return the bytes of one record, and its hash."""
-    size = len(body)
     own = hash_record(previous_hash, body)
-    return HEADER.pack(size, size ^ INVERT) + previous_hash + body + own, own
+    return LAYOUT.encode(previous_hash, body, own), own
 
 
 def split_segment(data: bytes, offset: int = len(MAGIC)) -> Iterator[Piece]:
@@ -174,23 +171,15 @@ class HashingBudget:
 
 def piece_at(data: bytes, offset: int, hashing: HashingBudget) -> Piece:
     """Return the piece of a segment at an offset before its end."""
-    size = _body_size(data, offset)
+    size = LAYOUT.body_size(data, offset)
     if size is None:
         return Garbage(offset, _next_intact(data, offset + 1, hashing))
     end = offset + OVERHEAD_BYTES + size
-    if size < 0 or end > len(data):
+    if size == CUT_SHORT or end > len(data):
         return Torn(offset, data[offset:])
     start = offset + HEADER.size
     body_at = start + HASH_BYTES
     return Frame(offset, data[start:body_at], data[body_at : body_at + size], data[end - HASH_BYTES : end])
-
-
-def _body_size(data: bytes, offset: int) -> int | None:
-    """Return the length in the header at `offset`. None: this is no header. -1: the data ends inside the header."""
-    if len(data) - offset < HEADER.size:
-        return -1
-    size, inverted = HEADER.unpack_from(data, offset)
-    return size if size ^ INVERT == inverted and size <= MAX_BODY_BYTES else None
 
 
 _LIKE_A_HEADER = re.compile(rb"[\x00-\x04]...[\xfb-\xff]", re.DOTALL)
@@ -201,7 +190,7 @@ def _next_intact(data: bytes, offset: int, hashing: HashingBudget) -> int:
     """Return the offset of the next frame whose hash is right, or the end of the data."""
     while (found := _LIKE_A_HEADER.search(data, offset)) is not None:
         start = found.start()
-        size = _body_size(data, start)
+        size = LAYOUT.body_size(data, start)
         if size is not None and 0 <= size <= len(data) - start - OVERHEAD_BYTES:
             hashing.left -= size
             if hashing.left < 0:
@@ -286,9 +275,8 @@ def read_frame_at(path: Path, offset: int) -> bytes:
     Raises:
         AuditError: as from `read_segment_file`.
     """
-    size, inverted = HEADER.unpack(_read_file(path, offset, HEADER.size).ljust(HEADER.size))
-    is_header = size ^ INVERT == inverted and size <= MAX_BODY_BYTES
-    return _read_file(path, offset, size + OVERHEAD_BYTES) if is_header else b""
+    size = LAYOUT.body_size(_read_file(path, offset, HEADER.size))
+    return b"" if size in (None, CUT_SHORT) else _read_file(path, offset, size + OVERHEAD_BYTES)
 
 
 def overwrite_body(path: Path, offset: int, old: bytes, body: bytes) -> None:

@@ -23,8 +23,6 @@ from toolcell.audit import records
 from toolcell.audit.format import (
     FORMAT,
     GENESIS,
-    HEADER,
-    INVERT,
     LOCK_FILE,
     MAGIC,
     RUN,
@@ -37,6 +35,7 @@ from toolcell.audit.locks import take_lock
 from toolcell.audit.signatures import Head, checkpoint_statement
 from toolcell.audit.tail import GONE, Left, Tail, newest_first, tail_of, why_left
 from toolcell.errors import AuditError
+from toolcell.journal.frames import HEADER, INVERT, NotUndone, append_whole
 from toolcell_bridge import __version__
 
 _pack_head, _NUMBERS = records.HEAD.pack, records.NUMBERS
@@ -175,10 +174,13 @@ class ChainWriter:
         record_hash = _sha256(self.last_hash + body[RUN] + _sha256(body).digest()).digest()
         data = _pack_header(size, size ^ INVERT) + self.last_hash + body + record_hash
         try:
-            if os.write(self._fd, data) != len(data):
-                self._undo_write("the disk is full")
+            append_whole(self._fd, data)
+        except NotUndone as exc:  # no record may follow a part of one
+            self._close_after(exc.strerror or str(exc))
         except OSError as exc:
-            self._undo_write(exc.strerror or str(exc))
+            raise AuditError(
+                f"cannot write the audit log {self.path}: {self._why_closed or exc.strerror or exc}"
+            ) from exc
         self.segment_bytes += len(data)
         self.seq, self.last_hash = seq, record_hash
         self.unsigned_records += 1
@@ -191,16 +193,6 @@ class ChainWriter:
             self._salts, start = os.urandom(_SALT_BYTES * 64), 0
         self._salt_at = end = start + _SALT_BYTES
         return self._salts[start:end]
-
-    def _undo_write(self, problem: str) -> NoReturn:
-        """Remove the part of a record that was written, so that the next record can follow the last whole one."""
-        if self._why_closed:
-            raise AuditError(f"cannot write the audit log {self.path}: {self._why_closed}")
-        try:
-            os.ftruncate(self._fd, self.segment_bytes)
-        except OSError:  # no record may follow a part of one
-            self._close_after(problem)
-        raise AuditError(f"cannot write the audit log {self.path}: {problem}")
 
     def _close_after(self, problem: str) -> NoReturn:
         self._why_closed = f"{problem}; open it again"

@@ -11,7 +11,7 @@ from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UnknownId, UsageError
-from toolcell.journal.file import JournalFile, OlderCopy
+from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table, apply_record
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
 from toolcell.packing import bytes_digest, pack
@@ -68,33 +68,17 @@ class DraftJournal:
             UsageError: it is damaged, or an older copy was put back.
         """
         try:
-            for kind, *fields in self._file.read():
-                self._apply(kind, *fields)
-            if not self.content:
-                raise ValueError("it is empty")
-            other = self.content["id"]
+            self._file.load(DRAFT_RECORDS, self)
+            if "id" not in self.content:
+                raise Damaged("it is empty")
         except OlderCopy as exc:
             raise UsageError(f"draft {self.ident}: {exc}") from exc
-        except (OSError, ValueError, TypeError, KeyError, IndexError) as exc:
-            raise UsageError(f"draft {self.ident} is damaged ({type(exc).__name__}: {exc}); make another one") from exc
+        except Damaged as exc:
+            raise UsageError(f"draft {self.ident} is damaged ({exc}); make another one") from exc
+        other = self.content["id"]
         if other != self.ident:
             raise UsageError(f"{self.path.name} is a copy of draft {other}: commit that one")
         return self
-
-    def _apply(self, kind: str, *fields: Any) -> None:
-        match kind, fields:
-            case "draft", (dict(content),):
-                self.content = content
-            case "commit", (list(chosen),):
-                self.chosen = chosen
-            case "start", (str(ident),):
-                self.started.add(ident)
-            case "made", (str(ident), str(status), value):
-                self.made[ident] = status, value
-            case "over", ():
-                self.is_over = True
-            case _:
-                raise ValueError(f"a record of an unknown kind: {kind!r:.40}")
 
     def write(self, *fields: Any) -> None:
         """Append a record.
@@ -103,7 +87,7 @@ class DraftJournal:
             OSError: it could not be written.
         """
         self._file.write(*fields)
-        self._apply(*fields)
+        apply_record(DRAFT_RECORDS, self, list(fields))
 
     def write_draft(self, content: dict[str, Any]) -> None:
         """Record the draft, in place of what was recorded of it."""
@@ -118,6 +102,35 @@ class DraftJournal:
     def in_doubt(self) -> list[str]:
         """Effects that had started when the host ended, and of which nobody knows what came."""
         return [ident for ident in sorted(self.started) if ident not in self.made]
+
+
+def _draft(file: DraftJournal, content: dict[str, Any]) -> None:
+    file.content = content
+
+
+def _commit(file: DraftJournal, chosen: list[str]) -> None:
+    file.chosen = chosen
+
+
+def _start(file: DraftJournal, ident: str) -> None:
+    file.started.add(ident)
+
+
+def _made(file: DraftJournal, ident: str, status: str, value: Any) -> None:
+    file.made[ident] = status, value
+
+
+def _over(file: DraftJournal) -> None:
+    file.is_over = True
+
+
+DRAFT_RECORDS: Final[Table] = {
+    DRAFT: Kind((dict,), _draft),
+    COMMIT: Kind((list,), _commit),
+    START: Kind((str,), _start),
+    MADE: Kind((str, str, object), _made),
+    OVER: Kind((), _over),
+}
 
 
 def keep_draft(store: JournalStore, draft: Draft, result: ExecutionResult | None = None) -> None:

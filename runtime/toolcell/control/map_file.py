@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from toolcell.control.map_item import MapItem
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.directory import MAP_SUFFIX, item_run
-from toolcell.journal.file import SUFFIX, JournalFile, OlderCopy
+from toolcell.journal.directory import MAP_SUFFIX, SUFFIX, item_run
+from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table
 from toolcell.journal.store import JournalStore
 from toolcell.packing import pack, unpack, value_digest
 from toolcell.results import ErrorInfo, Outcome
@@ -31,6 +31,33 @@ KEPT_BYTES: Final = 1 << 20
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,48}")
 
 _ERROR_FIELDS: Final = tuple(each.name for each in fields(ErrorInfo) if each.name not in ("findings", "frames"))
+
+
+@dataclass(slots=True)
+class _Places:
+    """What the file of a map says."""
+
+    places: array[int]
+    source_sha256: str | None = None
+    place: int = 0
+    """Of the record that is read."""
+
+
+def _map(found: _Places, name: str, source_sha256: str) -> None:
+    found.source_sha256 = source_sha256
+
+
+def _end(found: _Places, index: int, *_kept: Any) -> None:
+    missing = index + 1 - len(found.places)
+    if missing > 0:
+        found.places.extend([-1] * missing)
+    found.places[index] = found.place
+
+
+MAP_RECORDS: Final[Table] = {
+    MAP: Kind((str, str), _map),
+    END: Kind((int, str, str, bool, object, object), _end),
+}
 
 
 class MapFile:
@@ -75,29 +102,20 @@ class MapFile:
 
     def _load(self, source_sha256: str) -> None:
         assert self._file is not None
-        is_new = True
+        found = _Places(self._places)
         try:
-            for place, (kind, *row) in self._file.records():
-                if kind == MAP:
-                    is_new, before = False, row[1]
-                else:
-                    self._note(row[0], place)
+            for place in self._file.load_each(MAP_RECORDS, found):
+                found.place = place
         except OlderCopy as exc:
             raise UsageError(f"map {self.name!r}: {exc}") from exc
-        except (OSError, ValueError, TypeError, IndexError, OverflowError) as exc:
-            raise UsageError(f"map {self.name!r} is damaged ({type(exc).__name__}: {exc}): {self._path}") from exc
-        if is_new:
+        except Damaged as exc:
+            raise UsageError(f"map {self.name!r} is damaged ({exc}): {self._path}") from exc
+        if found.source_sha256 is None:
             self._write(MAP, self.name, source_sha256)
-        elif before != source_sha256:
+        elif found.source_sha256 != source_sha256:
             raise UsageError(
                 f"map {self.name!r} began with another script: carry it on with that one, or take another map_id"
             )
-
-    def _note(self, index: int, place: int) -> None:
-        missing = index + 1 - len(self._places)
-        if missing > 0:
-            self._places.extend([-1] * missing)
-        self._places[index] = place
 
     def _write(self, *record: Any) -> None:
         assert self._file is not None

@@ -59,7 +59,7 @@ class RunControl:
             self.context = self.context.child(approvals=suspender)
         elif on_approval == "deny" or context.approvals is not None:
             self.context = self.context.child(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
-        if on_approval == "suspend" or journal.writer is not None:
+        if on_approval == "suspend" or journal.records is not None:
             self.context = self.context.child(observer=StartObserver(journal, context.observer))
 
     def finish(self, result: ExecutionResult) -> ExecutionResult:

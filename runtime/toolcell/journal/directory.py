@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.errors import ResumeError, UsageError
-from toolcell.journal.file import SUFFIX, JournalFile
+from toolcell.journal.file import JournalFile
 from toolcell.journal.marks import remove_old_marks
 
 KEY: Final = "key"
 KEY_BYTES: Final = 32
+
+SUFFIX: Final = ".journal"
+"""Of the file of a run."""
 
 MAP_SUFFIX: Final = ".items.map"
 """Of the file of a `Runtime.map`. No run's name has a dot, so its mark is nobody else's."""

@@ -122,8 +122,8 @@ class JournalEntry:
         return bool(self.answer) and self.result().is_error
 
 
-class JournalWriter(Protocol):
-    """Keeps a journal beyond the life of this process."""
+class CallRecords(Protocol):
+    """Where a journal is kept beyond the life of this process. Each method raises `OSError` if it cannot write."""
 
     def write_call(self, entry: JournalEntry) -> None:
         """Record a call: before its tool runs if `is_started`, else before its answer or its suspension."""
@@ -137,6 +137,21 @@ class JournalWriter(Protocol):
     def write_answer(self, entry: JournalEntry) -> None:
         """Record an answer."""
 
+    def write_waiting(self, journal: Journal) -> None:
+        """Record what a suspended run waits for, and its token."""
+
+    def write_resumed(self, token_id: str, decided: dict[int, RecordedDecision]) -> None:
+        """Record that a token was used, and what was decided."""
+
+    def write_ended(self, outcome: str) -> None:
+        """Record that the run is over."""
+
+    def remove(self) -> None:
+        """Remove the file, if there is one; it is open until `close`."""
+
+    def close(self) -> None:
+        """Close the file, so that others may open it."""
+
 
 @dataclass(slots=True)
 class Journal:
@@ -148,7 +163,8 @@ class Journal:
     entries: list[JournalEntry] = field(default_factory=list)
     past: list[JournalEntry | None] = field(default_factory=list)
     """Calls of the runs that this one repairs; None where this run has taken the answer over."""
-    writer: JournalWriter | None = None
+    records: CallRecords | None = None
+    """Its open file, for a journal that outlives this process."""
     lost: str = ""
     """Why the journal is not complete."""
     current: dict[str, JournalEntry] = field(default_factory=dict)
@@ -253,12 +269,12 @@ class Journal:
         Raises:
             OSError: this could not be written, and the tool must not run.
         """
-        if self.writer is not None:
+        if self.records is not None:
             if self.lost:
                 raise OSError(self.lost)
             entry.is_started = True
             try:
-                (self.writer.write_start if entry.is_written else self.writer.write_call)(entry)
+                (self.records.write_start if entry.is_written else self.records.write_call)(entry)
             except OSError:
                 entry.is_started = False
                 raise
@@ -279,8 +295,8 @@ class Journal:
         held = self.held.held
         if held <= self.labels:
             return
-        if self.writer is not None and not self.lost:
-            self.writer.write_labels(held)
+        if self.records is not None and not self.lost:
+            self.records.write_labels(held)
         self.labels = held if self.labels <= held else self.labels | held
 
     def answer(self, call_number: int, frame: bytes) -> None:
@@ -309,11 +325,11 @@ class Journal:
                 self.note_labels()
             except OSError as exc:
                 self.lost = f"the journal could not be written: {exc}"
-        if self.writer is not None and not self.lost:
+        if self.records is not None and not self.lost:
             try:
                 if not entry.is_written:
-                    self.writer.write_call(entry)
-                self.writer.write_answer(entry)
+                    self.records.write_call(entry)
+                self.records.write_answer(entry)
             except OSError as exc:
                 self.lost = f"the journal could not be written: {exc}"
 

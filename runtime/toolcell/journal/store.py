@@ -15,20 +15,12 @@ from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.config import JournalConfig
-from toolcell.journal.directory import KEY_BYTES, make_private, remove_old, shared_key
-from toolcell.journal.file import (
-    ENDED,
-    SUFFIX,
-    JournalFile,
-    JournalLoader,
-    LateJournalFile,
-    OlderCopy,
-    UnderWay,
-    write_waiting,
-)
+from toolcell.journal.directory import KEY_BYTES, SUFFIX, make_private, remove_old, shared_key
+from toolcell.journal.file import Damaged, JournalFile, OlderCopy, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
 from toolcell.journal.marks import marks_directory
+from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.journal.tokens import make_token, read_token
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools
@@ -112,26 +104,26 @@ class JournalStore:
         Raises:
             UsageError: the file cannot be written.
         """
-        file = None
+        records = None
         try:
             try:
-                file = self._new_file(journal.id)
-                file.check_new()
+                records = self._new_records(journal.id)
+                records.file.check_new()
             except ResumeError:  # a process that began a run of the same id at the same moment has the file
                 self._begun.discard(journal.id)
                 journal.id = os.urandom(16).hex()
-                file = self._new_file(journal.id)
-            file.write_header(journal)
+                records = self._new_records(journal.id)
+            records.write_header(journal)
         except OSError as exc:
-            if file is not None:
-                file.close()
+            if records is not None:
+                records.close()
             raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
-        journal.writer = file
+        journal.records = records
 
-    def _new_file(self, ident: str) -> JournalFile:
+    def _new_records(self, ident: str) -> RunRecords:
         assert self.config is not None
-        kind = JournalFile if self.config.keep_ended else LateJournalFile
-        return kind(self._path(ident), self.marks, self.key)
+        late_after = () if self.config.keep_ended else BEFORE_CALLS
+        return RunRecords(JournalFile(self._path(ident), self.marks, self.key, late_after=late_after))
 
     def _path(self, ident: str) -> Path:
         assert self.config is not None
@@ -146,9 +138,9 @@ class JournalStore:
             UsageError: the file cannot be written.
         """
         journal.token, journal.expires = os.urandom(12).hex(), time.time() + self.token_s
-        if isinstance(journal.writer, JournalFile):
+        if journal.records is not None:
             try:
-                write_waiting(journal, journal.writer)
+                journal.records.write_waiting(journal)
             except OSError as exc:
                 message = f"the journal of run {journal.id} cannot be written: {exc}; resume the run with this id"
                 raise UsageError(message) from exc
@@ -172,9 +164,9 @@ class JournalStore:
     def put_down(self, journal: Journal) -> None:
         """Let a journal be taken up again, here or in another process."""
         self._begun.discard(journal.id)
-        if isinstance(journal.writer, JournalFile):
-            journal.writer.close()
-            journal.writer = None
+        if journal.records is not None:
+            journal.records.close()
+            journal.records = None
         elif journal.header and not self.is_durable and not journal.lost:
             self._drop_expired()
             self._waiting[journal.id] = journal
@@ -205,15 +197,15 @@ class JournalStore:
     def end(self, journal: Journal, outcome: str) -> None:
         """Record that a run is over."""
         self._begun.discard(journal.id)
-        if isinstance(journal.writer, JournalFile):
+        if journal.records is not None:
             assert self.config is not None
             with suppress(OSError):  # then it is one that can be resumed, and has no call left to make
                 if self.config.keep_ended:
-                    journal.writer.write(ENDED, outcome)
+                    journal.records.write_ended(outcome)
                 else:
-                    journal.writer.remove()
-            journal.writer.close()
-            journal.writer = None
+                    journal.records.remove()
+            journal.records.close()
+            journal.records = None
 
     def remove(self, ident: str) -> None:
         """Remove the journal of a run that nobody is to carry on."""
@@ -270,25 +262,25 @@ class JournalStore:
         found = []
         for path in sorted(self.config.directory.glob(f"*{SUFFIX}")):
             try:
-                journal, loader = self._load(path.stem)
+                journal, loaded = self._load(path.stem)
             except ResumeError:  # under way, or damaged
                 continue
-            assert isinstance(journal.writer, JournalFile)
-            journal.writer.close()
-            if not loader.is_ended:
+            assert journal.records is not None
+            journal.records.close()
+            if not loaded.is_ended:
                 found.append(journal)
         return found
 
     def waiting(self, ident: str) -> Suspension | str | None:
         """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
         try:
-            journal, loader = self._load(ident)
+            journal, loaded = self._load(ident)
         except NoSuchRun:
             return None
         except ResumeError:  # damaged, or somebody looks at it just now: `take` says so
             return ident
         self.put_down(journal)
-        if loader.is_ended:
+        if loaded.is_ended:
             return None
         return self._suspension(journal) if journal.token else ident
 
@@ -358,20 +350,20 @@ class JournalStore:
         return found
 
     def _taken_from_disk(self, ident: str, token_id: str, even_ended: bool) -> Journal:
-        journal, loader = self._load(ident)
+        journal, loaded = self._load(ident)
         try:
-            if token_id and token_id in loader.used:  # a run that was interrupted has no token
+            if token_id and token_id in loaded.used_tokens:  # a run that was interrupted has no token
                 raise ResumeError(used_text(ident))
-            if loader.is_ended and not even_ended:
+            if loaded.is_ended and not even_ended:
                 raise ResumeError(f"run {ident} has ended; there is nothing to resume")
             check_token(ident, journal.token, token_id)
         except ResumeError:
-            assert isinstance(journal.writer, JournalFile)
-            journal.writer.close()
+            assert journal.records is not None
+            journal.records.close()
             raise
         return journal
 
-    def _load(self, ident: str) -> tuple[Journal, JournalLoader]:
+    def _load(self, ident: str) -> tuple[Journal, LoadedRun]:
         path = self._path(ident)
         if not path.exists():
             raise NoSuchRun(unknown_text(ident, str(path.parent)))
@@ -380,28 +372,26 @@ class JournalStore:
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
         try:
-            loader = JournalLoader().load(file.read())
+            loaded = load_run(file)
         except OlderCopy as exc:
             file.close()
             raise ResumeError(str(exc)) from exc
-        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
+        except Damaged as exc:
             file.close()
-            raise ResumeError(
-                f"the journal of run {ident} is damaged ({type(exc).__name__}); run the script again"
-            ) from exc
-        loader.journal.writer = file
-        if loader.journal.header and loader.journal.id != ident:
+            raise ResumeError(f"the journal of run {ident} is damaged ({exc}); run the script again") from exc
+        loaded.journal.records = RunRecords(file)
+        if loaded.journal.header and loaded.journal.id != ident:
             file.close()
-            raise ResumeError(f"{path.name} is a copy of the journal of run {loader.journal.id}: resume that one")
-        if not loader.journal.header:
+            raise ResumeError(f"{path.name} is a copy of the journal of run {loaded.journal.id}: resume that one")
+        if not loaded.journal.header:
             file.close()
             raise NoSuchRun(f"the journal of run {ident} is empty: its host ended before the run began")
-        return loader.journal, loader
+        return loaded.journal, loaded
 
     def use(self, journal: Journal, decided: dict[int, RecordedDecision]) -> None:
         """Mark the token of a journal as used, and record what was decided. From here on it is refused."""
-        if isinstance(journal.writer, JournalFile):
-            journal.writer.write_resumed(journal.token, decided)
+        if journal.records is not None:
+            journal.records.write_resumed(journal.token, decided)
         self.used.add(journal.token)
         journal.token = ""
         for number, decision in decided.items():

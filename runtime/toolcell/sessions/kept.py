@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from toolcell.control.scripts import script_of
 from toolcell.errors import ResumeError, SessionError
-from toolcell.journal.file import JournalFile, OlderCopy
+from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import Outcome
@@ -74,16 +74,15 @@ class SessionJournal:
         """
         state = KeptState()
         try:
-            for kind, *fields in self._file.read():
-                _apply(state, kind, fields)
+            self._file.load(SESSION_RECORDS, state)
             if state.name != self.name and state.key:
-                raise ValueError(f"it is a copy of that of session {state.name!r}")
+                raise Damaged(f"it is a copy of that of session {state.name!r}")
         except OlderCopy as exc:
             raise SessionError(f"session {self.name!r}: {exc}") from exc
-        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as exc:
+        except Damaged as exc:
             raise SessionError(
-                f"the journal of session {self.name!r} is damaged ({type(exc).__name__}: {exc}); remove "
-                f"{self.path}, or open it without restore=True, to begin again"
+                f"the journal of session {self.name!r} is damaged ({exc}); remove {self.path}, or open it without "
+                "restore=True, to begin again"
             ) from exc
         return state
 
@@ -127,25 +126,47 @@ def kept_names(store: JournalStore) -> list[str]:
     return sorted(path.name.removeprefix(SESSION_PREFIX).removesuffix(SESSION_SUFFIX) for path in files)
 
 
-def _apply(state: KeptState, kind: str, fields: list[Any]) -> None:
-    match kind, fields:
-        case "opened", [str(key), str(name)]:
-            state.key, state.name = key, name
-        case "used", [[cpu_s, calls], list(labels)]:
-            state.cpu_s, state.calls = float(cpu_s), int(calls)
-            state.labels |= frozenset(labels)
-        case "begun", [str(journal_id)]:
-            state.begun = journal_id
-        case "unrepeatable", [str(why)]:
-            state.not_repeatable, state.steps = why, []
-        case "step", [dict(header), str(journal_id), str(outcome), list(rows), [cpu_s, calls], list(labels)]:
-            state.position += 1
-            state.begun, state.last, state.cpu_s, state.calls = "", journal_id, float(cpu_s), int(calls)
-            state.labels |= frozenset(labels)
-            if not state.not_repeatable:
-                state.steps.append(_step(header, journal_id, outcome, rows, state.position))
-        case _:
-            raise ValueError(f"a record of an unknown kind: {kind!r:.40}")
+def _opened(state: KeptState, key: str, name: str) -> None:
+    state.key, state.name = key, name
+
+
+def _used(state: KeptState, used: list[Any], labels: list[str]) -> None:
+    cpu_s, calls = used
+    state.cpu_s, state.calls = float(cpu_s), int(calls)
+    state.labels |= frozenset(labels)
+
+
+def _begun(state: KeptState, journal_id: str) -> None:
+    state.begun = journal_id
+
+
+def _unrepeatable(state: KeptState, why: str) -> None:
+    state.not_repeatable, state.steps = why, []
+
+
+def _step_recorded(
+    state: KeptState,
+    header: dict[str, Any],
+    journal_id: str,
+    outcome: str,
+    rows: list[list[Any]],
+    used: list[Any],
+    labels: list[str],
+) -> None:
+    state.position += 1
+    state.begun, state.last = "", journal_id
+    _used(state, used, labels)
+    if not state.not_repeatable:
+        state.steps.append(_step(header, journal_id, outcome, rows, state.position))
+
+
+SESSION_RECORDS: Final[Table] = {
+    OPENED: Kind((str, str), _opened),
+    USED: Kind((list, list), _used),
+    BEGUN: Kind((str,), _begun),
+    UNREPEATABLE: Kind((str,), _unrepeatable),
+    STEP: Kind((dict, str, str, list, list, list), _step_recorded),
+}
 
 
 def _step(header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]], number: int) -> KeptScript:

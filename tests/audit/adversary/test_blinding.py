@@ -16,12 +16,13 @@ from audit.ledger import Ledger
 from toolcell.audit import chain_check, indexing, records
 from toolcell.audit import verify as verifying
 from toolcell.audit.chain_check import MAX_FINDINGS
-from toolcell.audit.format import HEADER, INVERT, MAGIC, OVERHEAD_BYTES, read_segment_file, segment_path, split_segment
+from toolcell.audit.format import MAGIC, OVERHEAD_BYTES, read_segment_file, segment_path, split_segment
 from toolcell.audit.keys import by_id
 from toolcell.audit.pruning import why_holds_are_uncertain
 from toolcell.audit.query import Index
 from toolcell.audit.verify import check_chain, verify
 from toolcell.errors import AuditError
+from toolcell.journal.frames import HEADER, INVERT
 
 SMALL: dict[str, Any] = {"segment_bytes": 4096}
 

@@ -1,0 +1,188 @@
+"""The records of a run's journal on disk: how each is written, and what each does to the ledger when it is read.
+
+The start of a call is written before its tool runs. So a host that is killed leaves a start without an answer, never an
+effect without a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, Final
+
+from toolcell.journal.file import JournalFile, Kind, Table
+from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
+from toolcell.results import PendingCall
+
+RUN, CALL, START, ANSWER, LABELS = "run", "call", "start", "answer", "labels"
+SUSPENDED, RESUMED, ENDED, PAST = "suspended", "resumed", "ended", "past"
+
+BEFORE_CALLS: Final = (RUN, PAST, LABELS)
+"""Records of a run that has made no call: it needs nothing to be carried on."""
+
+
+class RunRecords:
+    """The open file of a run's journal."""
+
+    def __init__(self, file: JournalFile) -> None:
+        self.file = file
+
+    def close(self) -> None:
+        """Close the file, so that others may open it."""
+        self.file.close()
+
+    def remove(self) -> None:
+        """Remove the file, if it was made; it is open until `close`."""
+        self.file.remove()
+
+    def write_header(self, journal: Journal) -> None:
+        """Record the run, and the calls of the run that it repairs."""
+        self.file.write(RUN, journal.id, journal.header)
+        if journal.past:
+            rows = [
+                [each.tool, each.args, each.answer, each.is_started, each.is_refused]
+                for each in journal.past
+                if each is not None
+            ]
+            self.file.write(PAST, rows)
+        if journal.labels:
+            self.write_labels(journal.labels)
+
+    def write_call(self, entry: JournalEntry) -> None:
+        """Record a call: before its tool runs if `is_started`, else before its answer or its suspension."""
+        self.file.write(
+            CALL, entry.number, entry.tool, entry.args, entry.began, entry.began_ns, entry.is_started, entry.reused
+        )
+        entry.is_written = True
+
+    def write_start(self, entry: JournalEntry) -> None:
+        """Record that the tool of a call that is recorded already is about to run."""
+        self.file.write(START, entry.number)
+
+    def write_labels(self, labels: Iterable[str]) -> None:
+        """Record what the run has read."""
+        self.file.write(LABELS, sorted(labels))
+
+    def write_answer(self, entry: JournalEntry) -> None:
+        """Record an answer."""
+        self.file.write(ANSWER, entry.number, entry.answer, entry.ended, entry.ended_ns, entry.is_refused)
+
+    def write_waiting(self, journal: Journal) -> None:
+        """Record what a suspended run waits for, and its token."""
+        waiting = [(entry, entry.pending) for entry in journal.entries if entry.pending is not None]
+        for entry, _ in waiting:
+            if not entry.is_written:
+                self.write_call(entry)
+        rows = [[entry.number, each.id, each.args, each.line, each.digest, each.reason] for entry, each in waiting]
+        self.file.write(SUSPENDED, journal.token, journal.expires, rows)
+
+    def write_resumed(self, token_id: str, decided: dict[int, RecordedDecision]) -> None:
+        """Record that a token was used, and what was decided."""
+        rows = [[number, each.kind, each.data, each.digest, each.reason] for number, each in decided.items()]
+        self.file.write(RESUMED, token_id, rows)
+
+    def write_ended(self, outcome: str) -> None:
+        """Record that the run is over."""
+        self.file.write(ENDED, outcome)
+
+
+@dataclass(slots=True)
+class LoadedRun:
+    """What the file of a run says."""
+
+    journal: Journal = field(default_factory=lambda: Journal(""))
+    used_tokens: set[str] = field(default_factory=set)
+    is_ended: bool = False
+    entries: dict[int, JournalEntry] = field(default_factory=dict)
+    """The calls, by their numbers."""
+
+
+def _run(loaded: LoadedRun, ident: str, header: dict[str, Any]) -> None:
+    loaded.journal.id, loaded.journal.header = ident, header
+
+
+def _past(loaded: LoadedRun, rows: list[list[Any]]) -> None:
+    past: list[JournalEntry | None] = []
+    for number, (tool, args, answer, is_started, is_refused) in enumerate(rows):
+        entry = JournalEntry(number, tool, args, 0)
+        entry.answer, entry.is_started, entry.is_refused = answer, is_started, is_refused
+        past.append(entry)
+    loaded.journal.past = past
+
+
+def _call(
+    loaded: LoadedRun,
+    number: int,
+    tool: str,
+    args: Any,
+    began: int,
+    began_ns: int,
+    is_started: bool,
+    reused: int | None,
+) -> None:
+    journal, entry = loaded.journal, JournalEntry(number, tool, args, began)
+    entry.began_ns, entry.is_started, entry.is_written, entry.reused = began_ns, is_started, True, reused
+    if reused is not None:
+        journal.past[reused] = None
+    loaded.entries[number] = entry
+    journal.entries.append(entry)
+    journal.stamp = max(journal.stamp, began)
+
+
+def _start(loaded: LoadedRun, number: int) -> None:
+    loaded.entries[number].start()
+
+
+def _answer(loaded: LoadedRun, number: int, frame: bytes, ended: int, ended_ns: int, is_refused: bool) -> None:
+    journal, entry = loaded.journal, loaded.entries[number]
+    entry.answer, entry.ended, entry.ended_ns, entry.is_refused = frame, ended, ended_ns, is_refused
+    entry.pending = None
+    entry.is_taken_over = entry.reused is not None and bool(frame) and not (entry.is_started or is_refused)
+    journal.size += len(frame)
+    journal.stamp = max(journal.stamp, ended)
+
+
+def _labels(loaded: LoadedRun, labels: list[str]) -> None:
+    loaded.journal.labels |= frozenset(labels)
+
+
+def _suspended(loaded: LoadedRun, token_id: str, expires: float, rows: list[list[Any]]) -> None:
+    loaded.journal.token, loaded.journal.expires = token_id, expires
+    loaded.is_ended = False  # a run that was lost and carried on waits now
+    for number, ident, args, line, digest, reason in rows:
+        entry = loaded.entries[number]
+        entry.pending = PendingCall(ident, entry.tool, args, line, digest, reason)
+
+
+def _resumed(loaded: LoadedRun, token_id: str, rows: list[list[Any]]) -> None:
+    loaded.used_tokens.add(token_id)
+    loaded.journal.token = ""
+    for number, *decision in rows:
+        loaded.entries[number].decide(RecordedDecision(*decision))
+
+
+def _ended(loaded: LoadedRun, outcome: str) -> None:
+    loaded.is_ended = True
+
+
+_INDEX: Final[tuple[type, ...]] = (int, NoneType)
+
+RUN_RECORDS: Final[Table] = {
+    RUN: Kind((str, dict), _run),
+    PAST: Kind((list,), _past),
+    CALL: Kind((int, str, object, int, int, bool, _INDEX), _call),
+    START: Kind((int,), _start),
+    ANSWER: Kind((int, bytes, int, int, bool), _answer),
+    LABELS: Kind((list,), _labels),
+    SUSPENDED: Kind((str, (float, int), list), _suspended),
+    RESUMED: Kind((str, list), _resumed),
+    ENDED: Kind((str,), _ended),
+}
+
+
+def load_run(file: JournalFile) -> LoadedRun:
+    """Return what the file of a run says. Raises as `JournalFile.load`."""
+    loaded = file.load(RUN_RECORDS, LoadedRun())
+    loaded.journal.entries.sort(key=lambda entry: entry.number)
+    return loaded
