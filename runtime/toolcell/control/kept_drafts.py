@@ -11,7 +11,7 @@ from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UnknownId, UsageError
-from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table, apply_record
+from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table, apply_record
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
 from toolcell.packing import bytes_digest, pack
@@ -125,11 +125,11 @@ def _over(file: DraftJournal) -> None:
 
 
 DRAFT_RECORDS: Final[Table] = {
-    DRAFT: Kind((dict,), _draft),
-    COMMIT: Kind((list,), _commit),
-    START: Kind((str,), _start),
-    MADE: Kind((str, str, object), _made),
-    OVER: Kind((), _over),
+    DRAFT: RecordKind((dict,), _draft),
+    COMMIT: RecordKind((list,), _commit),
+    START: RecordKind((str,), _start),
+    MADE: RecordKind((str, str, object), _made),
+    OVER: RecordKind((), _over),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from toolcell.control.map_item import MapItem
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.directory import MAP_SUFFIX, SUFFIX, item_run
-from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table
+from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.store import JournalStore
 from toolcell.packing import pack, unpack, value_digest
 from toolcell.results import ErrorInfo, Outcome
@@ -55,8 +55,8 @@ def _end(found: _Places, index: int, *_kept: Any) -> None:
 
 
 MAP_RECORDS: Final[Table] = {
-    MAP: Kind((str, str), _map),
-    END: Kind((int, str, str, bool, object, object), _end),
+    MAP: RecordKind((str, str), _map),
+    END: RecordKind((int, str, str, bool, object, object), _end),
 }
 
 

@@ -46,7 +46,7 @@ class UnderWay(ResumeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RecordKind:
     """One kind of record: the types of its fields, and what it does to the state that a file stands for."""
 
     fields: tuple[type | tuple[type, ...], ...]
@@ -54,7 +54,7 @@ class Kind:
     """Called with the state and the fields."""
 
 
-Table = Mapping[str, Kind]
+Table = Mapping[str, RecordKind]
 """What each record of a file does, by its kind."""
 
 

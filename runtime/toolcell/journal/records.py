@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
-from toolcell.journal.file import JournalFile, Kind, Table
+from toolcell.journal.file import JournalFile, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision
 from toolcell.results import PendingCall
 
@@ -169,15 +169,15 @@ def _ended(loaded: LoadedRun, outcome: str) -> None:
 _INDEX: Final[tuple[type, ...]] = (int, NoneType)
 
 RUN_RECORDS: Final[Table] = {
-    RUN: Kind((str, dict), _run),
-    PAST: Kind((list,), _past),
-    CALL: Kind((int, str, object, int, int, bool, _INDEX), _call),
-    START: Kind((int,), _start),
-    ANSWER: Kind((int, bytes, int, int, bool), _answer),
-    LABELS: Kind((list,), _labels),
-    SUSPENDED: Kind((str, (float, int), list), _suspended),
-    RESUMED: Kind((str, list), _resumed),
-    ENDED: Kind((str,), _ended),
+    RUN: RecordKind((str, dict), _run),
+    PAST: RecordKind((list,), _past),
+    CALL: RecordKind((int, str, object, int, int, bool, _INDEX), _call),
+    START: RecordKind((int,), _start),
+    ANSWER: RecordKind((int, bytes, int, int, bool), _answer),
+    LABELS: RecordKind((list,), _labels),
+    SUSPENDED: RecordKind((str, (float, int), list), _suspended),
+    RESUMED: RecordKind((str, list), _resumed),
+    ENDED: RecordKind((str,), _ended),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from toolcell.control.scripts import script_of
 from toolcell.errors import ResumeError, SessionError
-from toolcell.journal.file import Damaged, JournalFile, Kind, OlderCopy, Table
+from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.results import Outcome
@@ -161,11 +161,11 @@ def _step_recorded(
 
 
 SESSION_RECORDS: Final[Table] = {
-    OPENED: Kind((str, str), _opened),
-    USED: Kind((list, list), _used),
-    BEGUN: Kind((str,), _begun),
-    UNREPEATABLE: Kind((str,), _unrepeatable),
-    STEP: Kind((dict, str, str, list, list, list), _step_recorded),
+    OPENED: RecordKind((str, str), _opened),
+    USED: RecordKind((list, list), _used),
+    BEGUN: RecordKind((str,), _begun),
+    UNREPEATABLE: RecordKind((str,), _unrepeatable),
+    STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
 }
 
 
