@@ -24,6 +24,7 @@ LAYERS = (
     (
         "toolcell.asgi",
         "toolcell.atomic",
+        "toolcell.call_text",
         "toolcell.copies",
         "toolcell.eager",
         "toolcell.lazy",

@@ -5,17 +5,13 @@ Knows no tool and no run.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from toolcell.json_text import json_text
-from toolcell.text import clean
-from toolcell_bridge.guest.placeholder import RESULT_OF
-
-MAX_ARG_CHARS: Final = 200
-"""Of one argument of an effect, in text."""
+from toolcell.call_text import MAX_ARG_CHARS, arguments_text, call_text
+from toolcell.packing import value_digest
+from toolcell.text import as_one_line
 
 MAX_LISTED: Final = 50
 """Effects that a text lists."""
@@ -34,10 +30,23 @@ class Effect:
     """Line of the script, as the guest claims."""
     depends_on: tuple[str, ...] = ()
     """Effects whose results are among the arguments."""
+    reason: str = ""
+    """Why a person has to approve it: `needs approval: it sends to "public", and this run has read "private"`."""
+    draft_id: str = field(default="", repr=False)
+    """Ends the references to results of this draft: {"$result_of": "effect-1.<draft_id>"}. Other dicts are data."""
+
+    @property
+    def is_listed_whole(self) -> bool:
+        """False when its text is cut: not all of `args` can be read in it."""
+        return arguments_text(self.args, results=self._results()).is_whole
+
+    def _results(self) -> dict[str, str]:
+        return {f"{each}.{self.draft_id}": each for each in self.depends_on}
 
     def __str__(self) -> str:
         line = f"  (line {self.line})" if self.line is not None else ""
-        return f"{self.id}: {self.tool}({shown_args(self.args)}){line}"
+        reason = f"  {as_one_line(self.reason)}" if self.reason else ""
+        return f"{as_one_line(self.id)}: {call_text(self.tool, self.args, self._results())}{line}{reason}"
 
 
 EffectStatus = Literal["made", "failed", "refused", "not made", "not approved"]
@@ -59,8 +68,8 @@ class EffectResult:
     error: str = ""
 
     def __str__(self) -> str:
-        said = f": {self.error}" if self.error else ""
-        return f"{self.status}  {self.id}: {self.tool}({shown_args(self.args)}){said}"
+        said = f": {as_one_line(self.error)}" if self.error else ""
+        return f"{self.status}  {as_one_line(self.id)}: {call_text(self.tool, self.args)}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class CommitResult:
 
     def __str__(self) -> str:
         head = f"{len(self.made)} of {len(self.effects)} effects made, run {self.run_id}"
-        return clean("\n".join([head, *map(str, self.effects)]))
+        return "\n".join([head, *map(str, self.effects)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +119,9 @@ class RevertedCall:
     error: str = ""
 
     def __str__(self) -> str:
-        said = f": {self.error}" if self.error else ""
-        args = "" if self.status == "cannot be reverted" else f"({shown_args(self.args)})"
-        return f"{self.status}  {self.tool}{args}{said}"
+        said = f": {as_one_line(self.error)}" if self.error else ""
+        call = as_one_line(self.tool) if self.status == "cannot be reverted" else call_text(self.tool, self.args)
+        return f"{self.status}  {call}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ class RevertResult:
         return all(each.status == "reverted" for each in self.calls)
 
     def __str__(self) -> str:
-        return clean("\n".join([f"run {self.run_id}", *map(str, self.calls)]))
+        return "\n".join([f"run {self.run_id}", *map(str, self.calls)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,8 @@ class PlannedCall:
 
     def __str__(self) -> str:
         said = [*(["writes"] if self.writes else []), *(["needs approval"] if self.needs_approval else [])]
-        return f"line {self.line}: {self.tool}" + "".join(f", {each}" for each in [*said, self.problem] if each)
+        parts = [self.tool, *said, *([self.problem] if self.problem else [])]
+        return f"line {self.line}: {', '.join(map(as_one_line, parts))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,64 +190,33 @@ class Preflight:
     def __str__(self) -> str:
         rows = [*map(str, self.calls), *(f"line {line}: a tool that is not written out" for line in self.dynamic)]
         where = f"line {self.error_line}: " if self.error_line is not None else ""
-        return clean("\n".join([*rows, *([where + self.note] if self.note else [])]))
+        return "\n".join([*rows, *([where + as_one_line(self.note)] if self.note else [])])
 
 
-def shown_effects(effects: Iterable[Effect]) -> str:
-    """Return a draft as text for a person or a model."""
-    listed = list(effects)
-    if not listed:
+def shown_effects(effects: Sequence[Effect]) -> str:
+    """Return a draft as text for a person or a model. What is not listed whole says so, and how to approve it."""
+    if not effects:
         return "dry run: nothing was to be written"
-    more = [f"... and {len(listed) - MAX_LISTED} more"] if len(listed) > MAX_LISTED else []
-    head = f"dry run: these {len(listed)} calls were collected in this order, and none was made"
-    if len(listed) == 1:
+    head = f"dry run: these {len(effects)} calls were collected in this order, and none was made"
+    if len(effects) == 1:
         head = "dry run: this call was collected, and it was not made"
-    return clean("\n".join([head, *map(str, listed[:MAX_LISTED]), *more]))
+    more = [f"... and {len(effects) - MAX_LISTED} more"] if len(effects) > MAX_LISTED else []
+    if problem := cut_in_listing(effects):
+        more.append(f"{problem}: read .effects, then commit with approve={effects_digest(effects)!r}, or with ids")
+    return "\n".join([head, *map(str, effects[:MAX_LISTED]), *more])
 
 
-def shown_args(args: Mapping[str, Any]) -> str:
-    """Return arguments as text. What is large is cut before it is written out."""
-    first = itertools.islice(args.items(), MAX_ARG_CHARS)
-    more = f", ... ({len(args)} arguments)" if len(args) > MAX_ARG_CHARS else ""
-    return ", ".join(f"{_name(name)}={_shown(value)}" for name, value in first) + more
+def cut_in_listing(effects: Sequence[Effect]) -> str:
+    """Say what of a draft its text does not show; empty when it shows everything."""
+    if len(effects) > MAX_LISTED:
+        return f"{len(effects) - MAX_LISTED} of these {len(effects)} calls are not listed (at most {MAX_LISTED} are)"
+    cut = [each.id for each in effects if not each.is_listed_whole]
+    if not cut:
+        return ""
+    return f"{', '.join(cut)}: listed in part (at most {MAX_ARG_CHARS} characters of an argument are)"
 
 
-def _name(name: object) -> str:
-    text = str(name)
-    return text if len(text) <= MAX_ARG_CHARS else f"{text[:MAX_ARG_CHARS]}..."
-
-
-def _shown(value: Any) -> str:
-    pieces, room = list[str](), MAX_ARG_CHARS
-    for piece in _pieces(value):
-        pieces.append(piece[:room])
-        room -= len(piece)
-        if room < 0:
-            return f"{''.join(pieces)}... ({_size(value)})"
-    return "".join(pieces)
-
-
-def _size(value: Any) -> str:
-    if isinstance(value, str | bytes):
-        return f"{len(value)} {'characters' if isinstance(value, str) else 'bytes'}"
-    return f"{len(value)} values" if isinstance(value, Mapping | list | tuple) else "more"
-
-
-def _pieces(value: Any) -> Iterator[str]:
-    """Yield the text of a value, piece by piece, each of bounded length."""
-    if isinstance(value, Mapping) and len(value) == 1 and isinstance(reference := value.get(RESULT_OF), str):
-        yield f"<result of {reference[:MAX_ARG_CHARS].partition('.')[0]}>"
-    elif isinstance(value, Mapping):
-        for number, (name, item) in enumerate(value.items()):
-            yield ", " if number else "{"
-            yield from _pieces(name)
-            yield ": "
-            yield from _pieces(item)
-        yield "}" if value else "{}"
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield ", " if number else "["
-            yield from _pieces(item)
-        yield "]" if value else "[]"
-    else:
-        yield json_text(value[: MAX_ARG_CHARS + 1] if isinstance(value, str | bytes) else value)
+def effects_digest(effects: Sequence[Effect]) -> str:
+    """Return the sha256 of everything that a commit of these effects would make."""
+    rows = [[each.id, each.tool, dict(each.args), list(each.depends_on), each.reason] for each in effects]
+    return value_digest(rows)

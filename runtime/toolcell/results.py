@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from toolcell.call_text import call_text
 from toolcell.eager import EagerReport
 from toolcell.effects import Effect, Preflight, shown_effects
 from toolcell.json_text import json_text
-from toolcell.text import SHORT, clean, shown_findings
+from toolcell.text import SHORT, as_one_line, clean, shown_findings
 
 
 class Outcome(enum.StrEnum):
@@ -171,6 +172,10 @@ class PendingCall:
     """Sha256 of tool and arguments: what was approved is what runs."""
     reason: str = "needs approval"
 
+    def __str__(self) -> str:
+        line = f"  (line {self.line})" if self.line is not None else ""
+        return f"{as_one_line(self.id)}: {call_text(self.tool, self.args)}{line}  {as_one_line(self.reason)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
@@ -321,6 +326,9 @@ class ExecutionResult:
     """Of a dry run: the calls that write, in order. `Runtime.commit` makes them."""
     draft_id: str = field(default="", repr=False)
     """Name of the draft, for `Runtime.commit`; empty when this was no dry run."""
+    draft_digest: str = field(default="", repr=False)
+    """Sha256 of `effects`. `Runtime.commit(result, approve=result.draft_digest)` makes exactly these, however long they
+    are."""
     session: SessionReport | None = None
     """Of a script of a session."""
     eager: EagerReport | None = None
@@ -352,12 +360,12 @@ class ExecutionResult:
         ]
         if self.error is not None:
             where = f"line {self.error.line}: " if self.error.line else ""
-            lines.append(f"error: {where}{self.error.type}: {self.error.message}")
+            lines.append(f"error: {where}{self.error.type}: {self.error.message}".replace("\n", "\n       "))
         if self.type_findings and self.outcome is not Outcome.DENIED:
             lines.append(f"types: {SHORT.repr(shown_findings(self.type_findings))}")
         if self.draft_id:
             lines.append(shown_effects(self.effects))
-        return clean("\n".join(lines))
+        return "\n".join(map(clean, lines))
 
     def _repr_html_(self) -> str:
         """What a notebook shows. All of it is escaped; nothing that a script printed is HTML."""

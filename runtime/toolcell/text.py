@@ -11,15 +11,28 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_UNSAFE = re.compile(
-    "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 except tab and newline, DEL, C1
-    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidi, U+2028
-    "\ud800-\udfff"  # lone surrogates
-    "\U000e0000-\U000e007f"  # tag characters: they can hide whole sentences
-    "]"
+from toolcell_bridge.wire.invisible import INVISIBLE
+
+_EMOJI = (
+    "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u25a0-\u27bf\u2900-\u297f\u2b00-\u2bff"
+    "\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
 )
-"""Zero-width joiners are not in it, because emoji and several writing systems need them."""
+_VIRAMAS = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca\u1039\u17d2"
+_JOINED_ARABIC = (
+    "\u0620\u0626\u0628\u062a-\u062e\u0633-\u063f\u0641-\u0647\u0649-\u064a\u066e-\u066f\u0678-\u0687\u069a-\u06bf"
+    "\u06c1-\u06c2\u06cc\u06ce\u06d0-\u06d1\u06fa-\u06fc\u06ff"
+)
+
+_UNSAFE = re.compile(
+    f"([{_EMOJI}]\ufe0f?(?:\u200d[{_EMOJI}]\ufe0f?)*"  # kept: emoji, their variants, and what is joined of several
+    f"|(?<=[{_VIRAMAS}])[\u200c\u200d]"  # kept: RFC 5892, appendix A: joiners where a writing system needs them
+    f"|(?<=[{_JOINED_ARABIC}])\u200c(?=[\u0620-\u06ff]))"
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 except tab and newline, DEL, C1
+    "\u2028\u2029"  # line and paragraph separators
+    "\ud800-\udfff"  # lone surrogates
+    f"{INVISIBLE}]"
+)
+"""Also what is kept, in a group of its own: there a joiner changes what is seen, so it hides nothing."""
 
 SHORT = reprlib.Repr()
 """Writes the beginning and the end of what is long, and looks at no more of it than that."""
@@ -31,8 +44,8 @@ CUT_MARK = "\n[... {cut} characters cut ...]\n"
 
 _TERMINAL_SEQUENCE = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC, DCS, SOS, PM, APC, each with its text
-    "|\x1b[ -/]*[0-~]"
+    "|\x1b[\\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\\\)"  # OSC, DCS, SOS, PM, APC, each with its text and its end
+    "|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ\\\\`-~])"  # the short ones
 )
 
 
@@ -47,8 +60,17 @@ def one_line(text: str, columns: int = 200) -> str:
     return line if len(line) <= columns else line[: columns - 1] + "…"
 
 
+def as_one_line(text: str) -> str:
+    """Return the whole of `text` for a terminal, on one line: nothing of it is removed, cut or able to begin a line."""
+    return for_terminal(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def clean(text: str) -> str:
-    """Return `text` for a model: without colours and cursor movements, and otherwise as for a terminal."""
+    """Return `text` for a model: without colours and cursor movements, and otherwise as for a terminal.
+
+    A sequence without its end stays, visible: what follows it may be somebody else's text. For the same reason, texts
+    of several origins are cleaned one by one, before they are joined.
+    """
     return for_terminal(_TERMINAL_SEQUENCE.sub("", text))
 
 
@@ -84,6 +106,8 @@ def shown_findings(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _escape(match: re.Match[str]) -> str:
+    if match[1] is not None:
+        return match[1]
     point = ord(match[0])
     if point < 0x100:
         return f"\\x{point:02x}"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell.text import clean, for_terminal, one_line
+from toolcell.text import as_one_line, clean, for_terminal, one_line
+from toolcell_bridge.wire.invisible import is_visible
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,11 @@ from toolcell.text import clean, for_terminal, one_line
         ("in\u200bvisible\ufeff\u00ad", "in\\u200bvisible\\ufeff\\xad"),
         ("\U000e0068\U000e0069", "\\U000e0068\\U000e0069"),
         ("\ud800", "\\ud800"),
+        ("a\u200db a\u200cb \u200d", "a\\u200db a\\u200cb \\u200d"),
+        ("a\ufe0f", "a\\ufe0f"),
+        ("❤\ufe0f ❤\ufe0f\u200d🔥 👩🏽\u200d🚀", "❤\ufe0f ❤\ufe0f\u200d🔥 👩🏽\u200d🚀"),
+        ("❤\ufe0f\ufe0f👩\u200d", "❤\ufe0f\\ufe0f👩\\u200d"),
+        ("می\u200cخواهم क्\u200dष", "می\u200cخواهم क्\u200dष"),
     ],
 )
 def test_what_a_terminal_would_obey_or_hide_is_written_as_its_escape(text: str, shown: str) -> None:
@@ -48,11 +54,37 @@ def test_the_shown_text_can_be_written_and_shown_again_unchanged(text: str) -> N
         ("\x1b]0;title\x1b\\text", "text"),
         ("\x1b(Btext\x1b7", "text"),
         ("\x1b", "\\x1b"),
+        ("\x1b]0;title\nthe rest", "\\x1b]0;title\nthe rest"),
+        ("\x1b]0;title\nthe rest\x07", "\\x1b]0;title\nthe rest\\x07"),
+        ("\x1bPqx", "\\x1bPqx"),
         ("a\u202eb", "a\\u202eb"),
     ],
 )
 def test_a_model_reads_text_without_colours(text: str, read: str) -> None:
     assert clean(text) == read
+
+
+INVISIBLE = [
+    "\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u180b", "\u2800", "\u3164", "\uffa0", "\ufe00", "\ufe0f", "\ufffc",
+    "\U000e0100", "\U000e01ef", "\u0600", "\u070f", "\U0001d159", "\U000e0fff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", INVISIBLE)
+def test_what_shows_nothing_is_written_as_its_escape_and_is_in_no_name(sign: str) -> None:
+    assert for_terminal(f"a{sign}b").startswith("a\\") and not is_visible(f"a{sign}b")
+
+
+def test_every_format_character_of_this_python_is_in_the_table() -> None:
+    known = [chr(point) for point in range(0x110000) if unicodedata.category(chr(point)) == "Cf"]
+    assert len(known) > 150 and not [each for each in known if for_terminal(each) == each or is_visible(each)]
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_what_stands_on_the_next_line_is_never_removed(before: str, after: str) -> None:
+    shown = as_one_line(after)
+    assert clean(f"{before}\n{shown}").endswith(f"\n{shown}")
+    assert as_one_line(before).splitlines() in ([], [as_one_line(before)])
 
 
 def test_one_line_is_one_line_and_no_longer_than_asked() -> None:

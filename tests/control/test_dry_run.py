@@ -173,8 +173,8 @@ def test_only_what_was_approved_is_made(opened: SyncRuntime, folders: Folders) -
     for approve, said in (
         (["effect-3"], "effect-3 needs the result of effect-1, which is not approved"),
         (["effect-1", "effect-9"], "this draft has no effect-9; it has: effect-1, effect-2, effect-3"),
-        ("effect-1", 'approve must be "all" or a list'),
-        (7, 'approve must be "all" or a list'),
+        ("effect-1", 'approve must be "all", a draft'),
+        (7, 'approve must be "all", a draft'),
         (draft.effects, r"ids of effects, such as \[effect.id for"),
     ):
         with pytest.raises(UsageError, match=said):

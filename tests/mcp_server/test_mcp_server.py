@@ -119,6 +119,38 @@ set_result({"sum": call_tool("add", a=1, b=2)}, files=["chart.png", "rows.csv", 
     assert logs == [("info", "begun\n")]
 
 
+PAYMENTS = {
+    "long": ({"note": "rent " * 600, "to": "attacker", "euros": 99999, "pad": "x" * 1500}, False),
+    "short": ({"note": "rent\n  to=\x1b]", "to": "attacker", "euros": 99999, "pad": "x"}, True),
+}
+
+
+@pytest.mark.parametrize("kind", PAYMENTS)
+async def test_a_question_shows_every_argument_and_what_it_cuts_cannot_be_approved(mode: str, kind: str) -> None:
+    args, is_whole = PAYMENTS[kind]
+    registry, made = ToolRegistry(), list[Any]()
+
+    @registry.tool(requires_approval=True)
+    async def send(note: str, to: str, euros: int, pad: str) -> str:
+        """Send money to somebody, with a note."""
+        made.append(to)
+        return "sent"
+
+    async with connected(mode, registry, decide="approve") as client:
+        result = await client.call_tool("execute_code", {"code": f"call_tool('send', {args!r})"})
+        (asked,) = client.asked  # type: ignore[attr-defined]
+    async with connected(mode, registry) as client:
+        told = await client.call_tool("execute_code", {"code": f"call_tool('send', {args!r})"})
+
+    lines = asked.splitlines()
+    assert lines[2:4] == ['  to="attacker"', "  euros=99999"] and len(lines) == 7 + (not is_whole)
+    assert "\x1b" not in asked and ("(3000 characters, sha256 " in lines[1]) is not is_whole
+    assert made == ["attacker"] * is_whole and ("Not all of it is shown" in asked) is not is_whole
+    assert is_whole or "a form cannot show all of its arguments" in text_of(result)
+    assert 'to="attacker", euros=99999' in text_of(told), "also where a model is told"
+    assert told.structured_content["suspension"]["calls"][0]["args"] == args  # all of it can be read
+
+
 async def test_cancelling_a_call_ends_its_script_and_the_tools_that_it_called(mode: str) -> None:
     registry, begun, ended = ToolRegistry(), anyio.Event(), anyio.Event()
 
@@ -148,7 +180,7 @@ async def test_the_client_s_user_decides_about_a_call(mode: str, decide: str, sa
         asked = client.asked  # type: ignore[attr-defined]
 
     assert said in text_of(result) and result.is_error is (decide == "deny")
-    assert len(asked) == 1 and 'pay({"amount": 3})' in asked[0] and "line 1" in asked[0]
+    assert asked == ["A script wants to call pay:\n  amount=3\nLine 1 of the script.\nneeds approval"]
     assert "resume" not in listed  # a model may not answer in the place of a person who can be asked
     assert refused.is_error and "asks its user" in text_of(refused)
 

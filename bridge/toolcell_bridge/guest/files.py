@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
+from toolcell_bridge.wire.invisible import is_visible
 from toolcell_bridge.wire.messages import FilePart, FileProblem, PutFile
 
 CHUNK_BYTES = 512 * 1024
@@ -69,7 +70,7 @@ def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> It
     count, left = 0, files_bytes
     for asked in names:
         for name, problem in _expand(asked, root):
-            if not name.isprintable():
+            if not is_visible(name):
                 # Control characters and writing-direction marks: what saves or shows such a name is led astray.
                 name, problem = name.encode("unicode_escape").decode("ascii"), "name has unprintable characters"
             if problem is None and count >= files:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
 from toolcell.control.kept_drafts import MADE, START, DraftJournal
-from toolcell.effects import EffectResult, EffectStatus
+from toolcell.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.journal.identity import digest_of_call
 from toolcell.tools.call import Call, RunContext
@@ -21,18 +22,33 @@ from toolcell.tools.spec import RegisteredTool
 from toolcell_bridge.guest.values import to_plain
 
 
-def approved_ids(draft: Draft, approve: Approved) -> set[str]:
-    """Return the effects that are to be made.
+def approved_ids(draft: Draft, approve: Approved, digest: str = "") -> set[str]:
+    """Return the effects that are to be made. `digest`: of those that the caller was given, where it is known.
 
     Raises:
-        UsageError: there is no such effect, or one depends on another that is not approved.
+        UsageError: there is no such effect, one depends on another that is not approved, or "all" would approve what
+            nobody can have read.
     """
     effects = draft.effects
     known = [effect.id for effect in effects]
     if approve == "all":
+        if digest and digest != draft.digest:
+            raise UsageError(
+                f"this draft has {len(effects)} effects, and they are not those of this result: read them, then commit "
+                "with their ids"
+            )
+        if problem := cut_in_listing(effects):
+            raise UsageError(
+                f'approve="all" is for a draft whose text shows it whole, and of this one {problem}. Read its '
+                ".effects, then approve their digest (Draft.digest, ExecutionResult.draft_digest) or their ids"
+            )
+        return set(known)
+    if isinstance(approve, str) and _DIGEST.fullmatch(approve):
+        if approve != draft.digest:
+            raise UsageError(f"approve: the effects of this draft have sha256 {draft.digest}, not {approve}")
         return set(known)
     if isinstance(approve, str) or not isinstance(approve, Iterable):
-        raise UsageError(f'approve must be "all" or a list of effects\' ids, not {shown(approve)}')
+        raise UsageError(f"approve must be \"all\", a draft's digest or a list of effects' ids, not {shown(approve)}")
     given: list[Any] = list(approve)
     if others := [each for each in given if not isinstance(each, str)]:
         raise UsageError(f"approve takes ids of effects, such as [effect.id for effect in ...], not {shown(others[0])}")
@@ -44,6 +60,9 @@ def approved_ids(draft: Draft, approve: Approved) -> set[str]:
             needs = ", ".join(missing)
             raise UsageError(f"{effect.id} needs the result of {needs}, which is not approved; approve both or neither")
     return chosen
+
+
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 class Commit:
@@ -72,6 +91,9 @@ class Commit:
         planned = self._making
         if planned is None or not self.approves(call):
             return tool
+        if call.approval_reason and call.approval_reason != planned.approval_reason:
+            message = f'tool "{call.name}" {call.approval_reason}; the draft did not show that, so it was not made'
+            return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
         if not _are_planned(call, planned, tool):
             message = "its arguments would not be those of the draft: a hook, or the tool's preparation, changed them"
             return ToolResult.fail(f"{message}; it was not made", code=ErrorCode.BLOCKED, status=Status.BLOCKED)

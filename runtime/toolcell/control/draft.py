@@ -8,12 +8,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from toolcell.effects import Effect, Preflight, shown_effects
+from toolcell.effects import Effect, Preflight, effects_digest, shown_effects
 from toolcell.errors import UnknownId, UsageError
 from toolcell.packing import value_digest
 from toolcell.results import ExecutionResult
+from toolcell.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
 from toolcell.tools.call import Call
 from toolcell.tools.checks import shown
@@ -28,7 +29,8 @@ DRAFT_S: Final = 86_400.0
 DRAFTS: Final = 64
 """Drafts of scripts that a Runtime keeps, the latest."""
 
-Approved = Literal["all"] | Iterable[str]
+Approved = str | Iterable[str]
+"""\"all\", the digest of a draft, or ids of its effects."""
 
 COLLECTED: Final = "collected in a dry run; the tool did not run"
 
@@ -142,10 +144,15 @@ class Draft:
     @property
     def effects(self) -> tuple[Effect, ...]:
         """The collected calls, in order; secrets of the run are taken out of their arguments."""
-        return tuple(map(_effect, self.collected))
+        return tuple(_effect(each, self.key) for each in self.collected)
+
+    @property
+    def digest(self) -> str:
+        """Sha256 of the effects. `Runtime.commit(draft, approve=draft.digest)` makes exactly these."""
+        return effects_digest(self.effects)
 
     def __str__(self) -> str:
-        return shown_effects(self.effects) + (f"\n{self.ended}" if self.ended else "")
+        return shown_effects(self.effects) + (f"\n{as_one_line(self.ended)}" if self.ended else "")
 
     # Runs of scripts
 
@@ -161,7 +168,10 @@ class Draft:
             dataclasses.replace(each, status="collected") if call_id in own else each
             for call_id, each in records.items()
         )
-        return dataclasses.replace(result, calls=calls, effects=tuple(map(_effect, new)), draft_id=self.id)
+        effects = tuple(_effect(each, self.key) for each in new)
+        return dataclasses.replace(
+            result, calls=calls, effects=effects, draft_id=self.id, draft_digest=effects_digest(effects)
+        )
 
     # Before a commit
 
@@ -223,10 +233,10 @@ class Drafts:
         return draft
 
 
-def _effect(collected: Collected) -> Effect:
+def _effect(collected: Collected, draft_id: str) -> Effect:
     call = collected.call
     args = call.run.secrets.shown(dict(call.args)) if call.run.secrets else call.args
-    return Effect(collected.id, call.name, args, collected.line, call.depends_on)
+    return Effect(collected.id, call.name, args, collected.line, call.depends_on, call.approval_reason, draft_id)
 
 
 def known_arguments(call: Call) -> Mapping[str, Any]:

@@ -103,16 +103,17 @@ class DraftingRuntime(ABC):
     ) -> CommitResult:
         """Make the effects of a dry run, in their order, as calls like any other; stop at the first that fails.
 
-        `approve`: "all", or the ids of the effects to make. This is the approval that tools with `requires_approval`
-        need. `recheck`: make the reads of the dry run again first, and make nothing if one has another result now.
-        `draft` may be a `draft_id`: with `Runtime(journal=DIRECTORY)` another process commits a draft, with the same
-        `tools`. A commit whose host was killed goes on when it is called again: what was made is not made again, and
-        `decisions` say about each effect in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
+        `approve`: "all" of a draft whose text shows it whole, the draft's digest, or the ids of the effects to make.
+        This is the approval that tools with `requires_approval` need. `recheck`: make the reads of the dry run again
+        first, and make nothing if one has another result now. `draft` may be a `draft_id`: with
+        `Runtime(journal=DIRECTORY)` another process commits a draft, with the same `tools`. A commit whose host was
+        killed goes on when it is called again: what was made is not made again, and `decisions` say about each effect
+        in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
 
         Raises:
             UsageError: the draft is none, of another Runtime, committed, or expired; an id is unknown; an effect needs
-                the result of one that is not approved; a read has changed; or this Runtime is not open. Nothing was
-                made.
+                the result of one that is not approved; "all" would approve what the draft's text cuts; a read has
+                changed; or this Runtime is not open. Nothing was made.
 
         Cancellation: the effects before it are made, and the draft is used up; one on disk can be committed on.
         """
@@ -127,7 +128,8 @@ class DraftingRuntime(ABC):
             if file is not None and file.chosen is not None:
                 chosen = set(file.chosen)
             else:
-                chosen = approved_ids(found, approve)
+                digest = draft.draft_digest if isinstance(draft, ExecutionResult) else ""
+                chosen = approved_ids(found, approve, digest)
             if file is not None:
                 settle_doubt(file, found, decisions, partial(options_of, registry))
             elif decisions:

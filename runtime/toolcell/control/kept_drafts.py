@@ -181,6 +181,7 @@ def _call(call: Call) -> dict[str, Any]:
         "raw": raw,
         "args": to_plain(dict(call.args), "args"),
         "depends_on": list(call.depends_on),
+        "reason": call.approval_reason,
         "origin": str(call.origin),
         "user": {name: getattr(call.run, name) for name in _USER},
         "above": sorted(map(str, call.run.lineage.origins)),
@@ -278,6 +279,7 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
     run = base.child(**row["user"], lineage=Lineage(frozenset(map(Origin, row["above"]))))
     call = Call(registry, row["tool"], row["raw"], row.get("id", ""), origin, run)
     call.args, call.depends_on = row["args"], tuple(row["depends_on"])
+    call.approval_reason = row.get("reason", "")
     return call
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -21,16 +21,20 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from toolcell.call_text import MAX_ARGS, arguments_text
 from toolcell.control.decisions import Deny
 from toolcell.json_text import json_text
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
-from toolcell.text import clean, cut_text
+from toolcell.text import as_one_line, clean
 from toolcell.tools.code import code_result
 from toolcell.tools.hooks import Approve, Reject
 from toolcell.tools.parts import File, is_image
 
-MAX_ASKED_CHARS = 4_000
-"""Of the arguments of a call that a person is asked about."""
+MAX_ASKED_CHARS = 2_000
+"""Of one argument of a call that a person is asked about."""
+
+_SHOWN_WHOLE = f"at most {MAX_ASKED_CHARS} characters of an argument, and {MAX_ARGS} arguments"
+IN_PART = f"it was not made: a form cannot show all of its arguments to the user who decides ({_SHOWN_WHOLE})"
 
 
 def failed(text: str) -> CallToolResult:
@@ -106,31 +110,58 @@ def _file(run_id: str, file: OutputFile) -> ContentBlock | None:
 
 def _waiting(suspension: Suspension) -> str:
     """Say what a suspended run waits for."""
-    calls = "\n".join(f"- {call.id}: {_asked(call)}" for call in suspension.calls)
+    asked = [(call, arguments_text(call.args, max_chars=MAX_ASKED_CHARS)) for call in suspension.calls]
+    calls = "\n".join(
+        f"- {call.id}: {as_one_line(call.tool)}({args}): {as_one_line(call.reason)}" for call, args in asked
+    )
+    cut = "" if all(args.is_whole for _, args in asked) else "The structured content has all of the arguments.\n"
     return (
-        f"The script waits for a person's approval of these calls, which were not made:\n{calls}\n"
+        f"The script waits for a person's approval of these calls, which were not made:\n{calls}\n{cut}"
         "When the user has decided, call resume with the token and a decision for each id.\n"
         f"token: {suspension.to_json()}"
     )
 
 
-def _asked(call: PendingCall) -> str:
-    args, _ = cut_text(json_text(dict(call.args)), MAX_ASKED_CHARS)
-    return clean(f"{call.tool}({args}): {call.reason}")
-
-
 def question(call: PendingCall) -> ElicitRequestFormParams:
-    """Return what a person is asked about a call."""
-    where = f" (line {call.line} of the script)" if call.line else ""
+    """Return what a person is asked about a call: each argument on a line of its own.
+
+    A form cannot be read on, so what it does not show whole can only be denied.
+    """
+    args = arguments_text(call.args, max_chars=MAX_ASKED_CHARS)
+    lines = [f"A script wants to call {as_one_line(call.tool)}:", *(f"  {each}" for each in args.parts)]
+    lines += [f"Line {call.line} of the script."] if call.line else []
+    lines.append(as_one_line(call.reason))
+    if not args.is_whole:
+        lines.append(f"Not all of it is shown, so it cannot be approved here ({_SHOWN_WHOLE}).")
     schema = {
         "type": "object",
         "properties": {
-            "decision": {"type": "string", "enum": ["approve", "deny"], "description": "Make this call?"},
+            "decision": {
+                "type": "string",
+                "enum": ["approve", "deny"] if args.is_whole else ["deny"],
+                "description": "Make this call?",
+            },
             "reason": {"type": "string", "description": "Why not; the script is told."},
         },
         "required": ["decision"],
     }
-    return ElicitRequestFormParams(message=f"A script wants to call {_asked(call)}{where}", requested_schema=schema)
+    return ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
+
+
+def readable_only(decisions: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """Return decisions, with a refusal for each approval of a call that a form does not show whole.
+
+    The token of the suspended run need not be checked yet: whoever carries it on does.
+    """
+    try:
+        calls = json.loads(token)["toolcell_suspension"]["calls"]
+        in_part = {each["id"] for each in calls if not arguments_text(each["args"], max_chars=MAX_ASKED_CHARS).is_whole}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return dict(decisions)
+    return {
+        ident: Deny(IN_PART) if ident in in_part and isinstance(each, Approve) else each
+        for ident, each in decisions.items()
+    }
 
 
 def decision(result: object) -> Approve | Reject:

@@ -22,7 +22,7 @@ from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
 from toolcell.json_text import json_text
 from toolcell.mcp import listing
-from toolcell.mcp.content import answer, decision, failed, file_blocks, question, said
+from toolcell.mcp.content import answer, decision, failed, file_blocks, question, readable_only, said
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
@@ -176,6 +176,8 @@ class McpServer:
 
     async def _decided(self, ctx: Context, token: str, given: Mapping[str, Any]) -> Answer:
         decisions = {ident: decision(each) for ident, each in given.items()}
+        if _can_ask(ctx):
+            decisions = readable_only(decisions, token)
         return await self._finish(ctx, await self._carry_on(ctx, token, decisions))
 
     async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
@@ -192,12 +194,12 @@ class McpServer:
         return answer(result, with_logs=self.runtime.policy.logs_to_model)
 
     async def _ask(self, ctx: Context, waiting: Suspension) -> dict[str, Any]:
-        decisions = {}
+        decisions = dict[str, Any]()
         for call in waiting.calls:
             form = question(call)
             given = await ctx.session.elicit_form(form.message, form.requested_schema, ctx.request_id)
             decisions[call.id] = decision(given)
-        return decisions
+        return readable_only(decisions, waiting.to_json())
 
     async def _relay(self, ctx: Context, stream: RunStream) -> ExecutionResult:
         """Tell the client what happens in a run, and return the result."""

@@ -14,6 +14,7 @@ from toolcell.results import OutputFile
 from toolcell.text import for_terminal
 from toolcell_bridge.guest.files import media_type
 from toolcell_bridge.wire.errors import RemoteProtocolError
+from toolcell_bridge.wire.invisible import is_visible
 from toolcell_bridge.wire.messages import FilePart, FileProblem
 
 NAME_CHARS = 1024
@@ -101,8 +102,8 @@ def check_name(name: str, kind: str) -> None:
         RemoteProtocolError: it is absolute, contains `..`, or is absurdly long; our own guest sends no such name.
     """
     parts = name.split("/")
-    if not name.isprintable():
-        raise RemoteProtocolError("a returned file's name has unprintable characters")
+    if not is_visible(name):
+        raise RemoteProtocolError("a returned file's name has unprintable or invisible characters")
     if len(name) > NAME_CHARS or len(kind) > NAME_CHARS or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
         raise RemoteProtocolError("a returned file's name is not a plain relative path")
     if not kind.isascii() or not kind.isprintable():

@@ -245,7 +245,7 @@ class Client(OpenedInBlock, AskingClient):
     async def commit(
         self,
         draft: ExecutionResult | str,
-        approve: Literal["all"] | Iterable[str] = "all",
+        approve: str | Iterable[str] = "all",
         *,
         recheck: bool = False,
         decisions: Mapping[str, ResumeDecision] | None = None,
@@ -258,7 +258,7 @@ class Client(OpenedInBlock, AskingClient):
             raise UsageError(f"commit takes the result of a dry run or a draft_id, not {shown(draft)}")
         asked = {
             "draft": draft if isinstance(draft, str) else reference_to(draft),
-            "approve": "all" if approve == "all" else list(approve),
+            "approve": approve if isinstance(approve, str) else list(approve),
             "recheck": recheck, "decisions": plain_decisions(decisions),
         }  # fmt: skip
         made = await self._ask("commit", asked, "commit", tools=tools, context=context)

@@ -14,6 +14,7 @@ from toolcell.service.config import NAME
 from toolcell.service.jwks import KeySet, KeysUnavailable
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell_bridge.wire.invisible import is_visible
 
 SIGNATURES: Final = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
@@ -98,7 +99,7 @@ class JwtAuthenticator(BearerAuthenticator):
             raise Problem(403, "no_tenant", "No tenant", f"the claim {self._tenant_claim!r} names no tenant")
         if self._tenants is not None and tenant not in self._tenants:
             raise Problem(403, "no_tenant", "No tenant", f"the tenant {tenant!r} is not known here")
-        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT_CHARS or not subject.isprintable():
+        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT_CHARS or not is_visible(subject):
             raise refused("its subject is empty, too long or not printable")
         return Principal(tenant, subject, self._scopes_in(claims.get(self._scope_claim)))
 

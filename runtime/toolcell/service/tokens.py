@@ -24,6 +24,7 @@ from toolcell.errors import UsageError
 from toolcell.service.config import NAME
 from toolcell.service.principal import Scope
 from toolcell.service.private_database import PrivateDatabase
+from toolcell_bridge.wire.invisible import is_visible
 
 PREFIX: Final = "tcs"
 TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{16}})_[A-Za-z0-9_-]{{43}}")
@@ -96,7 +97,7 @@ class TokenDatabase:
         granted = frozenset(scopes)
         if not granted:
             raise UsageError(f"a token needs a scope: {', '.join(Scope)}")
-        if len(name) > MAX_LABEL_CHARS or not name.isprintable():
+        if len(name) > MAX_LABEL_CHARS or not is_visible(name):
             raise UsageError(
                 f"the name of a token has at most {MAX_LABEL_CHARS} printable characters, not {name!r:.120}"
             )

@@ -5,10 +5,14 @@ Shape: {"$result_of": "effect-1.<key of the dry run>"}. Knows no call; `dry_run`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 from toolcell_bridge.guest.placeholder import RESULT_OF
+
+_EFFECT: Final = re.compile("effect-[1-9][0-9]{0,9}")
+"""What a reference may name: anything else would be text of a script that is shown as ours."""
 
 SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """What holds nothing. Asking whether a value is a mapping takes longer, and there may be 260,000 of them."""
@@ -63,7 +67,8 @@ def effect_of(value: Any, key: str) -> str | None:
     reference = value.get(RESULT_OF)
     if not isinstance(reference, str) or not reference.endswith(f".{key}"):
         return None
-    return reference.removesuffix(f".{key}")
+    effect = reference.removesuffix(f".{key}")
+    return effect if _EFFECT.fullmatch(effect) else None
 
 
 def effects_in(value: Any, key: str) -> tuple[str, ...]:

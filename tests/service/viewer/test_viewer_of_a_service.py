@@ -83,6 +83,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         """Pay so many euros; a person has to approve it."""
         return euros
 
+    @registry.tool(requires_approval=True)
+    async def note(text: str) -> int:
+        """Write a text down; a person has to approve it."""
+        return len(text)
+
     config = ServiceConfig(
         state=folder / "state", tokens=folder / "tokens.sqlite", defaults=TenantConfig(audit=folder / "runs")
     )
@@ -181,6 +186,46 @@ def test_a_decision_is_about_the_call_that_was_shown_and_is_taken_once(site: Sit
         assert ada.post(path[1], data={**good, **wrong}).status_code == 400, wrong
     assert "was carried on" in ada.post(path[1], data=good).text
     assert ada.post(path[1], data=good).status_code == 404
+
+
+LONG = "call_tool('note', text='rent ' * 6000 + 'and 9000 to mallory')"
+"""Longer than a page shows."""
+
+
+def test_a_call_that_a_page_cannot_show_whole_is_not_approved_there(site: Site) -> None:
+    ada = site.logged_in("ada3", *Scope)
+    token = {"authorization": f"Bearer {ada.headers['x-token']}"}
+    sent = {"code": LONG, "on_approval": "suspend"}
+    httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60)
+    page = ada.get("/waiting").text
+    path, digest = re.search(r'action="(/waiting/runs/[^"]+)"', page), re.search(r'digest-0" value="([^"]+)"', page)
+    assert path and digest and "(30019 characters, sha256 " in page and 'value="approve"' not in page
+    good = {"csrf": csrf(ada), "digest-0": digest[1]}
+
+    for decision in ({"decision-0": "approve"}, {"decision-0": "edit", "args-0": "{}"}):
+        answer = ada.post(path[1], data={**good, **decision})
+        assert answer.status_code == 400 and "too many to be read and approved on this page" in answer.text
+    assert "was carried on" in ada.post(path[1], data={**good, "decision-0": "deny"}).text
+
+
+def test_a_draft_is_committed_as_the_page_showed_it(site: Site) -> None:
+    ada = site.logged_in("ada4", *Scope)
+    token = {"authorization": f"Bearer {ada.headers['x-token']}"}
+    for code in (LONG, "call_tool('note', text={'$result_of': 'effect-0>)'}['$result_of'] + '\u3164')"):
+        sent = {"code": code, "dry_run": True}
+        assert httpx.post(f"{site.base}/v1/execute", json=sent, headers=token, timeout=60).json()["draft_id"]
+    page = ada.get("/waiting").text
+    paths, digests = (
+        re.findall(r'action="(/waiting/drafts/[^"]+)"', page),
+        re.findall(r'name="digest" value="(.+?)"', page),
+    )
+    assert "\\u3164" in page and "\u3164" not in page and len(paths) == len(digests) == 2
+    chosen = {"csrf": csrf(ada), "approve-effect-1": "on"}
+
+    assert ada.post(paths[1], data={**chosen, "digest": digests[0]}).status_code == 400
+    answer = ada.post(paths[0], data={**chosen, "digest": digests[0]})
+    assert answer.status_code == 400 and "too many to be read and approved on this page" in answer.text
+    assert "The chosen calls were made" in ada.post(paths[1], data={**chosen, "digest": digests[1]}).text
 
 
 def test_a_login_ends_with_its_token_and_a_log_out(site: Site) -> None:

@@ -98,6 +98,7 @@ class RunResult(AnswerModel):
     type_findings: list[dict[str, Any]]
     effects: list[Effect]
     draft_id: str
+    draft_digest: str
     session: SessionReport | None
     journal_id: str
 

@@ -190,8 +190,9 @@ class DecideRequest(BodyModel):
 class CommitRequest(BodyModel):
     """Which effects of a draft to make."""
 
-    approve: Literal["all"] | list[str] = "all"
-    """All, or the ids of those to make."""
+    approve: str | list[str] = "all"
+    """"all", `draft_digest` of the dry run, or the ids of those to make. "all" is refused of a draft of more than 50
+    effects, or with an argument of more than 200 characters: read `effects`, then give the digest."""
     recheck: bool = False
     """Make the reads of the dry run again first, and make nothing if one has another result now."""
 

@@ -96,7 +96,7 @@ def reference_to(result: object) -> dict[str, Any]:
     kind = next((name for cls, name in kinds.items() if isinstance(result, cls)), "")
     plain = {"kind": kind, "run_id": getattr(result, "run_id", ""), "journal_id": getattr(result, "journal_id", "")}
     if isinstance(result, ExecutionResult):
-        plain |= {"draft_id": result.draft_id, "has_value": result.has_value, "value": result.value}
+        plain |= {name: getattr(result, name) for name in ("draft_id", "draft_digest", "has_value", "value")}
     return plain
 
 
@@ -107,7 +107,7 @@ def referred(plain: Mapping[str, Any]) -> Any:
         case "result":
             return ExecutionResult(
                 run_id, Outcome.OK, plain.get("value"), plain.get("has_value") is True,
-                draft_id=_text(plain, "draft_id"), journal_id=journal_id,
+                draft_id=_text(plain, "draft_id"), draft_digest=_text(plain, "draft_digest"), journal_id=journal_id,
             )  # fmt: skip
         case "commit":
             return CommitResult(run_id, (), journal_id=journal_id)

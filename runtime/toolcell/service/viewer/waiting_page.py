@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 from toolcell.audit.html import shown_text
+from toolcell.call_text import arguments_text
 from toolcell.control.decisions import Deny, Edit, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.service.requested import context_of
 from toolcell.service.running import under_way
+from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
 from toolcell.tools.hooks import Approve
 
 CHANGED = "what waits is no longer what this page showed; look at it again"
+
+TOO_LONG = (
+    f"its arguments have more than {MAX_TEXT_CHARS} characters, too many to be read and approved on this page; decide "
+    "in a program, with Runtime.resume or Runtime.commit"
+)
 
 
 async def waiting(visit: Visit) -> Response:
@@ -27,11 +35,18 @@ async def waiting(visit: Visit) -> Response:
     runtime = tenant.runtime
     return visit.page(
         "waiting",
-        suspended=[(each, [(call, shown_text(call.args)) for call in each.calls]) for each in runtime.suspended_runs()],
+        suspended=[(each, [(call, *_shown(call.args)) for call in each.calls]) for each in runtime.suspended_runs()],
         interrupted=runtime.interrupted_runs(),
-        drafts=[(each, [(one, shown_text(one.args)) for one in each.effects]) for each in runtime.waiting_drafts()],
+        drafts=[(each, [(one, *_shown(one.args)) for one in each.effects]) for each in runtime.waiting_drafts()],
         may_decide=visit.visitor.can(APPROVE),
+        too_long=TOO_LONG,
     )
+
+
+def _shown(args: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return arguments as text, and whether that is all of them. Too long to be read here: each is cut by itself."""
+    text = shown_text(args)
+    return (text, True) if len(text) <= MAX_TEXT_CHARS else ("\n".join(arguments_text(args).parts), False)
 
 
 async def decide(visit: Visit) -> Response:
@@ -75,6 +90,8 @@ def _decision(call: PendingCall, number: int, visit: Visit) -> ResumeDecision:
     fields = {name: visit.fields.get(f"{name}-{number}", "") for name in ("digest", "decision", "reason", "args")}
     if fields["digest"] != call.digest:
         raise UsageError(CHANGED)
+    if fields["decision"] != "deny" and not _shown(call.args)[1]:
+        raise UsageError(f"call {number + 1} ({call.tool}): {TOO_LONG}")
     match fields["decision"]:
         case "approve":
             return Approve()
@@ -104,13 +121,15 @@ async def commit(visit: Visit) -> Response:
     if draft is None:
         raise PageMissing("there is no such draft: it was committed already, or has expired")
     effects = [each.id for each in draft.effects]
-    if visit.fields.get("count") != str(len(effects)):
+    if visit.fields.get("digest") != draft.digest:
         raise UsageError(CHANGED)
     chosen = [each for each in effects if visit.fields.get(f"approve-{each}") == "on"]
+    if hidden := [each.id for each in draft.effects if each.id in chosen and not _shown(each.args)[1]]:
+        raise UsageError(f"{', '.join(hidden)}: {TOO_LONG}")
     given = ident if draft.kept_in is not None else draft
     async with under_way(api):
         done = await runtime.commit(given, chosen, context=context_of(api))
-    return visit.page("committed", done=done, rows=[(each, shown_text(each.args)) for each in done.effects])
+    return visit.page("committed", done=done, rows=[(each, _shown(each.args)[0]) for each in done.effects])
 
 
 def shown_result(result: ExecutionResult) -> dict[str, Any]:

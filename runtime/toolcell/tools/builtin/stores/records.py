@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from toolcell.errors import UsageError
 from toolcell.tools.checks import check_kind, check_one_of, shown
+from toolcell_bridge.wire.invisible import is_visible
 
 MAX_ID_CHARS: Final = 200
 MAX_TOP_K: Final = 1000
@@ -271,7 +272,7 @@ def check_id(what: str, value: object) -> None:
     Raises:
         UsageError: it is empty, too long, or holds control characters.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not value.isprintable():
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS or not is_visible(value):
         raise UsageError(f"{what} must be 1 to {MAX_ID_CHARS} printable characters, not {shown(value)}")
 
 

@@ -1,0 +1,124 @@
+"""Write a call and its arguments for whoever decides about it: what will be sent, or a mark where it is cut.
+
+Names and values are a script's: none of them can end the line, hide what follows, or pass for text of ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toolcell.json_text import json_text
+from toolcell.packing import bytes_digest, text_digest, value_digest
+from toolcell.text import as_one_line
+from toolcell_bridge.guest.placeholder import RESULT_OF
+
+MAX_ARG_CHARS: Final = 200
+"""Of one argument, in text."""
+
+MAX_ARGS: Final = 50
+"""Arguments of a call, in text."""
+
+_PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+
+_NO_RESULTS: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsText:
+    """The arguments of a call as text."""
+
+    parts: tuple[str, ...]
+    """One `name=value` for each, and what is said about arguments that are not listed."""
+    is_whole: bool
+    """Nothing is cut."""
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
+
+
+def arguments_text(
+    args: Mapping[str, Any], *, results: Mapping[str, str] = _NO_RESULTS, max_chars: int = MAX_ARG_CHARS
+) -> ArgumentsText:
+    """Return arguments as text, each cut by itself, before it is written out.
+
+    `results`: references, and the effects of this draft that they stand for. Any other dict is written as JSON.
+    """
+    parts, is_whole = list[str](), len(args) <= MAX_ARGS
+    for name, value in itertools.islice(args.items(), MAX_ARGS):
+        text, is_value_whole = _value_text(value, results, max_chars)
+        shown, is_name_whole = _name_text(str(name), max_chars)
+        parts.append(f"{shown}={text}")
+        is_whole = is_whole and is_value_whole and is_name_whole
+    if len(args) > MAX_ARGS:
+        parts.append(f"... ({len(args)} arguments, sha256 {value_digest(dict(args))[:16]})")
+    return ArgumentsText(tuple(parts), is_whole)
+
+
+def call_text(tool: str, args: Mapping[str, Any], results: Mapping[str, str] = _NO_RESULTS) -> str:
+    """Return a call as one line."""
+    return f"{as_one_line(tool)}({arguments_text(args, results=results)})"
+
+
+def _name_text(name: str, max_chars: int) -> tuple[str, bool]:
+    if len(name) > max_chars:
+        return f"{as_one_line(json_text(name[:max_chars]))}... {_about(name)}", False
+    return (name if _PLAIN_NAME.fullmatch(name) else as_one_line(json_text(name))), True
+
+
+def _value_text(value: Any, results: Mapping[str, str], max_chars: int) -> tuple[str, bool]:
+    pieces, room = list[str](), max_chars
+    for piece in _pieces(value, results, max_chars):
+        pieces.append(piece[:room])
+        room -= len(piece)
+        if room < 0:
+            return f"{as_one_line(''.join(pieces))}... {_about(value)}", False
+    return as_one_line("".join(pieces)), True
+
+
+def _about(value: Any) -> str:
+    match value:
+        case str():
+            size, digest = f"{len(value)} characters", text_digest(value)
+        case bytes():
+            size, digest = f"{len(value)} bytes", bytes_digest(value)
+        case Mapping() | list() | tuple():
+            size, digest = f"{len(value)} values", value_digest(value)
+        case _:
+            size, digest = "more", value_digest(value)
+    return f"({size}, sha256 {digest[:16]})"
+
+
+def _pieces(value: Any, results: Mapping[str, str], max_chars: int) -> Iterator[str]:
+    """Yield the text of a value, piece by piece, each of bounded length."""
+    if isinstance(value, Mapping):
+        if (effect := referred_effect(value, results)) is not None:
+            yield f"<result of {effect}>"
+            return
+        for number, (name, item) in enumerate(value.items()):
+            yield ", " if number else "{"
+            yield from _pieces(name, _NO_RESULTS, max_chars)
+            yield ": "
+            yield from _pieces(item, results, max_chars)
+        yield "}" if value else "{}"
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield ", " if number else "["
+            yield from _pieces(item, results, max_chars)
+        yield "]" if value else "[]"
+    elif isinstance(value, str):
+        yield json_text(value[: max_chars + 1])
+    elif isinstance(value, bytes):
+        yield f"bytes {value[: max_chars + 1].hex()}"
+    else:
+        yield json_text(value)
+
+
+def referred_effect(value: Mapping[str, Any], results: Mapping[str, str]) -> str | None:
+    """Return the effect whose result a value stands for; None for any other value."""
+    if not results or len(value) != 1 or not isinstance(reference := value.get(RESULT_OF), str):
+        return None
+    return results.get(reference)
