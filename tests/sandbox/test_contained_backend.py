@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -163,6 +164,93 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         monkeypatch.setattr(asked_zygote, "ANSWER_S", 0.5)
         assert await first_result(runtime) == 1
         assert not zygote.is_running()
+
+
+STAYING = """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    os.fork()
+print(1, flush=True)
+while True: time.sleep(60)
+"""
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    return process.children(recursive=True)
+
+
+@pytest.mark.isolation
+@scoped
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_supervisor_that_was_stopped_outlives_no_run_and_takes_no_other_run_with_it(anyio_backend: str) -> None:
+    """The attack: another process of the user stops what ends a sandbox."""
+    me, stopped = psutil.Process(), []
+    before = me.children()
+    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0)) as runtime, runtime.session() as beside:
+        assert (await beside.execute_code("x = 1")).ok
+        (zygote,) = [child for child in me.children() if child not in before]
+        others = zygote.children()
+
+        def stop(stream: str, text: str) -> None:
+            if stopped:
+                return
+            (supervisor,) = [child for child in zygote.children() if child not in others]
+            stopped.extend([supervisor, *below(supervisor)])
+            supervisor.suspend()
+
+        begun = time.monotonic()
+        result = await runtime.execute_code(STAYING, limits=Limits(wall_s=0.5), on_log=stop)
+        assert result.outcome is Outcome.TIMEOUT
+        assert time.monotonic() - begun < 0.5 + SLACK_S
+        assert len(stopped) >= 3
+        _, alive = psutil.wait_procs(stopped, timeout=10)
+        assert alive == []
+        assert (await beside.execute_code("x")).value == 1
+        assert zygote.is_running()
+
+
+@pytest.mark.isolation
+@scoped
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_supervisor_that_was_killed_leaves_nothing_below_it(anyio_backend: str) -> None:
+    me, found = psutil.Process(), []
+    before = me.children()
+    async with Runtime(policy=CONTAINER, pool=PoolConfig(warm=0)) as runtime:
+
+        def kill(stream: str, text: str) -> None:
+            if found:
+                return
+            (zygote,) = [child for child in me.children() if child not in before]
+            (supervisor,) = zygote.children()
+            found.extend([supervisor, *below(supervisor)])
+            supervisor.kill()
+
+        result = await runtime.execute_code(STAYING, limits=Limits(wall_s=20), on_log=kill)
+        assert not result.ok
+        _, alive = psutil.wait_procs(found, timeout=10)
+        assert alive == []
+        assert await first_result(runtime) == 1
+
+
+@pytest.mark.isolation
+@scoped
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_supervisor_and_a_zygote_that_were_stopped_outlive_no_host(end: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as host:
+        assert host.stdout is not None
+        host.stdout.readline()
+        found = below(psutil.Process(host.pid))
+        (zygote,) = psutil.Process(host.pid).children()
+        for process in (*zygote.children(), zygote):
+            process.suspend()
+        host.send_signal(signal.SIGINT if end == "closed" else signal.SIGKILL)
+
+    _, alive = psutil.wait_procs(found, timeout=30)
+    assert alive == []
 
 
 async def first_result(runtime: Runtime) -> object:

@@ -19,6 +19,7 @@ from toolcell.errors import PackageError, SandboxUnavailable, UsageError
 from toolcell.sandbox.docker.images import build, check, debian_base, packages, reference, site
 from toolcell.sandbox.docker.images.reference import ImageRef
 from toolcell.sandbox.docker.images.site import ImagePython
+from toolcell.sandbox.process import package_sources
 from toolcell.sandbox.process.package_sources import parse_wanted
 
 PYTHON = ImagePython("3.13.1", "cpython", "cpython-313", "cpython-313-x86_64-linux-gnu", "x86_64", "2.36")
@@ -150,6 +151,61 @@ def test_packages_that_an_image_has_are_not_added_again(tmp_path: Path) -> None:
     site.drop_distributions(tmp_path, {"old-one": "1.0", "newer": "1.9"})
     assert not (tmp_path / "old_one.py").exists()
     assert (tmp_path / "newer.py").exists()
+
+
+def test_a_record_with_rows_that_lead_out_deletes_and_copies_nothing_of_this_machine(tmp_path: Path) -> None:
+    """The attack: a wheel's RECORD names files of the machine, and its package is in the image already."""
+    outside, folder = tmp_path / "precious", tmp_path / "site"
+    outside.write_text("of this machine")
+    info = folder / "evil-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "cached.py").symlink_to(outside)
+    (folder / "evil.py").touch()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    rows = ["../precious", "evil.py", "x/../../precious", str(outside), "link/precious", "link", "cached.py", "", ".", "a\0b",
+            f"{info.name}/../../precious", f"{info.name}/METADATA"]  # fmt: skip
+    (info / "RECORD").write_text("".join(f"{row},,no size\n" for row in rows))
+    (evil,) = package_sources.distributions_in(folder)
+
+    assert package_sources.files_of(evil) == [Path("cached.py"), Path("evil.py"), Path(info.name, "METADATA")]
+    package_sources.copy_installed(package_sources.Installed({"evil": evil}), tmp_path / "copy")
+    assert {path.name for path in (tmp_path / "copy").rglob("*") if path.is_file()} == {
+        "cached.py",
+        "evil.py",
+        "METADATA",
+    }
+    site.drop_distributions(folder, {"evil": "1.0"})
+    assert outside.read_text() == "of this machine"
+    assert not (folder / "cached.py").is_symlink()
+    assert not (folder / "evil.py").exists()
+
+
+def test_a_record_that_is_no_table_is_an_error_of_its_package(tmp_path: Path) -> None:
+    info = tmp_path / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (info / "RECORD").write_bytes(b"\xff\xfe,,\n")
+    with pytest.raises(PackageError, match="RECORD of 'odd'"):
+        site.drop_distributions(tmp_path, {"odd": "1.0"})
+
+
+def test_a_package_that_a_layer_below_has_leaves_nothing_that_is_taken_for_one(tmp_path: Path) -> None:
+    """An honest wheel in two layers: its emptied .dist-info has no METADATA."""
+    for name in ("same", "other"):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+    site.drop_distributions(tmp_path, {"same": "1.0"})
+    (tmp_path / "same-1.0.dist-info" / "WHEEL").touch()
+
+    assert site.versions_in(tmp_path) == {"other": "1.0"}
+    site.drop_distributions(tmp_path, {"same": "1.0"})
+
+
+def test_derived_images_have_a_repository_of_ours() -> None:
+    assert reference.DERIVED_REPOSITORY == "toolcell/packages"
 
 
 def test_requirements_are_read_without_comments() -> None:

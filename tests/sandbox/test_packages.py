@@ -328,6 +328,70 @@ def test_a_permissive_umask_leaves_the_cache_private(tmp_path: Path) -> None:
     assert made.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_cache_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    with pytest.raises(PackageError, match="it is a link"):
+        private_directory(tmp_path / "cache")
+
+
+def test_the_cache_that_was_checked_is_the_one_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack: a name leads to another directory when it is looked at again."""
+    (tmp_path / "ours").mkdir(mode=0o700)
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    above = tmp_path / "above"
+    above.symlink_to(tmp_path / "ours")
+    fstat = os.fstat
+
+    def swapped(descriptor: int) -> os.stat_result:
+        if above.resolve().name == "ours":
+            above.unlink()
+            above.symlink_to(tmp_path / "theirs")
+            (tmp_path / "theirs" / "cache").mkdir(mode=0o700)
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", swapped)
+    assert private_directory(above / "cache") == tmp_path / "ours" / "cache"
+
+
+def test_a_cache_that_is_moved_while_it_is_looked_at_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstat, cache = os.fstat, tmp_path / "cache"
+
+    def moved(descriptor: int) -> os.stat_result:
+        status, readlink = fstat(descriptor), os.readlink
+
+        def then_moved(path: str) -> str:
+            place = readlink(path)
+            cache.rename(tmp_path / "elsewhere")
+            cache.mkdir(mode=0o700)
+            return place
+
+        monkeypatch.setattr(os, "fstat", fstat)
+        monkeypatch.setattr(os, "readlink", then_moved)
+        return status
+
+    monkeypatch.setattr(os, "fstat", moved)
+    with pytest.raises(PackageError, match="was moved"):
+        private_directory(cache)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_cache_in_a_directory_that_others_may_replace_is_refused(tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o777)
+    with pytest.raises(PackageError, match=r"in the place of .*/public/cache"):
+        private_directory(public / "cache")
+    public.chmod(0o1777)
+    assert private_directory(public / "cache") == public / "cache"
+    (public / "theirs").mkdir()
+    os.chown(public / "theirs", 4321, 4321)
+    with pytest.raises(PackageError, match=r"in the place of .*/public/theirs"):
+        private_directory(public / "theirs" / "cache")
+
+
 def test_a_cache_that_cannot_be_made_is_a_package_error(site: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PackageError, match="cannot use"):

@@ -54,7 +54,7 @@ def main(control_fd: int) -> None:
         if isolation.abi < SCOPES_SINCE and not settings.get("unscoped"):
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
         prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it is stopped when the host is killed, it goes on, to clean up
-        zygote = SharedZygote(settings, control, isolation, FreshDirectories(base))
+        zygote = SharedZygote(settings, control, isolation, FreshDirectories(base), adopts=not settings.get("unscoped"))
         gc.enable()  # it was off since the interpreter's start
         zygote.serve()
         zygote.release()

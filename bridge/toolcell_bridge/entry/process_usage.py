@@ -71,6 +71,12 @@ def process_row(pid: int) -> list[bytes] | None:
         return None
 
 
+def children_of(parent: int) -> list[int]:
+    """List the processes whose parent is `parent`, from one pass over /proc."""
+    rows = ((int(name), process_row(int(name))) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid, row in rows if row is not None and int(row[1]) == parent]
+
+
 def descendants(root: int) -> list[int]:
     """List every process below `root`, from one pass over /proc."""
     below: dict[int, list[int]] = {}

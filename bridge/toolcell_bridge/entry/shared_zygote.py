@@ -30,10 +30,10 @@ from toolcell_bridge.entry.preparation import (
     reseed_numpy,
     set_environment,
 )
-from toolcell_bridge.entry.process_usage import ProcessUsage
+from toolcell_bridge.entry.process_usage import ProcessUsage, children_of, descendants
 from toolcell_bridge.entry.shared_protocol import KILL
 from toolcell_bridge.entry.slot_directories import SlotDirectories, SlotDirectory
-from toolcell_bridge.entry.supervisor import SCOPES_SINCE, GuestStreams, SandboxSlot
+from toolcell_bridge.entry.supervisor import KILL_INTERVAL_S, KILL_PASSES, SCOPES_SINCE, GuestStreams, SandboxSlot
 from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
@@ -54,6 +54,9 @@ MAX_DESCRIPTORS = 4
 
 LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 """Limits of a running guest that are lowered to those of its run."""
+
+
+SUPERVISOR_GONE = "another process of this user killed its supervisor"
 
 
 class ScopesMissing(OSError):
@@ -83,7 +86,11 @@ class SharedZygote:
         control: socket.socket,
         isolation: ContainerIsolation,
         directories: SlotDirectories,
+        *,
+        adopts: bool = False,
     ) -> None:
+        """`adopts`: this process is the parent of what a supervisor leaves."""
+        self._adopts = adopts
         self._control = control
         self._directories = directories
         self._isolation = isolation
@@ -232,13 +239,36 @@ class SharedZygote:
             child.guest = report["pid"]
             return
         if "ended" not in report:
-            # Without a supervisor nothing holds its sandbox back, so the container must end.
-            raise RuntimeError(f"the supervisor of sandbox {child.number} is gone")
+            if not self._adopts:
+                # Without a supervisor nothing holds its sandbox back, so the container must end.
+                raise RuntimeError(f"the supervisor of sandbox {child.number} is gone")
+            self._end_orphans()
+            report = {"ended": -1, "cpu_s": 0.0, "peak_memory_bytes": 0, "is_clean": False, "why": SUPERVISOR_GONE}
         self._poll.unregister(child.socket)
         del self._children[child.number], self._by_socket[child.socket.fileno()]
         child.socket.close()
         self._directories.put_back(child.directory, report["is_clean"])
         self._send(report | {"ended": child.number, "status": report["ended"]})
+
+    def _end_orphans(self) -> None:
+        """Kill what a supervisor has left. It became this process's: every other child is a supervisor.
+
+        Raises:
+            RuntimeError: it forks faster than its processes can be found.
+        """
+        own = {child.supervisor for child in self._children.values()}
+        for _ in range(KILL_PASSES):
+            orphans = [pid for pid in children_of(os.getpid()) if pid not in own]
+            if not orphans:
+                return
+            for pid in [below for orphan in orphans for below in (orphan, *descendants(orphan))]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            select.select((), (), (), KILL_INTERVAL_S)
+            for pid in orphans:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        raise RuntimeError("a sandbox without a supervisor forks faster than its processes can be found")
 
     def _reap(self) -> None:
         os.read(self._wake, 4096)

@@ -34,7 +34,7 @@ class ContainedBackend(BackendDefaults):
 
     name: ClassVar[str] = "process"
     isolates: ClassVar[bool] = True
-    descriptors_per_sandbox: ClassVar[int] = 4
+    descriptors_per_sandbox: ClassVar[int] = 5
     unsupported: ClassVar[Mapping[str, str]] = {
         "cpu_cores": 'profile="container" has no cgroup to bound processors; bound those of the container'
     }

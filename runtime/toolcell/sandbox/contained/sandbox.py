@@ -136,6 +136,8 @@ class ContainedSandbox(SandboxDefaults):
                 with anyio.move_on_after(REPORT_S) as scope:
                     await child.changed.wait()
                 if scope.cancelled_caught:
+                    if self._is_killed and child.is_stopped:
+                        child.end_by_force()
                     self._zygote.note_exit(child)
         return child.end or Exit(problem=child.problem or "its supervisor did not report how it ended")
 
@@ -148,5 +150,7 @@ class ContainedSandbox(SandboxDefaults):
         await self.ended()
         self._channel.close()
         self._usage.forget(self._child.number)
+        if self._child.end is None:
+            self._child.end_by_force()
         if not self._child.is_over:
             self._zygote.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -21,10 +22,11 @@ from toolcell.sandbox.asked_zygote import AskedZygote
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.interpreter import START, hashing
 from toolcell.sandbox.process.root_filesystem import InPlace
+from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sandbox.process.zygote import END_S, ENVIRONMENT, READY_S
 from toolcell.sandbox.shortages import unavailable
 from toolcell.sandbox.stream import wait_readable, wait_writable
-from toolcell_bridge.entry.process_usage import ProcessUsage
+from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 
 REPORT_BYTES = 4096
 
@@ -41,6 +43,10 @@ NO_PLACE = (
 )
 
 
+FORCED_TIMES = 8
+"""How often the processes of a sandbox that goes on forking are looked for."""
+
+
 class ContainedProcess:
     """One sandbox, as reported by its zygote."""
 
@@ -48,6 +54,9 @@ class ContainedProcess:
         self.number = number
         self.supervisor = 0
         """Process id, while it is alive."""
+        self._supervisor = 0
+        self._pidfd = -1
+        """Of the supervisor, until its end was reported or forced."""
         self.problem = ""
         self.end: Exit | None = None
         self.is_lowered = True
@@ -62,8 +71,44 @@ class ContainedProcess:
         """Set attributes, and wake everybody who waits for a change."""
         for name, value in changes.items():
             setattr(self, name, value)
+        if self.end is not None:
+            self._forget_supervisor()
         self.changed.set()
         self.changed = anyio.Event()
+
+    def hold_supervisor(self, pid: int, zygote: int) -> None:
+        """Take hold of its supervisor, a child of the zygote: its number alone may pass to another process."""
+        try:
+            self._supervisor, self._pidfd = pid, os.pidfd_open(pid)
+        except OSError:  # it has ended, or this kernel has none, as gVisor
+            return
+        if (row := process_row(pid)) is None or int(row[1]) != zygote:
+            self._forget_supervisor()
+
+    def _forget_supervisor(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    @property
+    def is_stopped(self) -> bool:
+        """Another process of this user has stopped its supervisor, which ends nothing now."""
+        row = process_row(self._supervisor) if self._pidfd >= 0 else None
+        return row is not None and row[0] in (b"T", b"t")
+
+    def end_by_force(self) -> None:
+        """Kill a supervisor that does not do its work, after everything below it. Without one nothing happens."""
+        if self._pidfd < 0:
+            return
+        pid = self._supervisor
+        with suppress(ProcessLookupError):
+            # It is the parent of every orphan below it for as long as it lives. Stopped, it lives on until we are done.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
+            for _ in range(FORCED_TIMES):
+                if _has_ended(self._pidfd) or signal_all(lambda: tree_of(pid) - {pid}, signal.SIGKILL):
+                    break
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._forget_supervisor()
 
 
 class ContainedZygote(AskedZygote):
@@ -74,6 +119,8 @@ class ContainedZygote(AskedZygote):
         self._children: dict[int, ContainedProcess] = {}
         self._asked: dict[int, float] = {}
         """When each sandbox was asked about that it has not reported anything of since, oldest first."""
+        self._left: list[ContainedProcess] = []
+        """Sandboxes whose ends nobody reported before the zygote was gone."""
         self._next = 0
         self.is_dead = False
 
@@ -171,6 +218,8 @@ class ContainedZygote(AskedZygote):
         match message:
             case {"started": number, "supervisor": pid}:
                 usage.begin(number, self.pid)
+                if (child := self._children.get(number)) is not None:
+                    child.hold_supervisor(pid, self.pid)
                 self._update(number, supervisor=pid)
             case {"failed": number, "why": why}:
                 self._update(number, problem=why)
@@ -179,8 +228,8 @@ class ContainedZygote(AskedZygote):
             case {"ended": number, "status": status, "why": why}:
                 code = 0 if status < 0 else os.waitstatus_to_exitcode(status)
                 cpu_s, peak_bytes = message["cpu_s"], message["peak_memory_bytes"]
-                signal, exit_code = (-code, None) if code < 0 else (None, code)
-                self._update(number, supervisor=0, end=Exit(signal, exit_code, cpu_s, peak_bytes, why))
+                ended_by, exit_code = (-code, None) if code < 0 else (None, code)
+                self._update(number, supervisor=0, end=Exit(ended_by, exit_code, cpu_s, peak_bytes, why))
                 self._children.pop(number, None)
 
     def _update(self, number: int, **changes: object) -> None:
@@ -193,6 +242,7 @@ class ContainedZygote(AskedZygote):
         self.is_dead = True
         for child in self._children.values():
             child.update(supervisor=0, problem=why)
+        self._left += self._children.values()
         self._children.clear()
         self._asked.clear()
 
@@ -264,7 +314,15 @@ class ContainedZygote(AskedZygote):
         if self._process.stderr is not None:
             self._process.stderr.close()
         self._mark_dead("the zygote was closed")
+        while self._left:
+            self._left.pop().end_by_force()
         shutil.rmtree(self._base, ignore_errors=True)
+
+
+def _has_ended(pidfd: int) -> bool:
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _is_running(pid: int) -> bool:

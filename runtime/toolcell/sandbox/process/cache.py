@@ -28,19 +28,60 @@ def default_cache_dir() -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make the cache directory. Refuse one in which another user could place code.
+    """Make the cache directory, and return where it is. Refuse one in which another user could place code.
+
+    What is checked is what was opened, and what is returned is its place: a name may lead elsewhere the next time.
 
     Raises:
-        PackageError: it cannot be made, or others may write to it.
+        PackageError: it cannot be made, or is a link, or others may write to it or put another one in its place.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError as exc:
+        why = "it is a link" if path.is_symlink() else exc.strerror
         raise PackageError(
-            f"cannot use {path} as the package cache: {exc.strerror}; set XDG_CACHE_HOME to a directory that can be "
-            "written"
+            f"cannot use {path} as the package cache: {why}; set XDG_CACHE_HOME to a directory that can be written"
         ) from exc
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    try:
+        status = os.fstat(opened)
+        place = _place_of(opened, path)
+    finally:
+        os.close(opened)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PackageError(f"cannot use {path} as the package cache: others may write to it; want mode 0700, our own")
-    return path.resolve()
+    if (above := _open_to_others(place)) is not None:
+        raise PackageError(
+            f"cannot use {path} as the package cache: others may put another directory in the place of {above}; set "
+            "XDG_CACHE_HOME to a directory of your own"
+        )
+    return place
+
+
+def _place_of(opened: int, path: Path) -> Path:
+    """Return where an open directory is.
+
+    Raises:
+        PackageError: its name leads to another one already.
+    """
+    try:
+        place = Path(os.readlink(f"/proc/self/fd/{opened}"))
+    except OSError:  # macOS
+        place = path.resolve()
+    try:
+        is_there = os.path.samestat(os.fstat(opened), place.lstat())
+    except OSError:
+        is_there = False
+    if not is_there:
+        raise PackageError(f"cannot use {path} as the package cache: it was moved while it was looked at")
+    return place
+
+
+def _open_to_others(place: Path) -> Path | None:
+    """Return what another user may replace on the way to a directory: it is in one to which everybody may write."""
+    for directory in (place, *place.parents):
+        above = directory.parent.stat()
+        is_ours = directory.lstat().st_uid in (0, os.geteuid())
+        if above.st_mode & stat.S_IWOTH and not (above.st_mode & stat.S_ISVTX and is_ours):
+            return directory
+    return None

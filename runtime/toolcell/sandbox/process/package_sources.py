@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import logging
@@ -160,9 +161,8 @@ def _digest(content: str | bytes | None) -> str:
 def find_installed(wanted: Iterable[Wanted], interpreter: TargetInterpreter) -> Installed | str:
     """Find installed distributions for the requirements and their dependencies; returns a text if one is missing."""
     by_name: dict[str, Distribution] = {}
-    for candidate in distributions(path=list(interpreter.site)):
-        if candidate.read_text("METADATA"):  # a half-removed package leaves a directory without one
-            by_name.setdefault(canonicalize_name(candidate.metadata["Name"]), candidate)
+    for candidate in distributions_in(interpreter.site):
+        by_name.setdefault(canonicalize_name(candidate.metadata["Name"]), candidate)
     environment = _marker_environment(interpreter)
     found: dict[str, Distribution] = {}
     followed: set[tuple[str, str]] = set()
@@ -206,16 +206,45 @@ def _unusable(dist: Distribution, requirement: Requirement) -> str | None:
     return None
 
 
+def files_of(dist: Distribution) -> list[Path]:
+    """Return the files of a distribution in its directory, relative to that, as its RECORD names them.
+
+    A RECORD is written by whoever made the package. What leads out of the directory, or is no file there, is left out.
+
+    Raises:
+        PackageError: it is no table.
+    """
+    site = Path(str(dist.locate_file(""))).resolve()
+    try:
+        names = [row[0] for row in csv.reader((dist.read_text("RECORD") or "").splitlines()) if row]
+    except (csv.Error, UnicodeDecodeError) as exc:
+        raise PackageError(f"the RECORD of {dist.metadata['Name']!r:.80} cannot be read: {exc}") from exc
+    inside = [Path(name) for name in names if "\0" not in name and ".." not in Path(name).parts]
+    return [name for name in inside if not name.is_absolute() and _is_file_in(site, site / name)]
+
+
+def _is_file_in(site: Path, path: Path) -> bool:
+    try:  # an installer may have made the file itself a link, into its cache
+        return path.is_file() and path.parent.resolve().is_relative_to(site)
+    except OSError:
+        return False
+
+
+def distributions_in(site: Path | Sequence[str]) -> list[Distribution]:
+    """Return what is installed in a directory or on a path. A package that was half removed has no METADATA."""
+    found = distributions(path=[str(site)] if isinstance(site, Path) else list(site))
+    return [dist for dist in found if dist.read_text("METADATA") and dist.metadata["Name"]]
+
+
 def copy_installed(installed: Installed, target: Path) -> None:
     """Copy the files of every distribution into `target`; scripts, and files outside site-packages, stay behind."""
     for dist in installed.found.values():
-        for name in dist.files or ():
-            if ".." in name.parts or name.is_absolute() or name.suffix == ".pyc" or name.name in _LEFT_OUT:
+        for name in files_of(dist):
+            if name.suffix == ".pyc" or name.name in _LEFT_OUT:
                 continue
-            source, copy = Path(str(name.locate())), target / name
-            if source.is_file():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, copy)
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(str(dist.locate_file(str(name)))), copy)
 
 
 def install(wanted: Iterable[Wanted], interpreter: TargetInterpreter, target: Path) -> str:

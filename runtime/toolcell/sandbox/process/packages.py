@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def _write_manifest(
         "requirements": [item.identity for item in wanted],
         "python": f"{interpreter.version} {interpreter.tag}",
         "source": source,
-        "packages": {canonicalize_name(d.metadata["Name"]): d.version for d in distributions(path=[str(site)])},
+        "packages": {canonicalize_name(d.metadata["Name"]): d.version for d in sources.distributions_in(site)},
         "files": files,
         "listing": listing,
         "digest": _content_digest(site),

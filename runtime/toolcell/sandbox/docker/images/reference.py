@@ -31,7 +31,7 @@ KEY = f"{LABEL}key"
 """Content address of an image that was derived for a list of packages."""
 
 REPOSITORY, DATA_REPOSITORY, SHELL_REPOSITORY = "toolcell/python", "toolcell/python-data", "toolcell/shell"
-DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell.sandbox.process.package_sources", "toolcell/debian"
+DERIVED_REPOSITORY, DEBIAN_REPOSITORY = "toolcell/packages", "toolcell/debian"
 SANDBOX, SERVICE, DEBIAN, STAGE, PROBE = "sandbox", "service", "debian", "stage", "question"
 """Roles. A stage is an intermediate image that makes the next build quick. A probe is a container that runs once."""
 

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
+from importlib.metadata import version
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -187,15 +187,16 @@ def drop_tests(site: Path) -> None:
 
 def drop_distributions(site: Path, had: Mapping[str, str]) -> None:
     """Remove packages that the image has already in the same version. `had`: name to version."""
-    for dist in distributions(path=[str(site)]):
+    for dist in package_sources.distributions_in(site):
         if had.get(canonicalize_name(dist.metadata["Name"])) == dist.version:
-            for path in dist.files or ():
-                Path(str(dist.locate_file(path))).unlink(missing_ok=True)
+            for path in package_sources.files_of(dist):
+                (site / path).unlink()
 
 
 def versions_in(site: Path) -> dict[str, str]:
     """Return name and version of every package in a directory."""
-    return {canonicalize_name(dist.metadata["Name"]): dist.version for dist in distributions(path=[str(site)])}
+    found = package_sources.distributions_in(site)
+    return {canonicalize_name(dist.metadata["Name"]): dist.version for dist in found}
 
 
 def read_requirements(lines: Iterable[str]) -> list[str]:
