@@ -279,6 +279,14 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionFile:
+    """A file in the workspace of a session, as the guest says."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionReport:
     """What a run was in its session."""
 

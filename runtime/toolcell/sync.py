@@ -13,11 +13,10 @@ from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
 from toolcell.loop_thread import LoopThread, each_of
-from toolcell.results import AbandonedThread, ExecutionResult, Suspension
+from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
 from toolcell.runtime import Runtime
+from toolcell.sessions.eager_run import SyncEagerRun
 from toolcell.sessions.session import Session
-from toolcell.sessions.sync_eager_run import SyncEagerRun
-from toolcell.sessions.workspace import SessionFile
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:

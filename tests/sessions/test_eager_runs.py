@@ -18,7 +18,7 @@ from toolcell.audit.query import Index
 from toolcell.audit.reader import RecordedRun
 from toolcell.audit.replay import replay, runtime_options
 from toolcell.errors import UsageError
-from toolcell.sessions.sync_eager_run import SyncEagerRun
+from toolcell.sessions.eager_run import SyncEagerRun
 from toolcell.sync import SyncSession
 
 pytestmark = pytest.mark.isolation

@@ -19,7 +19,7 @@ from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
 from toolcell.sandbox.process.sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sessions import idle
+from toolcell.sessions import state
 
 HIDES = """
 import os, threading, toolcell_bridge.guest.leftovers as leftovers
@@ -91,7 +91,7 @@ def cpu_s(pids: list[int]) -> float:
 async def test_a_session_is_paused_after_a_while_without_a_script_and_put_down_after_idle_s(
     anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "PAUSE_S", 0.0)
+    monkeypatch.setattr(state, "PAUSE_S", 0.0)
     async with Runtime(pool=PoolConfig(warm=0)) as runtime:
         async with runtime.session() as session, runtime.session() as other:
             await session.execute_code("x = 41")

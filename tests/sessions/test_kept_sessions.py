@@ -250,7 +250,7 @@ def test_a_damaged_file_is_named_and_no_state_comes_from_it(on_disk: SyncRuntime
     name = f"damaged-{damage[0]}"
     with on_disk.session(name) as session:
         session.execute_code("x = 1")
-        path = session.session._state.record._file.path  # type: ignore[union-attr]
+        path = session.session._state.journal._file.path  # type: ignore[union-attr]
         before = path.read_bytes()
         session.execute_code("x = 2")
     path.write_bytes(before if damage == "older copy" else path.read_bytes().replace(b"x = 1", b"x = 5"))

@@ -12,7 +12,7 @@ from toolcell.control.draft import Draft
 from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender
 from toolcell.host_work import HostWork
 from toolcell.journal.ledger import Journal
-from toolcell.journal.store import JournalStore
+from toolcell.journal.store import JournalOwner
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
@@ -36,7 +36,7 @@ class RunControl:
 
     def __init__(
         self,
-        store: JournalStore,
+        store: JournalOwner,
         journal: Journal,
         tools: CallableTools,
         context: RunContext,

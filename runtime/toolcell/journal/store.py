@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UsageError
@@ -40,6 +40,19 @@ TOKEN_S: Final = 7 * 86_400.0
 
 class NoSuchRun(ResumeError):
     """There is no such run, or none of its calls was made."""
+
+
+class JournalOwner(Protocol):
+    """Takes a journal when its run is over: the store of a runtime, or the session whose script the run was."""
+
+    def suspend(self, journal: Journal) -> Suspension:
+        """Keep the journal until its token is used; return the token."""
+
+    def put_down(self, journal: Journal) -> None:
+        """Take the journal of a run that has no result, and may be carried on."""
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Take the journal of a run that has ended."""
 
 
 class JournalStore:

@@ -14,7 +14,7 @@ from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
 from toolcell.keywords import keywords_known
 from toolcell.lifetime import OpenedInBlock
-from toolcell.results import ExecutionResult, Suspension
+from toolcell.results import ExecutionResult, SessionFile, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput
@@ -22,7 +22,6 @@ from toolcell.run.streaming import RunStream
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.asked import asked_dry_run, asked_files, asked_limits, asked_script, asked_token
 from toolcell.service.socket.values import READERS
-from toolcell.sessions.workspace import SessionFile
 from toolcell.tools import RunContext
 from toolcell.tools.call import CallableTools
 

@@ -6,8 +6,8 @@ The run is a task. It begins with the first text.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -157,27 +157,6 @@ class EagerRun:
         await self.aclose()
 
 
-class FedSession(ABC):
-    """The part of a session that takes scripts as they are written."""
-
-    limits: Limits
-    _host: ControlledRuntime
-
-    @abstractmethod
-    async def execute_code(self, *args: Any, **options: Any) -> ExecutionResult:
-        """Run a whole script."""
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Check that it can be used."""
-
-    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
-        """Return a run whose script is written to it as a model streams it; see `Runtime.feed`."""
-        self._check_open()
-        given = (self._host, self.execute_code, options, self.limits)
-        return eager_run(*given, speculate=speculate, on_retract=on_retract)
-
-
 def eager_run(
     host: ControlledRuntime,
     execute: Execute,
@@ -211,3 +190,45 @@ def eager_run(
     own = settings_of(Limits, options.get("limits") or limits, "limits")
     feed = ScriptFeed(own.frame_bytes, on_retract, speculate)
     return EagerRun(feed, execute, options, lambda: host._tasks)
+
+
+class SyncEagerRun:
+    """One run, used with `with`. Its methods are those of `EagerRun`."""
+
+    def __init__(self, run: EagerRun, call: Callable[..., Any]) -> None:
+        """`call` runs a coroutine function in the event loop of the runtime and waits for it."""
+        self.run = run
+        self._call = call
+
+    @property
+    def text(self) -> str:
+        """Everything that was written and not retracted."""
+        return self.run.text
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more of the text will run."""
+        return self.run.is_over
+
+    def write(self, text: str) -> None:
+        """Append text; see `EagerRun.write`."""
+        self._call(partial(self.run.write, text))
+
+    def replace(self, text: str) -> None:
+        """Say that the whole text so far is `text`; see `EagerRun.replace`."""
+        self._call(partial(self.run.replace, text))
+
+    def finish(self) -> ExecutionResult:
+        """Say that the text is whole, and wait for the result; see `EagerRun.finish`. Ctrl-C ends the run."""
+        finish: Callable[[], Awaitable[ExecutionResult]] = self.run.finish
+        result: ExecutionResult = self._call(finish)
+        return result
+
+    def __enter__(self) -> Self:
+        self._call(self.run.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self.run.aclose)

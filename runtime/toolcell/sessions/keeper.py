@@ -115,9 +115,9 @@ class SessionRuntime(ControlledRuntime):
 
     def kept_sessions(self) -> list[str]:
         """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
-        from toolcell.sessions.kept import kept_names
+        from toolcell.sessions.journal import recorded_names
 
-        return kept_names(self._journals)
+        return recorded_names(self._journals)
 
     def session_of(self, ident: str) -> str:
         """Return the name of the session that a run which waits is a script of; empty if it is of none."""
@@ -130,11 +130,11 @@ class SessionRuntime(ControlledRuntime):
             UsageError: there is none of this name.
             SessionError: it is open.
         """
-        from toolcell.sessions.kept import SessionJournal
+        from toolcell.sessions.journal import SessionJournalFile
 
         if name not in self.kept_sessions():
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
-        SessionJournal(self._journals, name).close(is_kept=False)
+        SessionJournalFile(self._journals, name).close(is_kept=False)
 
     @keywords_known
     def session(

@@ -18,26 +18,32 @@ from toolcell.config import CheckTypes, Limits, LintProfile, settings_of
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
-from toolcell.control.scripts import script_from
+from toolcell.control.scripts import Script, script_from
 from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.control.type_check import TypeFindings
 from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
 from toolcell.keywords import keywords_known
 from toolcell.lifetime import OpenedInBlock
-from toolcell.results import ExecutionResult, SessionReport, Suspension
+from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.feed import OnRetract
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.run import CANCELLED
 from toolcell.run.streaming import RunStream
-from toolcell.sessions.eager_run import FedSession
+from toolcell.sessions.eager_run import EagerRun, eager_run
+from toolcell.sessions.journal import SessionScript
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
-from toolcell.sessions.state import SessionState
-from toolcell.sessions.steps import KeptScript
-from toolcell.sessions.turn import SessionTurn
-from toolcell.sessions.workspace import SessionWorkspace
+from toolcell.sessions.state import NO_HANDLERS, SessionState
 from toolcell.tools.call import CallableTools, RunContext
+
+LISTING = (
+    '[[__import__("os").path.relpath(__import__("os").path.join(folder, name), OUTPUT_DIR), '
+    '__import__("os").lstat(__import__("os").path.join(folder, name)).st_size] '
+    'for folder, _, names in __import__("os").walk(OUTPUT_DIR) for name in names]'
+)
+"""Lists the files of the workspace, and defines no name."""
 
 
 class SessionPlace(Protocol):
@@ -56,7 +62,7 @@ class SessionPlace(Protocol):
         """A session has begun to idle, and is to be looked at then."""
 
 
-class Session(OpenedInBlock, FedSession, SessionWorkspace):
+class Session(OpenedInBlock):
     """A sandbox that stays. Scripts from several tasks run one after the other, in the order in which they came."""
 
     def __init__(
@@ -68,7 +74,7 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
         settings: SessionSettings,
         tools: CallableTools | None = None,
         context: RunContext | None = None,
-        steps: Iterable[KeptScript] = (),
+        steps: Iterable[SessionScript] = (),
         labels: Iterable[str] = (),
         *,
         is_named: bool = False,
@@ -171,11 +177,11 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
             self._state.stop("the session was closed")
             async with self._turn:
                 await self._state.drop()
-                self._state.record.close(is_named=self._is_named)
+                self._state.journal.close(is_named=self._is_named)
 
-    def _exclusively(self) -> SessionTurn:
+    def _exclusively(self) -> ExclusiveUse:
         """Wait for one's turn. Then nothing else happens in the session."""
-        return SessionTurn(self._turn, self._check_open, self._rest)
+        return ExclusiveUse(self._turn, self._check_open, self._rest)
 
     def _rest(self) -> None:
         self._state.rest()
@@ -250,7 +256,7 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
 
     async def _run_in_copy(self, run: Callable[[Any], Awaitable[ExecutionResult]], draft: object) -> ExecutionResult:
         """Make a dry run in a copy of the session: placeholders stay in the names of that."""
-        self._state.record.check_free()
+        self._state.journal.check_free()
         copy = await self._copied(os.urandom(16).hex(), is_scratch=True)
         try:
             async with copy._exclusively():
@@ -273,10 +279,17 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
         options = {**options, "context": options.get("context") or self._context}
         return RunStream(partial(self.execute_code, source), options, lambda: self._host._tasks)
 
+    def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
+        """Return a run whose script is written to it as a model streams it; see `Runtime.feed`."""
+        self._check_open()
+        return eager_run(
+            self._host, self.execute_code, options, self.limits, speculate=speculate, on_retract=on_retract
+        )
+
     @property
     def waiting(self) -> Suspension | str:
         """What the last script waits for: its suspension, or the id of its run if its host ended. Empty: none waits."""
-        return self._state.record.waiting
+        return self._state.journal.waiting
 
     @keywords_known
     async def resume(
@@ -304,7 +317,7 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
             state = self._state
             began = await state.bring_up(context)
             state.check_left()
-            check = partial(state.record.check_belongs, position=state.position)
+            check = partial(state.journal.check_belongs, position=state.position)
             journal = self._host._taken(token, decisions, callable_tools, check)
             return await state.carry_on(journal, callable_tools, context, (cancel, on_log, on_progress), began)
 
@@ -320,6 +333,51 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
             return False
         self._host._tools([])  # checks that this is the event loop of the runtime
         return self._state.stop(CANCELLED)
+
+    # Files in the workspace. They are put there, listed and read by scripts of ours.
+
+    async def put_files(self, files: Iterable[FileInput] | Mapping[str, FileContent]) -> None:
+        """Write files to the workspace, over those of the same name.
+
+        Raises:
+            UsageError: a file cannot be read or sent, or there is no room for it.
+        """
+        script = Script("", None, guest_files(files), self._without_files(), "off", None, None)
+        async with self._exclusively():
+            result = await self._state.run(script, self._host._tools([]), self._context, NO_HANDLERS, "ask")
+        if result.error is not None:
+            raise UsageError(f"the files were not written: {result.error.message}")
+
+    async def files(self) -> tuple[SessionFile, ...]:
+        """List the files in the workspace, by name. Names and sizes are the guest's claims."""
+        result = await self._read(LISTING, self._without_files())
+        rows = result.value if isinstance(result.value, list) else []
+        found = [SessionFile(row[0], row[1]) for row in rows if _is_file(row)]
+        return tuple(sorted(found, key=lambda file: file.name))
+
+    async def read_file(self, name: str) -> bytes:
+        """Return the content of a file in the workspace.
+
+        Raises:
+            UsageError: there is no such file, or it is larger than `files_bytes`.
+        """
+        result = await self._read(f"set_result(None, files=[{name!r}])")
+        if result.error is not None:
+            raise UsageError(f"{name!r:.80} cannot be read: {result.error.message}")
+        found = result.files[0] if len(result.files) == 1 else None
+        if found is None or found.data is None:
+            problem = found.problem if found is not None else f"it stands for {len(result.files)} files"
+            raise UsageError(f"{name!r:.80} cannot be read: {problem}")
+        return found.data
+
+    def _without_files(self) -> Limits:
+        """Return the limits of a script of ours: it may return no file."""
+        return self.limits.model_copy(update={"files": 0})
+
+    async def _read(self, source: str, limits: Limits | None = None) -> ExecutionResult:
+        script = Script(source, None, (), limits or self.limits, "off", None, None)
+        async with self._exclusively():
+            return await self._state.read(script, self._host._tools([]), self._context)
 
     # The state as a whole.
 
@@ -395,3 +453,31 @@ class Session(OpenedInBlock, FedSession, SessionWorkspace):
                 self._state.count(copy._state)
             raise
         return copy
+
+
+class ExclusiveUse:
+    """One's turn in a session. A class: entering a generator takes a script's time twice."""
+
+    __slots__ = ("_check", "_lock", "_rest")
+
+    def __init__(self, lock: anyio.Lock, check: Callable[[], None], rest: Callable[[], None]) -> None:
+        self._lock, self._check, self._rest = lock, check, rest
+
+    async def __aenter__(self) -> None:
+        self._check()
+        await self._lock.acquire()
+        try:
+            self._check()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *_exc: object) -> None:
+        try:
+            self._rest()
+        finally:
+            self._lock.release()
+
+
+def _is_file(row: object) -> bool:
+    return isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and type(row[1]) is int

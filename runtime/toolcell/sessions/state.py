@@ -6,7 +6,9 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
+
+import anyio
 
 from toolcell.config import Limits
 from toolcell.control.controlled import ControlledRuntime, RunHandlers
@@ -18,24 +20,22 @@ from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
-from toolcell.results import ExecutionResult, Outcome, SessionReport
+from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted
-from toolcell.sessions.kept import ScriptStore
-from toolcell.sessions.record import SessionRecord
-from toolcell.sessions.sandbox import SessionSandbox
-from toolcell.sessions.settings import Restores, SessionSettings
-from toolcell.sessions.steps import (
-    STEPS_BYTES,
-    KeptScript,
+from toolcell.sessions.journal import (
+    REPEATED_BYTES,
     Repetition,
+    ScriptEnd,
+    SessionJournal,
+    SessionScript,
     as_sent,
     begin_without_calls,
     context_again,
     difference,
 )
-from toolcell.sessions.told import STUCK, named, told
-from toolcell.sessions.usage import SessionUsage
+from toolcell.sessions.sandbox import SessionSandbox
+from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import RunScript, Stay
 
@@ -46,8 +46,22 @@ NO_HANDLERS: RunHandlers = (None, None, None)
 
 Began = Literal["new", "live", "journal", "empty"]
 
+PAUSE_S = 1.0
+"""After so long without a script the sandbox is paused. Scripts in a row need not wait for it."""
 
-class SessionState(SessionUsage):
+WATCH_S = 0.1
+"""An idle sandbox that has nearly used up its CPU time is measured so often."""
+
+PROCESSORS = os.cpu_count() or 1
+
+LEFTOVERS, LEFTOVER_CHARS = 20, 120
+"""Most that is reported of what a script left running."""
+
+STUCK = "the script did not end when it was interrupted"
+"""Why a sandbox was lost."""
+
+
+class SessionState:
     """What scripts of a session leave to each other. One script at a time; the session sees to that."""
 
     def __init__(
@@ -57,7 +71,7 @@ class SessionState(SessionUsage):
         limits: Limits,
         settings: SessionSettings,
         make_room: Callable[[], Awaitable[None]],
-        steps: Iterable[KeptScript] = (),
+        steps: Iterable[SessionScript] = (),
         labels: Iterable[str] = (),
     ) -> None:
         self._id, self._host, self._limits, self.settings = ident, host, limits, settings
@@ -76,7 +90,7 @@ class SessionState(SessionUsage):
         """Why the sandbox was lost; empty again when there is another one."""
         self.not_repeatable = ""
         """Why the state cannot be rebuilt from the journal."""
-        self.record = SessionRecord(ident, host._journals)
+        self.journal = SessionJournal(ident, host._journals)
         self._ended_cpu_s = 0.0
         """Of sandboxes that are gone."""
         self.used_calls = 0
@@ -95,10 +109,10 @@ class SessionState(SessionUsage):
         """
         if not self._host._journals.is_durable or self.settings.restore != "journal":
             return False
-        kept = self.record.open(restores)
+        kept = self.journal.open(restores)
         if kept is None:
             for step in self.steps:  # of a session that this one was forked from
-                self.record.note_step(step, (0.0, 0), self.labels.held)
+                self.journal.note_step(step, (0.0, 0), self.labels.held)
             if self.labels.held:
                 self._note_used()
             return False
@@ -106,7 +120,7 @@ class SessionState(SessionUsage):
         self._steps_bytes = sum(step.size() for step in self.steps)
         self.labels.add(kept.labels)
         self._ended_cpu_s, self.used_calls = kept.cpu_s, kept.calls
-        return bool(self.position or self.record.waiting)
+        return bool(self.position or self.journal.waiting)
 
     # Running.
 
@@ -119,7 +133,7 @@ class SessionState(SessionUsage):
         on_approval: OnApproval,
     ) -> ExecutionResult:
         """Run a script, and keep what is needed to repeat it."""
-        self.record.check_free()
+        self.journal.check_free()
         if on_approval == "suspend":
             self.check_repeatable()  # else nothing could carry it on
         if self.connection is None or not self.connection.is_usable:
@@ -133,11 +147,11 @@ class SessionState(SessionUsage):
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
         journals = self._host._journals
-        is_kept = (self.record.is_on_disk or on_approval == "suspend") and not script.is_fed
-        store = ScriptStore(journals) if is_kept else None
+        is_kept = (self.journal.is_on_disk or on_approval == "suspend") and not script.is_fed
+        store = ScriptEnd(journals) if is_kept else None
 
         def start(message: RunScript, given: RunContext) -> RunControl:
-            journal = self.record.journal(message, script, tools, on_approval)
+            journal = self.journal.journal(message, script, tools, on_approval)
             return RunControl(store or journals, journal, tools, given, on_approval)
 
         return await self._conduct(script, tools, context, handlers, start, began, store)
@@ -154,7 +168,7 @@ class SessionState(SessionUsage):
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
     ) -> ExecutionResult:
         """Run a script again that waited, on its journal. The state before it is there."""
-        number, store = self.position + 1, ScriptStore(self._host._journals)
+        number, store = self.position + 1, ScriptEnd(self._host._journals)
         journal.begin_again()
         has_begun = False
 
@@ -164,7 +178,7 @@ class SessionState(SessionUsage):
             journal.share_labels(given.state.labels)
             return RunControl(store, journal, tools, given, journal.header["on_approval"])
 
-        self.record.waiting = ""
+        self.journal.waiting = ""
         try:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._left(script.limits, self._begin_script()))
@@ -173,7 +187,7 @@ class SessionState(SessionUsage):
         finally:
             if not has_begun:  # its token is used, and it has its decisions: it waits to be carried on by its id
                 self._host._journals.put_down(journal)
-                self.record.waiting = journal.id
+                self.journal.waiting = journal.id
 
     async def _conduct(
         self,
@@ -183,7 +197,7 @@ class SessionState(SessionUsage):
         handlers: RunHandlers,
         start: Begin,
         began: Began,
-        store: ScriptStore | None,
+        store: ScriptEnd | None,
     ) -> ExecutionResult:
         """Run a script in the sandbox, and record what became of it."""
         begun: list[tuple[Journal, RunScript]] = []
@@ -205,7 +219,7 @@ class SessionState(SessionUsage):
                     store.conclude(journal)
             raise
         if result.suspension is not None:  # its calls count when it is carried on, all of them
-            self.record.waiting = result.suspension
+            self.journal.waiting = result.suspension
             await self.drop()
             self._note_used()
             report = SessionReport(self._id, script.number, began)
@@ -217,16 +231,16 @@ class SessionState(SessionUsage):
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
-                self._keep(KeptScript(script, tools, journal, result.outcome, context))
+                self._keep(SessionScript(script, tools, journal, result.outcome, context))
             else:
                 self._unkept.append(script)
         else:
             self._note_used()
         if store is not None:
             store.conclude(journal)
-        ended = named(connection.leftover.ended) if connection.leftover is not None else ()
+        ended = leftover_names(connection.leftover.ended) if connection.leftover is not None else ()
         report = SessionReport(self._id, script.number, began, lost, ended)
-        return changed(result, session=report, error=told(result.error, connection, lost, self.settings))
+        return changed(result, session=report, error=error_with_state(result.error, connection, lost, self.settings))
 
     async def read(self, script: Script, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
@@ -288,7 +302,7 @@ class SessionState(SessionUsage):
         connection = self.connection
         assert connection is not None
         if connection.leftover is not None and connection.leftover.stuck:
-            return f"it left running what does not end: {', '.join(named(connection.leftover.stuck))}"
+            return f"it left running what does not end: {', '.join(leftover_names(connection.leftover.stuck))}"
         if self.is_closing:
             return "the session was closed"
         if connection.is_usable:
@@ -299,17 +313,17 @@ class SessionState(SessionUsage):
             return STUCK
         return f"the sandbox ended with outcome {result.outcome}"
 
-    def _keep(self, step: KeptScript) -> None:
+    def _keep(self, step: SessionScript) -> None:
         used_cpu_s = self._ended_cpu_s + self._sandbox.latest_cpu_s  # measured at the end of the script
-        self.record.note_step(step, (used_cpu_s, self.used_calls), self.labels.held)
+        self.journal.note_step(step, (used_cpu_s, self.used_calls), self.labels.held)
         self.steps.append(step)
         self._steps_bytes += step.size()
         if step.journal.lost:
             self.not_repeatable = self.not_repeatable or step.journal.lost
-        if self._steps_bytes > STEPS_BYTES:
-            self.not_repeatable = f"its scripts, files and answers take more than {STEPS_BYTES} bytes"
+        if self._steps_bytes > REPEATED_BYTES:
+            self.not_repeatable = f"its scripts, files and answers take more than {REPEATED_BYTES} bytes"
         if self.not_repeatable:
-            self.record.note_unrepeatable(self.not_repeatable)
+            self.journal.note_unrepeatable(self.not_repeatable)
             self.steps, self._steps_bytes = [], 0
 
     # The sandbox.
@@ -360,7 +374,7 @@ class SessionState(SessionUsage):
         connection.post(Stay(END_MS))
         self.connection, self.lost = connection, ""
 
-    async def _repeat(self, number: int, step: KeptScript, given: RunContext | None) -> None:
+    async def _repeat(self, number: int, step: SessionScript, given: RunContext | None) -> None:
         context = self._context(step.context_again(given), f"{number}.again")
         self._sandbox.begin_script()
         again = await self._execute(step.script, step.tools, context, NO_HANDLERS, Repetition(step).begin)
@@ -400,7 +414,150 @@ class SessionState(SessionUsage):
         """Forget everything but what was used."""
         await self.drop()
         self.abandon()
-        self.record.begin_anew()
+        self.journal.begin_anew()
         self.labels = Labels()
         self._note_used()
         self.steps, self._steps_bytes, self.position, self.not_repeatable = [], 0, 0, ""
+
+    # What was used and read, and what is left. All of it counts, also of what left no state.
+
+    def check_left(self) -> None:
+        """Check that the session may still run something. Raises as `_left`."""
+        self._left(self._limits, self.used_cpu_s)
+
+    def _begin_script(self) -> float:
+        """Count from here; return the CPU seconds until now. Measured once, for the limits and for the run."""
+        self._sandbox.begin_script()
+        return self._ended_cpu_s + self._sandbox.used_before_s
+
+    def _left(self, limits: Limits, used_cpu_s: float) -> Limits:
+        """Return the limits of a script, lowered to what is left of the session's.
+
+        Raises:
+            SessionError: nothing is left.
+        """
+        settings = self.settings
+        cpu_s, calls = settings.cpu_s - used_cpu_s, settings.tool_calls - self.used_calls
+        if cpu_s <= 0:
+            raise SessionError(
+                f"session {self._id!r} has used {used_cpu_s:.3g} of its {settings.cpu_s:g} CPU seconds; open "
+                "another one, or give it more with runtime.session(cpu_s=...)"
+            )
+        if cpu_s >= limits.cpu_s and calls >= limits.tool_calls:
+            return limits
+        lower = {"cpu_s": min(cpu_s, limits.cpu_s), "tool_calls": max(0, min(calls, limits.tool_calls))}
+        return limits.model_copy(update=lower)
+
+    def settings_left(self) -> SessionSettings:
+        """Return the settings of a copy that uses what is left of this session. Raises as `_left`."""
+        self.check_left()
+        left: dict[str, float] = {"cpu_s": self.settings.cpu_s - self.used_cpu_s}
+        left["tool_calls"] = max(0, self.settings.tool_calls - self.used_calls)
+        return self.settings.model_copy(update=left)
+
+    def count(self, copy: SessionState) -> None:
+        """Count what a copy has used and read."""
+        self._ended_cpu_s += copy.used_cpu_s
+        self.used_calls += copy.used_calls
+        self._note_used()
+
+    def abandon(self) -> None:
+        """Give up the script that waits. What it has read and how many calls it has made counts.
+
+        Raises:
+            SessionError: its journal is open elsewhere just now.
+        """
+        labels, calls = self.journal.waiting_used()
+        self.labels.add(labels)
+        self.used_calls += calls
+        if self.journal.waiting:
+            self._note_used()
+        self.journal.abandon()
+
+    def _note_used(self) -> None:
+        self.journal.note_used((self.used_cpu_s, self.used_calls), self.labels.held)
+
+    # The sandbox while no script runs: it is paused, measured, and destroyed when its time is over.
+
+    @property
+    def used_cpu_s(self) -> float:
+        """CPU seconds of all its sandboxes: of scripts, of running them again, and of what goes on between them."""
+        return self._ended_cpu_s + (self._sandbox.used_cpu_s if self.connection is not None else 0.0)
+
+    @property
+    def _sandbox(self) -> SessionSandbox:
+        assert self.connection is not None
+        return cast("SessionSandbox", self.connection.sandbox)
+
+    @property
+    def can_be_lost(self) -> bool:
+        """True when without the sandbox no more is lost than `restore` says."""
+        return not (self.settings.restore == "journal" and self.not_repeatable)
+
+    def rest(self) -> None:
+        """No script runs from here on."""
+        self.idle_since, self.look_at = None, math.inf
+        if self.connection is not None:
+            self.idle_since = anyio.current_time()
+            self._look_later(self.settings.cpu_s - self._ended_cpu_s - self._sandbox.latest_cpu_s, PAUSE_S)
+
+    def _look_later(self, cpu_s: float, pause_s: float) -> None:
+        """Say when to look next, so much before the pause and with so much left of the session's CPU time."""
+        now = anyio.current_time()
+        self.look_at = now + min(self._idle_left_s(now), max(WATCH_S, cpu_s / PROCESSORS), pause_s)
+
+    def _idle_left_s(self, now: float) -> float:
+        if self.idle_since is None or not self.can_be_lost:
+            return math.inf
+        return self.idle_since + self.settings.idle_s - now
+
+    async def look(self) -> None:
+        """Pause an idle sandbox, or drop it when its time is over, and say when to look again.
+
+        It is measured, also when it is paused: a script can leave something running that the guest does not report.
+        """
+        if self.idle_since is None:
+            return
+        cpu_s = self.settings.cpu_s - self.used_cpu_s
+        if cpu_s <= 0 or self._idle_left_s(anyio.current_time()) <= 0:
+            await self.drop()
+            return
+        pause_s = self.idle_since + PAUSE_S - anyio.current_time()
+        if pause_s <= 0:
+            await self.pause()
+        self._look_later(cpu_s, pause_s if pause_s > 0 else math.inf)
+
+    async def pause(self) -> bool:
+        """Stop everything in the sandbox; see `Session.pause`. May be called again: something may run all the same."""
+        if self.connection is None or not self.connection.is_usable:
+            return False
+        before, self.is_paused = self.is_paused, True  # also when this is cancelled: nobody knows what was done then
+        self.is_paused = await self._sandbox.pause() or before
+        return self.is_paused
+
+    async def drop(self) -> None:
+        """Destroy the sandbox."""
+        self._ended_cpu_s = self.used_cpu_s
+        connection, self.connection = self.connection, None
+        self.idle_since, self.look_at, self.is_paused = None, math.inf, False
+        if connection is not None:
+            with anyio.CancelScope(shield=True):
+                await self._host._let_go(connection)
+
+
+def leftover_names(claimed: list[str]) -> tuple[str, ...]:
+    """Return names that the guest claims, cut as an honest guest cuts them."""
+    return tuple(name[:LEFTOVER_CHARS] for name in claimed[:LEFTOVERS])
+
+
+def error_with_state(
+    error: ErrorInfo | None, connection: GuestConnection, lost: str, settings: SessionSettings
+) -> ErrorInfo | None:
+    """Return the error of a script, with what became of the state if it was cut short."""
+    if error is None or not (lost or connection.was_interrupted):
+        return error
+    said = "the session keeps its state"
+    if lost:
+        rest = "the state before it" if settings.restore == "journal" else "nothing"
+        said = f"the session lost its sandbox, and the next script begins with {rest}"
+    return replace(error, message=f"{error.message}; {said}")

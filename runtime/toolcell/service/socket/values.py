@@ -11,8 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, Preflight, RevertResult
-from toolcell.results import ExecutionResult, Outcome, OutputFile, Suspension
-from toolcell.sessions.workspace import SessionFile
+from toolcell.results import ExecutionResult, Outcome, OutputFile, SessionFile, Suspension
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 

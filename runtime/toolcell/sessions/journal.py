@@ -1,0 +1,538 @@
+"""The journal of a session: its scripts with their answers, in memory and on disk, and how they are run again.
+
+The script under way has a journal of its own, as every run has. It is removed once the script is recorded here. Another
+process rebuilds the session from the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from toolcell.control.run_control import Begin, RunControl
+from toolcell.control.scripts import Script, header_of, script_of
+from toolcell.control.suspension import OnApproval
+from toolcell.copies import changed
+from toolcell.eager import EagerReport
+from toolcell.errors import ResumeError, SessionError, UsageError
+from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
+from toolcell.journal.ledger import Journal, JournalEntry
+from toolcell.journal.store import JournalStore
+from toolcell.packing import pack
+from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.registry import ToolRegistry
+from toolcell_bridge.wire.messages import RunScript
+
+REPEATED_BYTES = 64 << 20
+"""Sources, inputs, files and answers that a session keeps. With more it cannot be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionScript:
+    """One script that has left its state in the session."""
+
+    script: Script
+    tools: CallableTools
+    journal: Journal
+    outcome: Outcome
+    context: RunContext | None
+    """For whom it ran; None when another process ran it."""
+
+    def size(self) -> int:
+        """Return about how many bytes it keeps."""
+        script = self.script
+        files = sum(len(file.data) for file in script.files)
+        return len(script.source) + len(pack(dict(script.inputs or {}))) + files + self.journal.size
+
+    def journal_again(self) -> Journal:
+        """Return the journal for another run of the script. Sessions that were forked share the entries."""
+        journal = Journal(self.journal.id, entries=list(self.journal.entries))
+        journal.begin_again()
+        return journal
+
+    def context_again(self, given: RunContext | None) -> RunContext:
+        """Return the context for another run of the script; `given` is for a script that another process ran."""
+        return context_again(self.context or given)
+
+
+def context_again(before: RunContext | None) -> RunContext:
+    """Return the context for a run that repeats or checks something: for the same user, and a run of its own."""
+    if before is None:
+        return RunContext()
+    return RunContext(
+        secrets=before.secrets,
+        user_id=before.user_id,
+        thread_id=before.thread_id,
+        channel=before.channel,
+        chat_id=before.chat_id,
+        custom=before.custom,
+        quotas=before.quotas,
+    )
+
+
+class NotKept:
+    """The `JournalOwner` of a run that only repeats another one: its journal is kept by the session."""
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Keep nothing."""
+
+    def put_down(self, journal: Journal) -> None:
+        """Keep nothing."""
+
+    def suspend(self, journal: Journal) -> Suspension:
+        """Never called: a run that makes no call does not wait."""
+        raise SessionError("a script that is run again to rebuild a state cannot wait")
+
+
+class Repetition:
+    """Begins the second run of a step."""
+
+    def __init__(self, step: SessionScript) -> None:
+        self._step = step
+
+    def begin(self, _message: RunScript, context: RunContext) -> RunControl:
+        """Answer the calls from the journal of the step; make none."""
+        step = self._step
+        return RunControl(NotKept(), step.journal_again(), step.tools, context, "deny", is_rebuilding=True)
+
+
+def begin_without_calls(tools: CallableTools) -> Begin:
+    """Return how a script of ours begins that makes no call and is kept nowhere."""
+
+    def begin(_message: RunScript, context: RunContext) -> RunControl:
+        return RunControl(NotKept(), Journal(os.urandom(16).hex()), tools, context, "deny", is_rebuilding=True)
+
+    return begin
+
+
+def as_sent(script: Script, message: RunScript, eager: EagerReport | None) -> Script:
+    """Return the script with the inputs that were sent, which the caller may change from now on, and with the text."""
+    if eager is not None:
+        script = changed(script, source=eager.source, feed=None)
+    return changed(script, inputs=copy.deepcopy(message.inputs) if message.inputs else None)
+
+
+def difference(step: SessionScript, again: ExecutionResult) -> str:
+    """Return how the second run of a step differs from the first one, as text; empty when it does not."""
+    if again.divergence is not None:
+        return again.divergence.message
+    if again.outcome is not step.outcome:
+        said = again.error.message if again.error is not None else ""
+        return f"its outcome was {step.outcome}, and is now {again.outcome} {said}".rstrip()
+    return ""
+
+
+# On disk
+
+OPENED, BEGUN, STEP, USED, UNREPEATABLE = "opened", "begun", "step", "used", "unrepeatable"
+
+
+@dataclass(slots=True)
+class RecordedState:
+    """What a session's file says."""
+
+    name: str = ""
+    key: str = ""
+    """Of this life of the session: a token of a script of an earlier one is of no use in it."""
+    steps: list[SessionScript] = field(default_factory=list)
+    position: int = 0
+    begun: str = ""
+    """Journal of the script that was under way, or waits."""
+    last: str = ""
+    """Journal of the last script that is recorded."""
+    not_repeatable: str = ""
+    labels: frozenset[str] = frozenset()
+    cpu_s: float = 0.0
+    calls: int = 0
+
+
+class SessionJournalFile:
+    """The open file of a session. Only one process has it open at a time."""
+
+    def __init__(self, store: JournalStore, name: str) -> None:
+        """Open or make the file.
+
+        Raises:
+            SessionError: another process has it open, or it cannot be opened.
+        """
+        assert store.config is not None
+        self.name = name
+        path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
+        try:
+            self._file = JournalFile(path, store.marks, store.key)
+        except ResumeError as exc:
+            raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
+        except OSError as exc:
+            raise SessionError(f"the journal of session {name!r} cannot be opened: {exc}") from exc
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._file.path
+
+    def read(self) -> RecordedState:
+        """Return the state of the session when its file was written last.
+
+        Raises:
+            SessionError: the file is damaged, or an older copy of it was put back.
+        """
+        state = RecordedState()
+        try:
+            self._file.load(SESSION_RECORDS, state)
+            if state.name != self.name and state.key:
+                raise Damaged(f"it is a copy of that of session {state.name!r}")
+        except OlderCopy as exc:
+            raise SessionError(f"session {self.name!r}: {exc}") from exc
+        except Damaged as exc:
+            raise SessionError(
+                f"the journal of session {self.name!r} is damaged ({exc}); remove {self.path}, or open it without "
+                "restore=True, to begin again"
+            ) from exc
+        return state
+
+    def begin(self, key: str) -> None:
+        """Forget what was recorded: the session begins anew."""
+        self._file.clear()
+        self._file.write(OPENED, key, self.name)
+
+    def write_begun(self, journal_id: str) -> None:
+        """Record that a script is about to begin."""
+        self._file.write(BEGUN, journal_id)
+
+    def write_step(
+        self, step: SessionScript, header: dict[str, Any], used: tuple[float, int], labels: Iterable[str]
+    ) -> None:
+        """Record a script that has left its state. `used`: CPU seconds and calls of the session so far."""
+        rows = [
+            [each.number, each.tool, each.args, each.began, each.began_ns, each.ended, each.ended_ns, each.answer]
+            for each in step.journal.entries
+        ]
+        self._file.write(STEP, header, step.journal.id, str(step.outcome), rows, list(used), sorted(labels))
+
+    def write_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
+        """Record what the session has used and read: also by scripts that have left no state."""
+        self._file.write(USED, list(used), sorted(labels))
+
+    def write_unrepeatable(self, why: str) -> None:
+        """Record that the state cannot be rebuilt."""
+        self._file.write(UNREPEATABLE, why)
+
+    def close(self, *, is_kept: bool) -> None:
+        """Close the file, and remove it if nobody can open the session again."""
+        if not is_kept:
+            self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def recorded_names(store: JournalStore) -> list[str]:
+    """Return the names of the sessions that have a file, sorted."""
+    files = store.config.directory.glob(f"{SESSION_PREFIX}*{SESSION_SUFFIX}") if store.config is not None else ()
+    return sorted(path.name.removeprefix(SESSION_PREFIX).removesuffix(SESSION_SUFFIX) for path in files)
+
+
+def _opened(state: RecordedState, key: str, name: str) -> None:
+    state.key, state.name = key, name
+
+
+def _used(state: RecordedState, used: list[Any], labels: list[str]) -> None:
+    cpu_s, calls = used
+    state.cpu_s, state.calls = float(cpu_s), int(calls)
+    state.labels |= frozenset(labels)
+
+
+def _begun(state: RecordedState, journal_id: str) -> None:
+    state.begun = journal_id
+
+
+def _unrepeatable(state: RecordedState, why: str) -> None:
+    state.not_repeatable, state.steps = why, []
+
+
+def _step_recorded(
+    state: RecordedState,
+    header: dict[str, Any],
+    journal_id: str,
+    outcome: str,
+    rows: list[list[Any]],
+    used: list[Any],
+    labels: list[str],
+) -> None:
+    state.position += 1
+    state.begun, state.last = "", journal_id
+    _used(state, used, labels)
+    if not state.not_repeatable:
+        state.steps.append(_step(header, journal_id, outcome, rows, state.position))
+
+
+SESSION_RECORDS: Final[Table] = {
+    OPENED: RecordKind((str, str), _opened),
+    USED: RecordKind((list, list), _used),
+    BEGUN: RecordKind((str,), _begun),
+    UNREPEATABLE: RecordKind((str,), _unrepeatable),
+    STEP: RecordKind((dict, str, str, list, list, list), _step_recorded),
+}
+
+
+def _step(header: dict[str, Any], journal_id: str, outcome: str, rows: list[list[Any]], number: int) -> SessionScript:
+    journal = Journal(journal_id)
+    for entry_number, tool, args, began, began_ns, ended, ended_ns, answer in rows:
+        entry = JournalEntry(entry_number, tool, args, began)
+        entry.began_ns, entry.ended, entry.ended_ns, entry.answer = began_ns, ended, ended_ns, answer
+        journal.entries.append(entry)
+        journal.size += len(answer or b"")
+    tools = ToolRegistry()
+    for name in header["tools"]:  # scripts see these names, and none of them is called
+        tools.register(name, "Answered from the journal of the session.", None, _never)
+    return SessionScript(script_of(header, number), tools.freeze(), journal, Outcome(outcome), None)
+
+
+def _never(_args: Any) -> Any:
+    raise SessionError("no tool is called while a state is rebuilt")
+
+
+class ScriptEnd:
+    """The `JournalOwner` of one script of a session: its journal ends when the session has recorded the script."""
+
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+        self._end: tuple[str, str] | None = None
+
+    def finish(self, journal: Journal, run_id: str, outcome: str, calls_bytes: int) -> None:
+        """Take note of the end. Arguments count from now on: the session keeps them."""
+        journal.size += calls_bytes
+        self._end = run_id, outcome
+
+    def put_down(self, journal: Journal) -> None:
+        """The script ended without a result; its session goes on, so nobody carries it on."""
+        self._end = "", ""
+
+    def suspend(self, journal: Journal) -> Suspension:
+        """Keep the journal until the script is carried on; return the token."""
+        return self._store.suspend(journal)
+
+    def conclude(self, journal: Journal) -> None:
+        """End the journal, unless the script waits."""
+        if self._end is None:
+            return
+        run_id, outcome = self._end
+        if outcome:
+            self._store.finish(journal, run_id, outcome, 0)
+        else:
+            self._store.end(journal, "interrupted")
+        self._store.remove(journal.id)
+
+
+# While the session is open
+
+MAX_SHOWN: Final = 10
+"""Names of sessions in an error."""
+
+
+class SessionJournal:
+    """The journal of one session: the script that waits, and with a journal directory everything else."""
+
+    def __init__(self, ident: str, store: JournalStore) -> None:
+        self._id, self._store = ident, store
+        self._key = os.urandom(8).hex()
+        self._file: SessionJournalFile | None = None
+        self.waiting: Suspension | str = ""
+        """What the last script waits for; the id of its run if its host was killed; empty when none waits."""
+        self._broken = ""
+
+    @property
+    def is_on_disk(self) -> bool:
+        """It has a file."""
+        return self._file is not None
+
+    # Opening and closing
+
+    def open(self, restores: Restores, steps: Iterable[SessionScript] = ()) -> RecordedState | None:
+        """Open the file of the session. Return what it says, if the session is to be restored and there is something.
+
+        Raises:
+            SessionError: it is open elsewhere, damaged, or cannot be written.
+            UsageError: there is none, and it is to be restored.
+        """
+        if restores == "always" and self._id not in (names := recorded_names(self._store)):
+            raise UsageError(_nothing_kept(self._id, names))
+        file = SessionJournalFile(self._store, self._id)
+        try:
+            state = file.read() if restores != "never" else None
+            if state is not None and state.key:
+                self._key = state.key
+                if state.last:
+                    self._store.remove(state.last)
+                if state.begun:
+                    self.waiting = self._store.waiting(state.begun) or ""
+            elif restores == "always":
+                file.close(is_kept=False)  # a host was killed when it had just made the file
+                raise UsageError(_nothing_kept(self._id, recorded_names(self._store)))
+            else:
+                file.begin(self._key)
+                state = None
+            self._file = file
+        except BaseException as exc:
+            file.close(is_kept=True)
+            if isinstance(exc, OSError):
+                raise SessionError(f"the journal of session {self._id!r} cannot be written: {exc}") from exc
+            raise
+        return state
+
+    def close(self, *, is_named: bool) -> None:
+        """Close the file. That of a session without a name is kept only while a script waits."""
+        if self._file is not None:
+            self._file.close(is_kept=is_named or bool(self.waiting))
+            self._file = None
+        elif self.waiting:
+            self.abandon()
+
+    def begin_anew(self) -> None:
+        """Forget everything."""
+        self.abandon()
+        self._key, self._broken = os.urandom(8).hex(), ""
+        if self._file is not None:
+            with self._writing():
+                self._file.begin(self._key)
+
+    # Scripts
+
+    def check_free(self) -> None:
+        """Check that a script may begin.
+
+        Raises:
+            SessionError: another one waits, or the file of the session cannot be written.
+        """
+        if self._broken:
+            raise SessionError(f"{self._broken}; reset() begins again")
+        if isinstance(self.waiting, Suspension):
+            named = ", ".join(each.tool for each in self.waiting.calls)
+            raise SessionError(
+                f"a script of session {self._id!r} waits for a decision about {named}: carry it on with resume(...), "
+                "or give it up with abandon()"
+            )
+        if self.waiting:
+            raise SessionError(
+                f"a script of session {self._id!r} was under way when its host ended: carry it on with "
+                f"resume({self.waiting!r}), or give it up with abandon()"
+            )
+
+    def journal(self, message: RunScript, script: Script, tools: CallableTools, on_approval: OnApproval) -> Journal:
+        """Return the journal of a script that begins: one that can be carried on, if it may wait or is on disk.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        is_kept = self._file is not None
+        if not (is_kept or on_approval == "suspend") or script.is_fed:  # the text of a fed one is known at its end
+            return Journal(os.urandom(16).hex())
+        journal = self._store.make(os.urandom(16).hex())
+        journal.header = self._header_of(message.source, message.inputs, script, tools, on_approval)
+        if self._file is not None:
+            self._store.write(journal)
+            with self._writing():
+                self._file.write_begun(journal.id)
+        return journal
+
+    def _header_of(
+        self, source: str, inputs: dict[str, Any], script: Script, tools: CallableTools, on_approval: OnApproval
+    ) -> dict[str, Any]:
+        header = header_of(source, inputs, script, tools, on_approval, "", None)
+        return header | {"session": self._id, "session_key": self._key, "number": script.number}
+
+    def check_belongs(self, journal: Journal, position: int) -> None:
+        """Check that a journal is that of the next script of this session.
+
+        Raises:
+            ResumeError: it is not.
+        """
+        header = journal.header
+        if header.get("session") != self._id:
+            raise ResumeError(f"run {journal.id} is no script of session {self._id!r}; resume it where it began")
+        if header["session_key"] != self._key or header["number"] != position + 1:
+            raise ResumeError(
+                f"run {journal.id} was script {header['number']} of session {self._id!r}, which was begun again or has "
+                f"gone on since: it has run {position} scripts"
+            )
+
+    def note_step(self, step: SessionScript, used: tuple[float, int], labels: Iterable[str]) -> None:
+        """Record a script that has left its state."""
+        if self._file is not None:
+            with self._writing():
+                script = step.script
+                header = step.journal.header or self._header_of(
+                    script.source, dict(script.inputs or {}), script, step.tools, "ask"
+                )
+                self._file.write_step(step, header, used, labels)
+
+    def note_used(self, used: tuple[float, int], labels: Iterable[str]) -> None:
+        """Record what the session has used and read, without a script that has left its state."""
+        if self._file is not None:
+            with self._writing():
+                self._file.write_used(used, labels)
+
+    def waiting_used(self) -> tuple[frozenset[str], int]:
+        """Return the labels of the script that waits, and how many calls it has made.
+
+        Raises:
+            SessionError: its journal is open elsewhere just now.
+        """
+        if not self.waiting:
+            return frozenset(), 0
+        try:
+            return self._store.used_by(self._waiting_id)
+        except ResumeError as exc:
+            raise SessionError(f"the script of session {self._id!r} that waits cannot be given up now: {exc}") from exc
+
+    @property
+    def _waiting_id(self) -> str:
+        return self.waiting.run_id if isinstance(self.waiting, Suspension) else self.waiting
+
+    def note_unrepeatable(self, why: str) -> None:
+        """Record that the state cannot be rebuilt."""
+        if self._file is not None:
+            with self._writing():
+                self._file.write_unrepeatable(why)
+
+    def abandon(self) -> None:
+        """Give up the script that waits. What it has made stays made."""
+        if self.waiting:
+            self._store.remove(self._waiting_id)
+            self.waiting = ""
+
+    def _writing(self) -> _Writing:
+        return _Writing(self)
+
+    def failed(self, exc: OSError) -> None:
+        """The file could not be written: it does not have what the session has done since."""
+        self._broken = f"the journal of session {self._id!r} could not be written: {exc}"
+
+
+def _nothing_kept(name: str, names: list[str]) -> str:
+    """Say that there is no journal of this session, and of which sessions there is one."""
+    shown = ", ".join(map(repr, names[:MAX_SHOWN])) + (f" and {len(names) - MAX_SHOWN} more" * (len(names) > MAX_SHOWN))
+    return (
+        f"restore=True: there is no journal of a session named {name!r}; there are those of {shown or 'none'}; "
+        'restore="if_kept" begins anew when there is none'
+    )
+
+
+class _Writing:
+    """Takes note when the file cannot be written. The result of a script that ran is returned all the same."""
+
+    def __init__(self, record: SessionJournal) -> None:
+        self._record = record
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> bool:
+        if isinstance(exc, OSError):
+            self._record.failed(exc)
+            return True
+        return False
