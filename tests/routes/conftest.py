@@ -1,0 +1,24 @@
+"""What the tests of this folder share: one event loop, an office, and an order for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from routes.office import Office, Order
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    return Order(folder=tmp_path / "journals")
