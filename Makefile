@@ -17,14 +17,17 @@ demo: $(VENV)/.runtime
 TOGETHER ?= -n 4 --dist worksteal
 PYTEST   ?= $(BIN)/pytest
 
+# One of each family of tests. `.ci/run` runs all: WHICH= leaves nothing out.
+WHICH ?= -m "not thorough and not slow"
+
 test: $(VENV)/.dev
-	$(PYTEST) -q $(TOGETHER)
+	$(PYTEST) -q $(TOGETHER) $(WHICH)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -q $(TOGETHER) $(TESTS)
+	$(PYTEST) -q $(TOGETHER) $(WHICH) $(TESTS)
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

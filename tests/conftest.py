@@ -31,6 +31,7 @@ IS_BARE = os.environ.get("BARE") == "true"
 """In `.ci/bare`, which tries a machine that has none of what the marks in `machine.WHY_NOT` stand for."""
 MUST_RUN = ("isolation", *machine.WHY_NOT)
 LACKS = pytest.StashKey[bool]()
+ASYNCIO = ("asyncio", {"use_uvloop": False})
 
 _proved: dict[str, set[str]] = defaultdict(set)
 _failed: set[str] = set()
@@ -46,23 +47,38 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(
     params=[
-        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+        pytest.param(ASYNCIO, id="asyncio"),
         pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
         pytest.param(("trio", {}), id="trio"),
     ]
 )
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Every async test that does not ask for one loop runs on all three."""
+    """Every async test that does not ask for one loop runs on all three; see `_mark_other_loops`."""
     return request.param
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that were not asked for are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_other_loops(items)
     for item in items:
         if " at 0x" in item.nodeid:  # the processes of `-n` must find the same tests, and an address is one process's
             raise pytest.UsageError(f"an address in the name of a test; give its parameters other ids: {item.nodeid}")
     for item in items:
         if item.get_closest_marker("isolation") and sys.platform != "linux":
             item.add_marker(pytest.mark.skip(reason="the process backend needs Linux"))
+
+
+def _mark_other_loops(items: list[pytest.Item]) -> None:
+    """Mark what runs on uvloop and trio as thorough, but for the first test of each file."""
+    seen = set[tuple[str, str]]()
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "anyio_backend" not in given or given["anyio_backend"] == ASYNCIO:
+            continue
+        place = (item.location[0], str(given["anyio_backend"]))
+        if place in seen:
+            item.add_marker(pytest.mark.thorough)
+        seen.add(place)
 
 
 @pytest.hookimpl(tryfirst=True)
