@@ -12,10 +12,10 @@ from toolcell.results import ErrorInfo
 
 
 def test_a_copy_has_the_new_values_and_all_others() -> None:
-    before = RunContext(user_id="u", depth=2)
-    after = changed(before, depth=3)
+    before = RunContext(user_id="u", thread_id="2")
+    after = changed(before, thread_id="3")
 
-    assert after == dataclasses.replace(before, depth=3) and before.depth == 2
+    assert after == dataclasses.replace(before, thread_id="3") and before.thread_id == "2"
     assert after.state is before.state
     assert changed(ErrorInfo("T", "m", 1), line=2) == ErrorInfo("T", "m", 2)
 

@@ -335,13 +335,13 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         given = (script.number or next(self._numbers), source, script.inputs, names, limits, *settings)
         is_large = are_large(script.inputs)
         message = await daemon_threads.run_sync(run_message, *given) if is_large else run_message(*given)
-        above = context.work if context is not None and context.scripts else None
+        above = context.scope.work if context is not None and context.scope.scripts else None
         work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self._abandoned)
-        made = MadeCalls(context.made if context is not None else None)
-        own: dict[str, Any] = {"work": work, "abandoned": abandoned, "made": made, "runtime": self}
+        made = MadeCalls(context.scope.made if context is not None else None)
+        context = context or RunContext(run_id=os.urandom(16).hex())
+        context = context.within(work=work, abandoned=abandoned, made=made, runtime=self)
         if limits is not self.limits:
-            own["limits"] = limits  # of saved scripts that it calls, too
-        context = context.child(**own) if context is not None else RunContext(run_id=os.urandom(16).hex(), **own)
+            context = context.child(limits=limits)  # of saved scripts that it calls, too
         control = begin(message, self._under_rules(context))
         context, journal = control.context, control.journal
         request = RunRequest(

@@ -152,7 +152,7 @@ def test_a_run_within_a_run_is_recorded_once_and_still_seen_by_the_callers_obser
             pass
 
     with ledger.opened() as recorder, recorder.observe(RunContext(observer=Own())) as above:
-        ledger.run(recorder, context=above.child(parent_call_id="c1"))
+        ledger.run(recorder, context=above.within(parent_call_id="c1"))
 
     assert seen == ["search"]
     assert ledger.kinds().count(records.CALL_STARTED) == 1

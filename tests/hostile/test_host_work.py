@@ -27,6 +27,7 @@ from toolcell.run.capture import Capture
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker
+from toolcell.tools.call import RunScope
 from toolcell.tools.problems import bounded_json
 from toolcell.tools.result import ToolResult
 from toolcell.tools.run_state import Secrets
@@ -234,7 +235,7 @@ def summing() -> ToolRegistry:
 
 def add(numbers: Any, work: HostWork | None, name: str = "add") -> ToolResult:
     """Call a tool for a run whose work is counted there."""
-    context = RunContext(work=work)
+    context = RunContext(scope=RunScope(work=work))
     return anyio.run(lambda: summing().dispatch(name, {"numbers": numbers}, context=context))
 
 
@@ -308,7 +309,7 @@ def test_a_tools_own_types_are_made_of_large_arguments_in_the_same_thread(count:
 
     Owner.threads.clear()
     args = {"numbers": [first] * count}
-    result = anyio.run(lambda: tools.dispatch("own", args, context=RunContext(work=work)))
+    result = anyio.run(lambda: tools.dispatch("own", args, context=RunContext(scope=RunScope(work=work))))
 
     assert result.is_error is (first < 0)
     assert (Owner.threads == {threading.current_thread()}) is (count == 10)
@@ -369,7 +370,7 @@ def test_large_arguments_of_whoever_has_sent_least_are_checked_first(monkeypatch
         tools = summing()
         async with anyio.create_task_group() as tasks:
             for count, used in ((5000, 4000), (5001, 4000), (5002, 4000), (2000, 100)):
-                run = RunContext(work=HostWork(limit=MIB, used=used))
+                run = RunContext(scope=RunScope(work=HostWork(limit=MIB, used=used)))
                 args = {"numbers": [1] * count}
                 tasks.start_soon(partial(tools.dispatch, "add", args, context=run))
                 await anyio.wait_all_tasks_blocked()
@@ -399,7 +400,7 @@ def test_checks_that_are_given_up_are_counted_and_keep_their_turn(monkeypatch: p
         tools = summing()
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
-                run = RunContext(work=work)
+                run = RunContext(scope=RunScope(work=work))
                 tasks.start_soon(partial(tools.dispatch, "add", {"numbers": ["1"] * 5000}, context=run))
                 await anyio.to_thread.run_sync(entered.wait, 60)
                 await anyio.wait_all_tasks_blocked()

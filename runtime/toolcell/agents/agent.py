@@ -167,22 +167,22 @@ class Agent:
         if not isinstance(prompt, str):
             check_messages(prompt)
         run = context or self._new_run()
-        run = run.child(agents=(*run.agents, id(self)))
+        run = run.within(agents=(*run.scope.agents, id(self)))
         with self._exclusive(run), self._forwarding(run.events):
             if not self.messages and self._system_prompt:
                 self.messages.append(system(self._system_prompt))
             self.messages += [user(prompt)] if isinstance(prompt, str) else prompt
-            approvals = TurnApprovals() if self._on_approval == "suspend" and run.approvals is None else None
+            approvals = TurnApprovals() if self._on_approval == "suspend" and run.scope.approvals is None else None
             return await self._loop(run, self.tools_for_run(tools), approvals)
 
     async def _loop(self, run: RunContext, tools: ToolRegistry, approvals: TurnApprovals | None) -> ToolLoopResult:
         """Run the loop on the conversation, which a run that is cut short leaves whole."""
         if approvals is not None:
-            run = run.child(approvals=approvals)
+            run = run.within(approvals=approvals)
         elif self._on_approval == "deny":
-            run = run.child(approvals=Denial(DENIED))
-        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.made)
-        own = run.child(made=made, check_types=run.check_types or "warn")
+            run = run.within(approvals=Denial(DENIED))
+        ident, made = (approvals.run_id if approvals is not None else "") or run.run_id, MadeCalls(run.scope.made)
+        own = run.within(made=made).child(check_types=run.check_types or "warn")
         try:
             loop = LoopRun(replace(self._config, tools=tools), self.messages, own, approvals)
             result = replace(await loop.run(), run_id=ident)
@@ -219,7 +219,7 @@ class Agent:
             UsageError: a decision is about a call that does not wait for one; or this agent is already running.
         """
         run = context or self._new_run()
-        run = run.child(agents=(*run.agents, id(self)))
+        run = run.within(agents=(*run.scope.agents, id(self)))
         with self._exclusive(run), self._forwarding(run.events):
             offered = self.tools_for_run(tools)
             approvals = Turn(self._store, self.messages, offered).approvals(token, decisions or {})
@@ -228,8 +228,8 @@ class Agent:
     def _new_run(self) -> RunContext:
         """Return a run of its own. The agents whose tool starts it are above it all the same."""
         above = current.get()
-        agents = above.run.agents if above is not None else ()
-        return self._context.child(run_id=new_id(), state=self._context.state.fresh(), agents=agents)
+        agents = above.run.scope.agents if above is not None else ()
+        return self._context.within(agents=agents).child(run_id=new_id(), state=self._context.state.fresh())
 
     @contextmanager
     def _exclusive(self, run: RunContext) -> Iterator[None]:
@@ -276,7 +276,7 @@ class Agent:
 
     async def run_task(self, task: str, run: RunContext) -> ToolLoopResult:
         """Do one task as part of another run, without this agent's conversation."""
-        run = run.child(agents=(*run.agents, id(self)))
+        run = run.within(agents=(*run.scope.agents, id(self)))
         messages = [system(self._system_prompt)] if self._system_prompt else []
         config = replace(self._config, tools=self.tools_for_run())
         return await LoopRun(config, [*messages, user(task)], run).run()
@@ -363,19 +363,19 @@ class SubAgent:
         return _as_tool_result(await self.agent.run_task(call.args["task"], self._inner_run(context)))
 
     def _refusal(self, run: RunContext) -> str | None:
-        if run.depth >= MAX_DEPTH:
-            return f"agents may be nested {MAX_DEPTH} deep, and this would be level {run.depth + 1}"
-        if id(self.agent) in run.agents:
+        if run.scope.depth >= MAX_DEPTH:
+            return f"agents may be nested {MAX_DEPTH} deep, and this would be level {run.scope.depth + 1}"
+        if id(self.agent) in run.scope.agents:
             return f"{self.name} is already working further up; agents cannot call themselves in a circle"
         return None
 
     def _inner_run(self, context: ToolContext) -> RunContext:
         """Return the agent's run. It shares the caller's budget and events, and obeys all callers' rules and hooks."""
         above, registry = context.run, context.call.registry
-        return above.child(
-            depth=above.depth + 1,
-            hooks=(*above.hooks, *registry.hooks),
-            policies=(*above.policies, *registry.policies),
+        return above.within(
+            depth=above.scope.depth + 1,
+            hooks=(*above.scope.hooks, *registry.hooks),
+            policies=(*above.scope.policies, *registry.policies),
         )
 
 

@@ -177,7 +177,7 @@ class LoopRun:
         self.context.state.labels.add(labels_in(messages))
         self._registry = config.tools.snapshot() if config.tools is not None else None
         self._options = DEFAULT_OPTIONS if config.llm_options is None else config.llm_options
-        self._origin = Origin.SUBAGENT if context.depth else Origin.MODEL
+        self._origin = Origin.SUBAGENT if context.scope.depth else Origin.MODEL
         self._approvals = approvals
         self._iterations = 0
         self._usage = NO_USAGE
@@ -388,8 +388,10 @@ class LoopRun:
     def _emit(self, kind: str, call_id: str | None = None, **data: Any) -> None:
         run = self.context
         if run.events.active:
-            data |= {"agent": self.config.name, "depth": run.depth}
-            run.events.emit(type=kind, run_id=run.run_id, call_id=call_id, parent_call_id=run.parent_call_id, data=data)
+            data |= {"agent": self.config.name, "depth": run.scope.depth}
+            run.events.emit(
+                type=kind, run_id=run.run_id, call_id=call_id, parent_call_id=run.scope.parent_call_id, data=data
+            )
 
 
 def _answered(response: ModelResponse) -> Stop:

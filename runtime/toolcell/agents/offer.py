@@ -23,7 +23,7 @@ def shown_tools(
         return []
     found = [*map(registry.state.meant, called_tools(messages)), *context.state.found_tools]
     latest_last = list(reversed(dict.fromkeys(reversed(found))))
-    return registry.definitions(origin, policies=context.policies, shown_chars=shown_chars, found=latest_last)
+    return registry.definitions(origin, policies=context.scope.policies, shown_chars=shown_chars, found=latest_last)
 
 
 def called_tools(messages: Sequence[Message]) -> Iterator[str]:

@@ -195,7 +195,7 @@ class Recorder:
     def _new_id(self, context: RunContext) -> str:
         """Return the run's id. Several scripts of one agent or session share an id, so each gets a suffix."""
         wanted = context.run_id
-        if context.parent_call_id is not None or wanted in self._ids:
+        if context.scope.parent_call_id is not None or wanted in self._ids:
             return f"{wanted}.{os.urandom(4).hex()}"
         self._ids[wanted] = None
         if len(self._ids) > MAX_REMEMBERED_IDS:
@@ -264,14 +264,14 @@ def _input_files(files: Iterable[GuestFile], log: AuditLog, redactor: Redactor) 
 def _who(context: RunContext) -> dict[str, Any]:
     named = {
         "run": context.run_id,
-        "parent_call": context.parent_call_id,
+        "parent_call": context.scope.parent_call_id,
         "user": context.user_id,
         "thread": context.thread_id,
         "channel": context.channel,
         "chat": context.chat_id,
-        "session": context.session_id,
-        "item": context.item,
-        "depth": context.depth,
+        "session": context.scope.session_id,
+        "item": context.scope.item,
+        "depth": context.scope.depth,
         "dry_run": context.dry_run.key if context.dry_run is not None else "",
     }
     return {name: value for name, value in named.items() if value}

@@ -101,7 +101,7 @@ class RunRecord:
         elif call.parent is not None:
             parent = self._numbers.get(id(call.parent))
         args = call.raw_args
-        is_plain = not call.changes and call.refusal is None and not call.run.depth
+        is_plain = not call.changes and call.refusal is None and not call.run.scope.depth
         is_plain = is_plain and call.args == args and not (call.approved or call.warnings)
         extra: dict[str, Any] = {} if is_plain else self._extras(call)
         origin = call.origin if call.step is None else call.origin_label
@@ -174,8 +174,8 @@ class RunRecord:
             extra["effective_args"] = call.args
         if call.approved:
             extra["approved"] = True
-        if call.run.depth:
-            extra["depth"] = call.run.depth
+        if call.run.scope.depth:
+            extra["depth"] = call.run.scope.depth
         return extra
 
     def _reduced_args(self, keep: ToolContent, args: Any, extra: dict[str, Any]) -> Any:

@@ -167,17 +167,14 @@ def _are_planned(call: Call, planned: Call, tool: RegisteredTool) -> bool:
 
 async def again(call: Call, args: Any, call_id: str, run: RunContext, dry_run: Any) -> ToolResult:
     """Make a call of a dry run again, for the same user and under the same rules, with `args` and in another run."""
-    context = call.run.child(
+    lineage = Lineage(call.run.scope.lineage.origins)
+    context = call.run.within(made=run.scope.made, work=None, parent_call_id=None, lineage=lineage).child(
         run_id=run.run_id,
         observer=run.observer,
-        made=run.made,
         events=run.events,
         state=run.state,
         dry_run=dry_run,
         deadline=math.inf,
-        work=None,
-        parent_call_id=None,
-        lineage=Lineage(call.run.lineage.origins),
     )
     return await call.registry.dispatch(call.name, args, call_id=call_id, origin=call.origin, context=context)
 

@@ -116,7 +116,7 @@ class ControlledRuntime(SandboxRuntime):
             return context
         flows = CallPolicy()
         flows.add_flow(*self.policy.flows)
-        return context.child(policies=(*context.policies, flows))
+        return context.within(policies=(*context.scope.policies, flows))
 
     def _count_run(self, context: RunContext, cpu_s: float) -> None:
         """Count what a run has used."""

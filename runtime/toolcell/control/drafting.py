@@ -135,7 +135,7 @@ class DraftingRuntime(ABC):
             elif decisions:
                 raise UsageError("decisions= are about effects in doubt, and this draft has none")
             made = MadeCalls()
-            given = (context or RunContext(run_id=os.urandom(16).hex())).child(made=made)
+            given = (context or RunContext(run_id=os.urandom(16).hex())).within(made=made)
             share_labels(given)
             found.state = COMMITTING
             try:

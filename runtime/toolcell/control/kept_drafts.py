@@ -184,7 +184,7 @@ def _call(call: Call) -> dict[str, Any]:
         "reason": call.approval_reason,
         "origin": str(call.origin),
         "user": {name: getattr(call.run, name) for name in _USER},
-        "above": sorted(map(str, call.run.lineage.origins)),
+        "above": sorted(map(str, call.run.scope.lineage.origins)),
         "digest": _digest(call.registry, call.name, call.origin),
     }
 
@@ -276,7 +276,7 @@ def _rebuilt_call(row: dict[str, Any], tools: CallableTools, base: RunContext) -
     if _digest(tools, row["tool"], origin) != row["digest"]:
         raise UsageError(f"tool {row['tool']!r} is another one than in the dry run; make another dry run")
     registry: Any = tools
-    run = base.child(**row["user"], lineage=Lineage(frozenset(map(Origin, row["above"]))))
+    run = base.within(lineage=Lineage(frozenset(map(Origin, row["above"])))).child(**row["user"])
     call = Call(registry, row["tool"], row["raw"], row.get("id", ""), origin, run)
     call.args, call.depends_on = row["args"], tuple(row["depends_on"])
     call.approval_reason = row.get("reason", "")

@@ -150,7 +150,7 @@ class ItemRuns:
 
     async def _begun(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
         """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
-        context = (self._context or RunContext()).child(run_id=run_id, item=run_id)
+        context = (self._context or RunContext()).within(item=run_id).child(run_id=run_id)
         if self._file is None or not self._file.has_run(index):
             return await self._execute(self._source, inputs=inputs, tools=self._tools, context=context, **self._options)
         runtime, digest, file = self._runtime, input_digest(inputs), self._file

@@ -60,7 +60,7 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
         context = self._drafting(draft_of_plan(dry_run), context, on_approval)
         context = context or RunContext(run_id=os.urandom(16).hex())
         if on_approval == "deny":
-            context = context.child(approvals=Denial(DENIED))
+            context = context.within(approvals=Denial(DENIED))
         store = self._journals
         if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
             rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)
@@ -126,15 +126,15 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
         journal: Journal,
         header: Mapping[str, Any] | None,
     ) -> tuple[PlanRows, JournaledSteps | None]:
-        made, record = MadeCalls(context.made), None
+        made, record = MadeCalls(context.scope.made), None
         try:
-            with self._observed(context.child(abandoned=self._abandoned, made=made, runtime=self), "plan") as run:
+            with self._observed(context.within(abandoned=self._abandoned, made=made, runtime=self), "plan") as run:
                 run = self._under_rules(run)
                 if header is not None:
                     record = JournaledSteps(journal, run.observer)
                     run = run.child(observer=record)
                     if header["on_approval"] == "suspend":
-                        run = run.child(approvals=record)
+                        run = run.within(approvals=record)
                 result = await registry.run_plan(plan, run, record)
         finally:
             self._reverts.keep(journal.id, made)

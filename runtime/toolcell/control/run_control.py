@@ -56,9 +56,9 @@ class RunControl:
         self.context = context
         self._first_effect = context.dry_run.count if isinstance(context.dry_run, Draft) else 0
         if on_approval == "suspend":
-            self.context = self.context.child(approvals=suspender)
-        elif on_approval == "deny" or context.approvals is not None:
-            self.context = self.context.child(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
+            self.context = self.context.within(approvals=suspender)
+        elif on_approval == "deny" or context.scope.approvals is not None:
+            self.context = self.context.within(approvals=Denial(DENIED if on_approval == "deny" else BELOW))
         if on_approval == "suspend" or journal.records is not None:
             self.context = self.context.child(observer=StartObserver(journal, context.observer))
 
@@ -81,7 +81,7 @@ class RunControl:
         if outcome in RESUMABLE and self.journal.header and not self.journal.lost:
             self._store.put_down(self.journal)
         else:
-            calls_bytes = self.context.work.calls if self.context.work is not None else 0
+            calls_bytes = self.context.scope.work.calls if self.context.scope.work is not None else 0
             self._store.finish(self.journal, result.run_id, str(outcome), calls_bytes)
         return result
 
@@ -91,7 +91,7 @@ class RunControl:
         """Let calls be made before the script comes to them; return what decides about them."""
 
         def context(call: CallTool, ident: str) -> RunContext:
-            return context_of(call, ident, self.context).child(approvals=Denial(EARLY))
+            return context_of(call, ident, self.context).within(approvals=Denial(EARLY))
 
         return self.tools.start_early(context, limits, work)
 

@@ -114,7 +114,7 @@ class SuspendingRuntime:
         self, source: str, /, *, context: RunContext | None = None, **options: Any
     ) -> ExecutionResult:
         """Run a script; see `Runtime.execute_code`."""
-        above, approvals = current.get(), context.approvals if context is not None else None
+        above, approvals = current.get(), context.scope.approvals if context is not None else None
         options["context"] = context
         if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
             return await approvals.run_script(self._runtime, source, above.call, options)

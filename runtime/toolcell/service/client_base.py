@@ -71,8 +71,7 @@ class AskingClient:
         self._lifetime.check()
         registry = self._tools_of(tools)
         abandoned = AbandonedThreads(self._abandoned)
-        own: dict[str, Any] = {"abandoned": abandoned, "runtime": self, "limits": limits}
-        context = (context or RunContext()).child(**own)
+        context = (context or RunContext()).within(abandoned=abandoned, runtime=self).child(limits=limits)
         caller = CallerTools(registry, context)
         cancel, on_log, on_progress = handlers
         plain = given_only(arguments)

@@ -257,11 +257,7 @@ class SessionState:
 
     def _context(self, given: RunContext | None, part: str) -> RunContext:
         run_id = f"{self._id}.{part}.{os.urandom(4).hex()}"
-        context = (
-            RunContext(run_id=run_id, session_id=self._id)
-            if given is None
-            else given.child(run_id=run_id, session_id=self._id)
-        )
+        context = (given or RunContext()).within(session_id=self._id).child(run_id=run_id)
         context.state.labels.join(self.labels)
         return context
 

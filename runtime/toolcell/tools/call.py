@@ -38,7 +38,6 @@ _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("secrets", Secrets, "Secrets({...})"),
     ("deadline", (int, float), "a number, such as anyio.current_time() + 30"),
     ("events", EventBus, "an EventBus()"),
-    ("hooks", tuple, "a tuple of hooks"),
     ("quotas", tuple, "a tuple: (quotas,)"),
     ("dry_run", (type(None), DryRun), "a toolcell.control.Draft()"),
 )
@@ -151,41 +150,21 @@ class CallingRegistry(CallableTools, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
+class RunScope:
+    """Internal: what stands above and around the calls of one part of a run. A tool never sets it."""
 
-    run_id: str = field(default_factory=new_id)
-    user_id: str = ""
-    thread_id: str = ""
-    channel: str = ""
-    chat_id: str = ""
     session_id: str = ""
     """Of the session whose script makes the calls."""
     item: str = ""
     """Of `Runtime.map`: its name and the number of the input, as in `scores-17`."""
-    custom: Mapping[str, Any] = field(default_factory=dict)
-    secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
-    deadline: float = math.inf
-    """On the event loop's clock (`anyio.current_time()`); no call outlasts it."""
-    limits: Any = None
-    """What the run's sandboxes may use; passed through, not looked at."""
-    events: EventBus = field(default_factory=EventBus)
-    observer: CallObserver | None = None
     hooks: tuple[CallHook, ...] = ()
     """Of the agents above; they see calls before the registry's own."""
     approvals: Approvals | None = None
     """Decides about calls that no hook approved; approval hooks are not asked then. None: approval hooks decide."""
-    dry_run: DryRun | None = None
-    """Collects calls of tools that write; with one, they are not made. A `toolcell.control.Draft`."""
     made: MadeCalls | None = None
     """Where calls of tools that write are noted, so that they can be reverted."""
     policies: tuple[CallPolicy, ...] = ()
     """Of the agents above: a child may never call more than its parent."""
-    on_complete: CompletionCallback | None = None
-    """Receives the final results of background work."""
-    logger: logging.Logger = LOGGER
-    attachments: tuple[Part, ...] = ()
-    """What the user gave with the task, handed down to sub-agents."""
     parent_call_id: str | None = None
     """The call this part of the run belongs to."""
     depth: int = 0
@@ -196,31 +175,65 @@ class RunContext:
     """Of the script or plan that makes the calls: saved scripts run there."""
     scripts: tuple[str, ...] = ()
     """Saved scripts above this part of the run, outermost first."""
-    check_types: CheckTypes | None = None
-    """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
-    makes it `warn`."""
     work: HostWork | None = None
     """Where the work of checking arguments is counted; None where no guest is behind the calls."""
     lineage: Lineage = OUTERMOST
     """Internal: what scheduling and rules need to know of the calls above."""
-    quotas: tuple[Quotas, ...] = ()
-    """Of its user, tenant or agent, which its calls are counted for."""
-    state: RunState = field(default_factory=RunState)
     abandoned: AbandonedThreads = OF_THIS_PROCESS
     """Where threads are listed that run on after their calls were given up."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
 
+
+OUTERMOST_SCOPE = RunScope()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Everything calls of one run have in common. Passed along; a guest can neither read nor forge it."""
+
+    run_id: str = field(default_factory=new_id)
+    user_id: str = ""
+    thread_id: str = ""
+    channel: str = ""
+    chat_id: str = ""
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=lambda: NO_SECRETS)
+    deadline: float = math.inf
+    """On the event loop's clock (`anyio.current_time()`); no call outlasts it."""
+    limits: Any = None
+    """What the run's sandboxes may use; passed through, not looked at."""
+    events: EventBus = field(default_factory=EventBus)
+    observer: CallObserver | None = None
+    dry_run: DryRun | None = None
+    """Collects calls of tools that write; with one, they are not made. A `toolcell.control.Draft`."""
+    on_complete: CompletionCallback | None = None
+    """Receives the final results of background work."""
+    logger: logging.Logger = LOGGER
+    attachments: tuple[Part, ...] = ()
+    """What the user gave with the task, handed down to sub-agents."""
+    check_types: CheckTypes | None = None
+    """How types of its scripts are checked where neither a call nor a policy says so, if this machine can. An `Agent`
+    makes it `warn`."""
+    quotas: tuple[Quotas, ...] = ()
+    """Of its user, tenant or agent, which its calls are counted for."""
+    state: RunState = field(default_factory=RunState)
+    scope: RunScope = OUTERMOST_SCOPE
+    """Internal: what stands above and around the calls."""
+
     def __post_init__(self) -> None:
         # Every run makes some of these: what is right costs no call.
         kinds: tuple[type, ...] = (self.secrets.__class__, self.deadline.__class__, self.events.__class__)
-        others = (self.hooks.__class__, self.quotas.__class__, self.dry_run)
-        if (*kinds, *others) != (Secrets, float, EventBus, tuple, tuple, None):
+        if (*kinds, self.quotas.__class__, self.dry_run) != (Secrets, float, EventBus, tuple, None):
             check_fields(self, _WRITTEN_BY_HAND)
 
     def child(self, **changes: Any) -> Self:
         """Return the same run with some fields replaced; state, events and budget stay shared."""
         return changed(self, **changes)
+
+    def within(self, **changes: Any) -> Self:
+        """Internal: return the same run with some fields of its scope replaced."""
+        return changed(self, scope=changed(self.scope, **changes))
 
     def cancel(self, reason: str = "run cancelled") -> None:
         """Cancel the run's tool calls; see `RunState.cancel`.
@@ -228,7 +241,7 @@ class RunContext:
         Raises:
             UsageError: this stands for no run, so nothing in it belongs together.
         """
-        if self.is_shared:
+        if self.scope.is_shared:
             raise UsageError("calls made without a run of their own cannot be cancelled together")
         self.state.cancel(reason)
 
@@ -296,7 +309,7 @@ class Call:
         self.origin = origin
         self.run = run
         self.parent = parent
-        self.parent_call_id = run.parent_call_id if parent is None else parent.call_id
+        self.parent_call_id = run.scope.parent_call_id if parent is None else parent.call_id
         self.step = step
         """Of a plan."""
         self.message = message
@@ -328,13 +341,13 @@ class Call:
         return self._nested
 
     def _make_nested_run(self) -> RunContext:
-        run, above = self.run, self.run.lineage
+        run, above = self.run, self.run.scope.lineage
         # Not MODEL: what a model may not call directly, its code may well be meant to call.
         origins = above.origins if self.origin is Origin.MODEL else above.origins | {self.origin}
         lineage = Lineage(origins, above.level + 1, self.borrowed_worker, self.held_groups)
-        run = run.child(parent_call_id=self.call_id, lineage=lineage)
-        if run.is_shared:  # what this tool starts is a run of its own, with bounds of its own
-            return run.child(is_shared=False, run_id=new_id(), state=RunState())
+        run = run.within(parent_call_id=self.call_id, lineage=lineage)
+        if run.scope.is_shared:  # what this tool starts is a run of its own, with bounds of its own
+            return run.within(is_shared=False).child(run_id=new_id(), state=RunState())
         return run
 
     @property
@@ -356,19 +369,19 @@ class Call:
                 if above._lendable is None:
                     above._lendable = Workers(1)
                 return above._lendable
-        return self.run.lineage.borrowed_worker
+        return self.run.scope.lineage.borrowed_worker
 
     @property
     def held_groups(self) -> frozenset[str]:
         """Exclusive groups that calls above hold, and so this one need not wait for."""
         groups = {above.options.exclusive_group for above in self.callers}
-        return self.run.lineage.held_groups | frozenset(group for group in groups if group is not None)
+        return self.run.scope.lineage.held_groups | frozenset(group for group in groups if group is not None)
 
     def give_up(self, thread: ToolThread) -> None:
         """Take note that a thread of this call runs on although nobody waits for it any more."""
         for call in (self, *self.callers):
             call.threads = (*call.threads, thread)
-        self.run.abandoned.add(thread, self.identity, self.name, self.call_id, self.run.run_id)
+        self.run.scope.abandoned.add(thread, self.identity, self.name, self.call_id, self.run.run_id)
 
     # Events, jobs and records
 

@@ -278,10 +278,10 @@ class Completion:
 def share_labels(run: RunContext) -> None:
     """Give a run that begins in a tool call the labels of that call's run, and the other way round."""
     above = current.get()
-    if above is None or run.is_shared:
+    if above is None or run.scope.is_shared:
         return
     outer = above.run
-    if not outer.is_shared and outer.state is not run.state:
+    if not outer.scope.is_shared and outer.state is not run.state:
         run.state.labels.join(outer.state.labels)
 
 

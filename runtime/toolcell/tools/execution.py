@@ -45,7 +45,7 @@ async def execute(state: RegistryState, call: Call, tool: RegisteredTool) -> tup
         return cancelled(run.cancel_reason), context
     token, is_pending = current.set(context), False
     scope = run.scope_type(deadline=call.run.deadline)
-    if run.scope_type is anyio.CancelScope and not call.run.is_shared:
+    if run.scope_type is anyio.CancelScope and not call.run.scope.is_shared:
         run.scope_type = type(scope)
     try:
         with scope:
@@ -114,7 +114,7 @@ def _own_places(call: Call, tool: RegisteredTool) -> Iterator[Workers]:
 async def _with_worker(
     state: RegistryState, context: ToolContext, tool: RegisteredTool, timeout_s: float
 ) -> ToolResult:
-    workers = None if context.call.run.is_shared else _workers(state, context.call)
+    workers = None if context.call.run.scope.is_shared else _workers(state, context.call)
     if workers is None:
         return await _through_middleware(state, context, tool, timeout_s)
     if workers.free:
@@ -143,10 +143,10 @@ def _workers(state: RegistryState, call: Call) -> Workers | None:
     """Choose whose worker the call needs: of tools that work, of tools that wait for others, or none."""
     run, default = call.run, state.settings.max_workers
     if call.options.orchestrates:
-        return run.state.orchestrators(run.lineage.level, call.origin is Origin.PLAN, default)
+        return run.state.orchestrators(run.scope.lineage.level, call.origin is Origin.PLAN, default)
     if in_hook.get():  # calls that hold all workers may be waiting for this hook to end
         return None
-    borrowed = run.lineage.borrowed_worker if call.parent is None else call.borrowed_worker
+    borrowed = run.scope.lineage.borrowed_worker if call.parent is None else call.borrowed_worker
     return borrowed or run.state.workers or run.state.open_workers(default)
 
 

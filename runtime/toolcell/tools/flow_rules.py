@@ -16,9 +16,9 @@ def flow_refusal(state: RegistryState, call: Call) -> ToolResult | None:
     """Return why what the run has read must not be sent with this call, or note why somebody has to approve it."""
     options, run = call.options, call.run
     call.approval_reason = NEEDS_APPROVAL if options.requires_approval else ""
-    if not options.sends or run.is_shared or not (held := run.state.labels.held):
+    if not options.sends or run.scope.is_shared or not (held := run.state.labels.held):
         return None
-    flows = (flow for policy in (*state.policies, *run.policies) for flow in policy.flows)
+    flows = (flow for policy in (*state.policies, *run.scope.policies) for flow in policy.flows)
     match flow_of(flows, options.sends, held):
         case "deny", reason:
             message = f'tool "{call.name}" is not permitted: {reason}'
@@ -33,5 +33,5 @@ def note_labels(call: Call) -> None:
 
     A hook may answer for a tool, and what it says is as private. A call that was blocked has read nothing.
     """
-    if not call.run.is_shared and (call.refusal is None or call.refusal.status is not Status.BLOCKED):
+    if not call.run.scope.is_shared and (call.refusal is None or call.refusal.status is not Status.BLOCKED):
         call.run.state.labels.add(call.options.reads)

@@ -160,7 +160,7 @@ def approval_hook(approver: Approver, *, timeout_s: float | None = None) -> Hook
     """
 
     async def before(call: Call) -> HookAnswer:
-        if not call.approval_reason or call.run.approvals is not None or is_approved_later(call):
+        if not call.approval_reason or call.run.scope.approvals is not None or is_approved_later(call):
             return None
         match await maybe_await(approver(call)):
             case Approve() | Modify() as decision:
@@ -182,7 +182,7 @@ in_hook: ContextVar[bool] = ContextVar("toolcell_in_hook", default=False)
 @asynccontextmanager
 async def hook_turn(run: RunContext) -> AsyncIterator[None]:
     """Wait until no other hook of the run is running. Calls that a hook itself makes are part of its turn."""
-    if run.is_shared or in_hook.get():
+    if run.scope.is_shared or in_hook.get():
         yield
         return
     async with run.state.hook_lock:
@@ -251,7 +251,7 @@ def _hook_failed(hook: CallHook, call: Call, exc: BaseException) -> ToolResult:
 
 def after_hooks(call: Call) -> list[CallHook]:
     """Return the hooks that see the result of a call, outer to inner."""
-    return [hook for hook in (*call.run.hooks, *call.registry.hooks) if hook.after is not None]
+    return [hook for hook in (*call.run.scope.hooks, *call.registry.hooks) if hook.after is not None]
 
 
 async def show_after_hooks(call: Call, result: ToolResult) -> ToolResult:

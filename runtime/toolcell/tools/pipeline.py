@@ -73,7 +73,7 @@ async def admit(state: RegistryState, call: Call) -> RegisteredTool | ToolResult
         await call.run.events.hear()
     found = _find_permitted(state, call)
     if type(found) is RegisteredTool:
-        hooks = (*call.run.hooks, *state.hooks) if call.run.hooks else state.hooks
+        hooks = (*call.run.scope.hooks, *state.hooks) if call.run.scope.hooks else state.hooks
         found = await _take_arguments(call, found) or found
         if type(found) is RegisteredTool and (hooks or call.approval_reason) and not call.depends_on:
             found = await _until_cut_short(call, _ask_hooks(hooks, call, found)) or found
@@ -95,9 +95,11 @@ async def perform(state: RegistryState, call: Call, tool: RegisteredTool) -> Too
         result = await _await_job(call, result, job_id, state.settings.pending_wait_s)
     call.duration_s = time.perf_counter() - call.started_s
     result = finalize(result, call, call.duration_s, job_id)
-    if call.run.made is not None and (call.run.dry_run is None or not call.run.dry_run.key):  # else it is a preview
-        call.run.made.add(call, result)
-    if not (state.hooks or call.run.hooks):  # else nobody gets it before the after hooks have seen it
+    if call.run.scope.made is not None and (
+        call.run.dry_run is None or not call.run.dry_run.key
+    ):  # else it is a preview
+        call.run.scope.made.add(call, result)
+    if not (state.hooks or call.run.scope.hooks):  # else nobody gets it before the after hooks have seen it
         call.result = result
     if call.run.events.active:
         call.emit(TOOL_FINISHED, duration_ms=result.meta.duration_ms, is_error=result.is_error)
@@ -109,10 +111,10 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
     run = call.run
     if not call.is_executed:
         result = finalize(result, call, 0.0)
-    elif (state.hooks or run.hooks) and not call.is_shown:
+    elif (state.hooks or run.scope.hooks) and not call.is_shown:
         shown = await _until_cut_short(call, show_after_hooks(call, result))
         result = result if shown is result else finalize(shown, call, call.duration_s)
-    if not run.is_shared and (result.status is not Status.OK or run.state.failures):
+    if not run.scope.is_shared and (result.status is not Status.OK or run.state.failures):
         result = with_repeat_hint(call, result, state.settings.repeat_hint)
     if state.settings.observe_outputs:
         note_result(state, call, result)
@@ -145,7 +147,7 @@ async def answer_call(call: Call, answer: Awaitable[ToolResult], note: str) -> T
 
 async def record_as_cancelled(call: Call, exc: BaseException) -> None:
     """Conclude a call that is being cancelled from above or that ended its run: it has a result all the same."""
-    if isinstance(exc, ToolAbort) and not call.run.is_shared:
+    if isinstance(exc, ToolAbort) and not call.run.scope.is_shared:
         call.run.state.abort = exc
     if call.is_concluded:
         return
@@ -187,7 +189,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     run = call.run
     if run.state.cancel_reason is not None:
         return cancelled(ABORTED)
-    work = run.work
+    work = run.scope.work
     if work is not None and work.used > work.limit:
         return no_work_left(work)
     if run.deadline != math.inf and anyio.current_time() >= run.deadline:
@@ -197,7 +199,7 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
         return _unknown(state, call)
     call.options, call.aliases, call.identity = tool.options, tool.aliases, tool.identity
     is_permitted = state.permits(tool, call.origin)
-    if run.policies or run.lineage.origins:
+    if run.scope.policies or run.scope.lineage.origins:
         is_permitted = is_permitted and _permitted_above(state, call, tool)
     if not is_permitted:
         message = f'tool "{call.name}" is not permitted'
@@ -220,12 +222,12 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
 
 def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:
     """A call may do no more than the agents, plans and code that it was reached through."""
-    origins = (call.origin, *call.run.lineage.origins)
-    return all(state.permits(tool, origin) and permits_all(call.run.policies, tool, origin) for origin in origins)
+    origins = (call.origin, *call.run.scope.lineage.origins)
+    return all(state.permits(tool, origin) and permits_all(call.run.scope.policies, tool, origin) for origin in origins)
 
 
 def _unknown(state: RegistryState, call: Call) -> ToolResult:
-    names = [tool.name for tool in state.visible(call.origin, call.run.policies)]
+    names = [tool.name for tool in state.visible(call.origin, call.run.scope.policies)]
     available = f"; available tools: {listed(names)}" if names else "; no tools are available"
     asked = call.name[:MAX_NAME_CHARS]
     message = f"unknown tool: {asked}{did_you_mean(call.name, names)}{available}"
@@ -291,13 +293,17 @@ async def _ask_hooks(hooks: tuple[CallHook, ...], call: Call, tool: RegisteredTo
     call.approved = approved is not None and approved == _fingerprint(call)
     if call.approved or not call.approval_reason or is_approved_later(call):
         return None
-    return not_approved(call, approved is not None) if call.run.approvals is None else await _ask_approvals(call, tool)
+    return (
+        not_approved(call, approved is not None)
+        if call.run.scope.approvals is None
+        else await _ask_approvals(call, tool)
+    )
 
 
 async def _ask_approvals(call: Call, tool: RegisteredTool) -> ToolResult | None:
     """Ask whoever decides for the whole run. Not in the turn of the hooks: an answer may take as long as the run."""
-    assert call.run.approvals is not None
-    match await call.run.approvals.decide(call):
+    assert call.run.scope.approvals is not None
+    match await call.run.scope.approvals.decide(call):
         case Approve():
             refusal = None
         case Modify(args):

@@ -20,7 +20,7 @@ from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
-from toolcell.tools.call import Call, CallableTools, RunContext
+from toolcell.tools.call import Call, CallableTools, RunContext, RunScope
 from toolcell.tools.catalogue import FOUND, find_by_meaning, named_of
 from toolcell.tools.checks import check_kind, shown
 from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
@@ -64,7 +64,7 @@ class ToolRegistry:
             raise UsageError(f"ToolRegistry takes a list of tools, not {shown(tools)}; write [...] around it")
         policy, events = CallPolicy(), EventBus()
         state = RegistryState(policies=(policy,), settings=base)
-        self._begin(state, events, RunContext(run_id="direct", events=events, is_shared=True), policy)
+        self._begin(state, events, RunContext(run_id="direct", events=events, scope=RunScope(is_shared=True)), policy)
         for tool in tools:
             self.add(tool)
 
@@ -655,11 +655,11 @@ class ToolRegistry:
     def new_run(self, **fields: Any) -> RunContext:
         """Return a new run with this registry's settings; inside a tool call, a part of that call's run."""
         above = current.get()
-        if above is not None and not above.call.run.is_shared:
+        if above is not None and not above.call.run.scope.is_shared:
             return above.call.nested_run().child(**fields)
         fields.setdefault("events", self.events)
-        fields.setdefault("parent_call_id", above.call_id if above is not None else None)
-        return RunContext(**fields)
+        run = RunContext(**fields)
+        return run if above is None else run.within(parent_call_id=above.call_id)
 
     async def execute(
         self, name: str, args: Mapping[str, Any] | str | None = None, *, context: RunContext | None = None

@@ -152,17 +152,19 @@ class ScriptTarget:
     async def _run(self, script: SavedScript, context: ToolContext) -> ToolResult:
         call, run = context.call, context.run
         _check_nesting(script, run)
-        runtime = self._runtime or run.runtime or call.registry.code_runtime
+        runtime = self._runtime or run.scope.runtime or call.registry.code_runtime
         if runtime is None:
             raise ToolError(
                 f"script {script.name!r} has no Runtime to run in: give save_script or load_scripts runtime=..., or "
                 "call it from a script or plan of a Runtime",
                 code=ErrorCode.UNAVAILABLE,
             )
-        run = run.child(scripts=(*run.scripts, script.name))
+        run = run.within(scripts=(*run.scope.scripts, script.name))
         registry: Any = call.registry
         if self._tools is not None:  # other tools, under the rules and hooks of those who call
-            run = run.child(hooks=(*run.hooks, *registry.hooks), policies=(*run.policies, *registry.policies))
+            run = run.within(
+                hooks=(*run.scope.hooks, *registry.hooks), policies=(*run.scope.policies, *registry.policies)
+            )
             registry = self._tools
         inputs = script.values(call.args)
         result = await run_code(runtime, registry, script.source, run, context.update, inputs=inputs)
@@ -177,8 +179,8 @@ def _check_nesting(script: SavedScript, run: RunContext) -> None:
     Raises:
         ToolError: it is one of these.
     """
-    path = " -> ".join((*run.scripts, script.name))
-    if script.name in run.scripts:
+    path = " -> ".join((*run.scope.scripts, script.name))
+    if script.name in run.scope.scripts:
         raise ToolError(f"script {script.name!r} is already running further up: {path}")
-    if len(run.scripts) >= MAX_NESTED:
+    if len(run.scope.scripts) >= MAX_NESTED:
         raise ToolError(f"saved scripts may run {MAX_NESTED} deep inside one another, and this is one more: {path}")

@@ -64,7 +64,7 @@ def _describe(offered: Offered) -> str:
 async def _search(context: ToolContext) -> str:
     call = context.call
     registry: Any = call.registry
-    policies, args = call.run.policies, call.args
+    policies, args = call.run.scope.policies, call.args
     origins = [call.origin]
     if any(tool.name == CODE_TOOL for tool in registry.state.visible(call.origin, policies)):
         origins.append(Origin.CODE)

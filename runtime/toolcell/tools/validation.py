@@ -138,7 +138,7 @@ async def _check_large(call: Call, check: _Check) -> CheckedArguments | None:
         _turns.set(turns := OneAtATime())
     checked = list[CheckedArguments]()
     with call.run.state.cancellable(call.run.deadline):
-        await turns.enter(call.run.work.used if call.run.work is not None else 0)
+        await turns.enter(call.run.scope.work.used if call.run.scope.work is not None else 0)
         thread = ToolThread(check)
         try:
             checked.append(await daemon_threads.run_sync(thread, abandon_on_cancel=True, limiter=turns.threads))
@@ -153,7 +153,7 @@ async def _check_large(call: Call, check: _Check) -> CheckedArguments | None:
 
 def _count(call: Call, steps: int) -> ToolResult | None:
     """Count values that were looked at for a guest; return a refusal when that was too much."""
-    work = call.run.work
+    work = call.run.scope.work
     if work is None:
         return None
     work.used += ELEMENT_WORK * steps

@@ -8,6 +8,7 @@ from toolcell import Runtime, ToolRegistry
 from toolcell.tools import RunContext, ToolResult
 from toolcell.tools.builtin.schedule import Schedule
 from toolcell.tools.builtin.stores.memory import MemoryStore
+from toolcell.tools.call import RunScope
 from toolcell.tools.options import Origin
 from toolcell.tools.policy import CallPolicy
 
@@ -36,7 +37,7 @@ async def test_what_the_rules_of_a_run_refuse_cannot_be_scheduled_in_it(advertis
     registry = tools(store)
     policy = CallPolicy(advertise_blocked=advertise)
     policy.blacklist("send", origins=[Origin.CODE])
-    refused = await schedule(registry, "send", {"to": "ada"}, RunContext(policies=(policy,)))
+    refused = await schedule(registry, "send", {"to": "ada"}, RunContext(scope=RunScope(policies=(policy,))))
     assert refused.text == "send cannot be scheduled: this run may not call it"
     assert await store.list_scheduled_actions() == []
     assert not (await schedule(registry, "send", {"to": "ada"}, RunContext())).is_error

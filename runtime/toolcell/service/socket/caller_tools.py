@@ -52,7 +52,7 @@ class CallerTools:
         if asked.kind == "preview":
             state = self._with_preview(state, asked.tool)
         if asked.is_approved or asked.kind == "preview":
-            context = context.child(approvals=_Approved())
+            context = context.within(approvals=_Approved())
         call = self.tools.new_call(
             asked.tool, asked.arguments, asked.call_id, self._origin(asked.origin), context, step=asked.step
         )

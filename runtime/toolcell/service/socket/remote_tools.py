@@ -115,7 +115,7 @@ def remote_registry(offered: object, own: ToolRegistry, *, with_own: bool) -> To
 
 def _leave_to_caller(call: Call) -> Approve | None:
     """Approve a call that its caller's own hooks are asked about. What the service's rules ask about is not theirs."""
-    if call.approval_reason != NEEDS_APPROVAL or call.run.approvals is not None or is_approved_later(call):
+    if call.approval_reason != NEEDS_APPROVAL or call.run.scope.approvals is not None or is_approved_later(call):
         return None
     return Approve() if is_remote(call) else None
 

@@ -92,7 +92,7 @@ class ServedRequest:
         known = ("code", False, "", "", None)
         if call is not None:
             # Without `approvals`, it was the service's own hook that let it pass: the caller's hooks decide.
-            is_approved = is_approved_later(call) or (call.approved and call.run.approvals is not None)
+            is_approved = is_approved_later(call) or (call.approved and call.run.scope.approvals is not None)
             known = str(call.origin), is_approved, call.run.run_id, call.call_id, call.step  # type: ignore[assignment]
         try:
             self.channel.send(AskTool(ident, kind, tool, args, *known))

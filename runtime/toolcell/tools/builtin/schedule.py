@@ -347,7 +347,7 @@ def _check_rules(name: str, call: Call) -> None:
     When the call is made, in a run of its own, nobody knows any more who wanted it and what its arguments come from. Of
     a tool that makes calls itself, such as execute_code, nobody knows now which these will be.
     """
-    policies = (*call.registry.policies, *call.run.policies)
+    policies = (*call.registry.policies, *call.run.scope.policies)
     if not all(policy.permits(name, origin) for policy in policies for origin in (call.origin, Origin.PLAN)):
         raise ToolError(f"{name} cannot be scheduled: this run may not call it", code=ErrorCode.NOT_PERMITTED)
     registered = getattr(call.registry, "registered", None)
@@ -355,7 +355,7 @@ def _check_rules(name: str, call: Call) -> None:
     if tool is not None and tool.options.orchestrates:
         why = "which tools it will call cannot be checked now; schedule the calls themselves"
         raise ToolError(f"{name} cannot be scheduled: {why}", code=ErrorCode.NOT_PERMITTED)
-    if tool is None or call.run.is_shared:
+    if tool is None or call.run.scope.is_shared:
         return
     flows = [flow for policy in policies for flow in policy.flows]
     if (found := flow_of(flows, tool.options.sends, call.run.state.labels.held)) is not None:

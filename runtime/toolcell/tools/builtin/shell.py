@@ -26,7 +26,7 @@ from toolcell.tools.builtin import in_shell
 from toolcell.tools.builtin.file import Roots, in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.workspace import Workspace, parse_path
-from toolcell.tools.call import RunContext
+from toolcell.tools.call import RunContext, RunScope
 from toolcell.tools.checks import check_seconds
 from toolcell.tools.context import ToolContext
 from toolcell.tools.parts import Text
@@ -181,7 +181,9 @@ class Shell(ToolPackage):
         execute: Any = functools.partial(
             self._runtime.execute_code, SOURCE, inputs=inputs, files=copy.files, tools=(), limits=limits, lint="off",
             check_types=False,
-            context=RunContext(user_id=ctx.user_id, thread_id=ctx.thread_id, parent_call_id=ctx.call_id),
+            context=RunContext(
+                user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
+            ),
         )  # fmt: skip
         try:
             if inspect.iscoroutinefunction(self._runtime.execute_code):

@@ -30,7 +30,7 @@ from toolcell.tools.builtin.skill_folder import (
 from toolcell.tools.builtin.stores.protocols import STORES, SkillStore
 from toolcell.tools.builtin.stores.records import Scored, Skill, now
 from toolcell.tools.builtin.workspace import Workspace
-from toolcell.tools.call import RunContext
+from toolcell.tools.call import RunContext, RunScope
 from toolcell.tools.checks import check_does
 from toolcell.tools.context import ToolContext
 from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
@@ -241,7 +241,9 @@ class Skills(ToolPackage):
             files=[(f"{slug(skill.name)}/{path}", data) for path, data in files.items()],
             inputs={"FOLDER": slug(skill.name), "SCRIPT": script, "ARGUMENTS": [str(each) for each in arguments or []],
                     "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]}},
-            context=RunContext(user_id=ctx.user_id, thread_id=ctx.thread_id, parent_call_id=ctx.call_id),
+            context=RunContext(
+                user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
+            ),
         )  # fmt: skip
         try:
             is_async = inspect.iscoroutinefunction(self._runtime.execute_code)
