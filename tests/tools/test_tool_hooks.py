@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from routes import ROUTES, answer_by
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
@@ -18,16 +20,19 @@ from toolcell.tools import (
     Call,
     File,
     Hook,
+    JobTable,
     Modify,
     Override,
     Reject,
     Rewrite,
     RunContext,
     Substitute,
+    ToolContext,
     ToolRegistry,
     ToolResult,
     approval_hook,
 )
+from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime, recorded
 
 pytestmark = pytest.mark.anyio
@@ -52,8 +57,6 @@ def adding(**options: Any) -> tuple[ToolRegistry, list[Any]]:
     [
         (Block("not in this session"), "not in this session"),
         (Block(), "tool call blocked"),
-        ((True, "pairs work too"), "pairs work too"),
-        ((True, ""), "tool call blocked"),
     ],
 )
 async def test_a_before_hook_can_block_and_its_reason_is_what_the_model_reads(verdict: Any, text: str) -> None:
@@ -288,8 +291,110 @@ async def test_a_before_hook_that_fails_blocks_its_call(kind: str) -> None:
     assert ran == []
 
 
+@pytest.mark.conforms("G2", "G-b3")
+@pytest.mark.parametrize("verdict", [(False, "not allowed"), (True, "not allowed"), (True, ""), "no", False, True])
+async def test_what_a_before_hook_may_not_return_refuses_the_call(verdict: Any) -> None:
+    registry, ran = adding()
+    registry.add_hook(before=lambda call: verdict)
+
+    result = await registry.execute("add", {"a": 1})
+
+    assert ran == []
+    assert result.error is not None
+    assert result.error.code == "hook_error"
+    assert "Block(reason)" in result.text
+
+
+def raises_with_the_result(call: Call, result: ToolResult) -> None:
+    raise RuntimeError(f"hook broke at {result.text}")
+
+
+async def waits(call: Call, result: ToolResult) -> None:
+    await anyio.sleep_forever()
+
+
+def is_slow(call: Call, result: ToolResult) -> None:
+    time.sleep(0.1)
+
+
+AFTER_HOOKS_THAT_FAIL: dict[str, Any] = {
+    "raises": raises_with_the_result,
+    "waits": waits,
+    "is slow": is_slow,
+    "a string": lambda call, result: "[redacted]",
+    "a refusal": lambda call, result: Block("no"),
+    "a pair": lambda call, result: (True, "no"),
+    "false": lambda call, result: False,
+}
+
+
+@pytest.mark.conforms("G-b3", "G4")
+@pytest.mark.parametrize("kind", AFTER_HOOKS_THAT_FAIL)
+async def test_nobody_gets_a_result_that_an_after_hook_failed_at(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    registry, ran = ToolRegistry(), list[int]()
+
+    @registry.tool
+    async def read_letter() -> dict[str, str]:
+        """Read the letter that nobody may see."""
+        ran.append(1)
+        return {"letter": "confidential"}
+
+    calls_seen: list[Call] = []
+    registry.add_hook(after=lambda call, result: calls_seen.append(call))
+    registry.add_hook(after=AFTER_HOOKS_THAT_FAIL[kind], timeout_s=0.05)
+
+    result = await registry.execute("read_letter")
+
+    assert (ran, result.status, result.has_value) == ([1], "error", False)
+    assert result.error is not None
+    assert result.error.code == "hook_error"
+    assert "confidential" not in str(result.to_dict()) and "the tool itself has run" in result.text
+    assert calls_seen[0].warnings[0].startswith("after hook")
+    assert "after hook  failed on read_letter" in caplog.text
+
+
+@pytest.mark.conforms("G-b3", "G-b2")
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_after_hook_that_fails_withholds_the_result_on_every_route(route: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def read_letter() -> dict[str, str]:
+        """Read the letter that nobody may see."""
+        return {"letter": "confidential"}
+
+    registry.add_hook(after=lambda call, result: "[redacted]")  # type: ignore[arg-type, return-value]
+    seen = str(await answer_by(route, registry, "read_letter"))
+
+    assert "confidential" not in seen
+    assert "withheld" in seen
+
+
+@pytest.mark.conforms("G-b3", "G-b2")
+async def test_an_after_hook_that_fails_withholds_the_result_of_a_job() -> None:
+    registry, jobs = ToolRegistry(), JobTable()
+
+    @registry.tool
+    async def read_later(ctx: ToolContext) -> ToolResult:
+        """Read the letter in the background."""
+
+        async def read() -> ToolResult:
+            return ToolResult.of({"letter": "confidential"})
+
+        return ctx.start_job(read)
+
+    registry.add_hook(after=lambda call, result: None if result.status == "pending" else "[redacted]")  # type: ignore[arg-type, return-value]
+    async with jobs:
+        started = await registry.execute("read_later", context=RunContext(state=RunState(jobs=jobs)))
+        assert started.job_id is not None
+        result = await jobs.await_(started.job_id)
+
+    assert result.is_error
+    assert "confidential" not in str(result.to_dict())
+
+
 @pytest.mark.conforms("G-b3")
-async def test_an_after_hook_that_fails_changes_nothing_and_is_noted() -> None:
+async def test_whoever_adds_an_after_hook_may_choose_that_its_failure_changes_nothing_or_ends_the_run() -> None:
     registry, _ = adding()
     seen: list[Call] = []
 
@@ -297,10 +402,52 @@ async def test_an_after_hook_that_fails_changes_nothing_and_is_noted() -> None:
         seen.append(call)
         raise RuntimeError("hook broke")
 
-    registry.add_hook(after=broken)
+    registry.add_hook(after=broken, on_error="keep")
 
     assert (await registry.execute("add", {"a": 1})).value == 1
-    assert seen[0].warnings == ("after hook failed: RuntimeError: hook broke",)
+    assert seen[0].warnings == ("after hook failed: RuntimeError",)
+    registry.add_hook(after=broken, on_error="abort")
+    with pytest.raises(ToolAbort):
+        await registry.execute("add", {"a": 1})
+
+
+@pytest.mark.conforms("G-b3")
+async def test_a_before_hook_that_keeps_results_blocks_all_the_same() -> None:
+    registry, ran = adding()
+    registry.add_hook(before=lambda call: 1 / 0, on_error="keep")  # type: ignore[arg-type, return-value]
+
+    assert (await registry.execute("add", {"a": 1})).status == "blocked"
+    assert ran == []
+
+
+@pytest.mark.conforms("G10", "G-b3")
+@pytest.mark.parametrize("kind", ["raises with the result", "a string", "none"])
+async def test_a_result_that_a_processor_fails_at_is_withheld_and_the_run_goes_on(kind: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def read_letter() -> str:
+        """Read the letter that nobody may see."""
+        return "confidential"
+
+    answers: dict[str, Any] = {
+        "raises with the result": raises_with_the_result,
+        "a string": lambda call, result: "[redacted]",
+        "none": lambda call, result: None,
+    }
+    told: list[str] = []
+    model = ScriptedModel([calls(("read_letter", {})), "went on"])
+    agent = Agent(
+        model,
+        tools=registry,
+        processors=(Processor(post_tool=answers[kind]),),
+        on_user=lambda text, result: told.append(text),
+    )
+    run = await agent.run("go")
+
+    assert run.content == "went on"
+    assert "confidential" not in str((run.messages, run.steps, told))
+    assert "withheld: a processor failed" in run.messages[2]["content"]
 
 
 @pytest.mark.conforms("G10")
@@ -340,6 +487,8 @@ async def test_a_processor_can_halt_the_run_with_an_answer_and_an_error_of_one_s
     run = await Agent(model(), tools=registry, processors=(Processor(**{where: halt}),)).run("go")
 
     assert (run.content, run.stop_reason) == ("that is enough", "final")
+    if where == "post_tool":  # costs the result, see above
+        return
     with pytest.raises(RuntimeError, match="processor broke"):
         await Agent(model(), tools=registry, processors=(Processor(**{where: fail}),)).run("go")
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from routes import ROUTES, answer_by
 from toolcell import compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -401,3 +402,27 @@ async def test_a_result_a_tool_keeps_is_not_stamped_behind_its_back() -> None:
     second = await registry.dispatch("one", {}, call_id="c2")
 
     assert (first.meta.call_id, second.meta.call_id, shared.meta.call_id) == ("c1", "c2", "")
+
+
+INTERNAL = ToolResult.ok("fine", details={"note": "internal-7"}, exc=ValueError("internal-7"))
+
+
+@pytest.mark.conforms("B3", "B15", "B-b6")
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "returned",
+    [[INTERNAL], (INTERNAL, None), {"a": [INTERNAL]}, ToolResult.of([INTERNAL]), {"s": Secrets({"key": "internal-7"})}],
+    ids=["list", "pair", "deep", "value", "secrets"],
+)
+async def test_what_is_for_logs_is_never_text_wherever_a_tool_puts_a_result(route: str, returned: Any) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def odd() -> Any:
+        """Return a result inside other data."""
+        return returned
+
+    seen = str(await answer_by(route, registry, "odd"))
+
+    assert "internal-7" not in seen
+    assert "return" in seen and "tool returned data that is not JSON" in seen

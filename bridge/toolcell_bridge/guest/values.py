@@ -302,6 +302,8 @@ def _handler(kind: type) -> _Handler:
 
 def _by_ability(kind: type) -> _Handler:
     """Choose by what a class can do, when neither it nor a base of it is known."""
+    if isinstance(problem := getattr(kind, "__unsendable__", None), str):
+        raise Refusal(problem)
     if dataclasses.is_dataclass(kind):
         return _dataclass
     if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):  # msgspec

@@ -1,17 +1,24 @@
 """Processors: functions that edit a request, a response or a tool's result, or end the run.
 
-Processors run in the order they were given. The first that raises stops the run.
+Processors run in the order they were given. The first that raises stops the run; but one that fails at a tool's result
+costs that result only: nobody gets what it has not passed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
 from toolcell.tools.call import Call
-from toolcell.tools.concurrency import maybe_await
+from toolcell.tools.checks import shown
+from toolcell.tools.concurrency import maybe_await, passes_on
+from toolcell.tools.finalize import as_result
+from toolcell.tools.hooks import withheld
 from toolcell.tools.result import ToolResult
+
+logger = logging.getLogger("toolcell.agents")
 
 
 class Halt(Exception):
@@ -48,8 +55,18 @@ async def after_response(processors: Sequence[Processor], response: ModelRespons
 
 
 async def after_tool(processors: Sequence[Processor], call: Call, result: ToolResult) -> ToolResult:
-    """Edit a result before it enters the transcript."""
+    """Edit a result before it enters the transcript. One that a processor fails at is withheld."""
     for processor in processors:
-        if processor.post_tool is not None:
-            result = await maybe_await(processor.post_tool(call, result))
+        if processor.post_tool is None:
+            continue
+        try:
+            changed = await maybe_await(processor.post_tool(call, result))
+            if not isinstance(changed, ToolResult):
+                raise TypeError(f"post_tool returned {shown(changed)}; it must return a ToolResult")
+            result = as_result(changed)
+        except BaseException as exc:
+            if isinstance(exc, Halt) or passes_on(exc):
+                raise
+            logger.warning("post_tool of a processor failed on %s", call.name, exc_info=exc)
+            return withheld(call, result, f"a processor failed: {type(exc).__name__}")
     return result

@@ -87,7 +87,7 @@ class CallHook(Protocol):
 
     @property
     def on_error(self) -> str:
-        """Whether a failing hook refuses its call or ends the run."""
+        """What a failing hook does: `block`, `abort` or `keep`."""
 
     @property
     def name(self) -> str:

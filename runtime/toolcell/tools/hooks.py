@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import anyio
 
@@ -127,7 +127,8 @@ class Modify:
 
 Decision = Approve | Reject | Modify
 Approver = Callable[[Call], Decision | Awaitable[Decision]]
-HookAnswer = Block | Rewrite | Substitute | Approve | Modify | tuple[bool, str] | None
+OnHookError = Literal["block", "abort", "keep"]
+HookAnswer = Block | Rewrite | Substitute | Approve | Modify | None
 BeforeHook = Callable[[Call], HookAnswer | Awaitable[HookAnswer]]
 Change = Override | ToolResult | None
 AfterHook = Callable[[Call, ToolResult], Change | Awaitable[Change]]
@@ -140,8 +141,10 @@ class Hook:
     before: BeforeHook | None = None
     after: AfterHook | None = None
     timeout_s: float | None = None
-    on_error: Literal["block", "abort"] = "block"
-    """A before hook that fails blocks its call; `abort` ends the whole run instead."""
+    on_error: OnHookError = "block"
+    """What a hook does that raises, is too slow or answers with something else. `block`: a before hook blocks its call,
+    and an after hook withholds the result, which is an error then. `abort`: the whole run ends. `keep`: an after hook
+    leaves the result as it was; a before hook still blocks."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -149,7 +152,7 @@ class Hook:
             if function is not None and not callable(function):
                 raise UsageError(f"Hook({moment}) must be a function, not {shown(function)}")
         check_seconds("Hook(timeout_s)", self.timeout_s, optional=True)
-        check_one_of("Hook(on_error)", self.on_error, ("block", "abort"))
+        check_one_of("Hook(on_error)", self.on_error, get_args(OnHookError))
         check_kind("Hook(name)", self.name, str)
 
 
@@ -193,6 +196,10 @@ async def hook_turn(run: RunContext) -> AsyncIterator[None]:
             in_hook.reset(token)
 
 
+_BEFORE_ANSWERS = "it may return None, Block(reason), Rewrite(args), Substitute(result), Approve() or Modify(args)"
+_AFTER_ANSWERS = "it may return None, Override(...) or a ToolResult"
+
+
 async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Approve | Modify | None:
     """Return what a hook wants done about a call; a result answers the call in the tool's place."""
     if hook.before is None:
@@ -204,7 +211,7 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
             raise
         return _hook_failed(hook, call, exc)
     match answer:
-        case None | (False, _):
+        case None:
             return None
         case Rewrite() | Approve() | Modify():
             return answer
@@ -212,10 +219,8 @@ async def ask_before(hook: CallHook, call: Call) -> ToolResult | Rewrite | Appro
             return as_result(result)
         case Block(reason, code):
             return _blocked(reason, code)
-        case (True, reason):
-            return _blocked(reason, ErrorCode.BLOCKED)
         case _:
-            return _hook_failed(hook, call, TypeError(f"before hook returned {shown(answer)}"))
+            return _hook_failed(hook, call, TypeError(f"before hook returned {shown(answer)}; {_BEFORE_ANSWERS}"))
 
 
 def is_approved_later(call: Call) -> bool:
@@ -255,44 +260,54 @@ def after_hooks(call: Call) -> list[CallHook]:
 
 
 async def show_after_hooks(call: Call, result: ToolResult) -> ToolResult:
-    """Return a result as the after hooks want it, inner to outer. One that fails is noted and changes nothing."""
+    """Return a result as the after hooks want it, inner to outer. Without the word of one that fails nobody gets it."""
     hooks = after_hooks(call)
     if not hooks:
         return result
     async with hook_turn(call.run):
         for hook in reversed(hooks):
-            result, warning = await ask_after(hook, call, result)
-            if warning is not None:
-                call.warnings = (*call.warnings, warning)
+            result = await _ask_after(hook, call, result)
     return result
 
 
-async def ask_after(hook: CallHook, call: Call, result: ToolResult) -> tuple[ToolResult, str | None]:
-    """Return the result as a hook wants it, and a warning when the hook failed and so changed nothing."""
-    if hook.after is None:
-        return result, None
+async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResult:
+    assert hook.after is not None
     try:
         change = await _within(hook.timeout_s, hook.after, call, result)
+        match change:
+            case None:
+                return result
+            case ToolResult():
+                return as_result(change).with_meta_of(result)
+            case Override():
+                return change.apply(result)
+        raise TypeError(f"after hook returned {shown(change)}; {_AFTER_ANSWERS}")
     except BaseException as exc:
         if passes_on(exc):
             raise
+        failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
         if hook.on_error == "abort":
             raise ToolAbort(f"after hook {hook.name or hook.after!r} failed on {call.name}: {text_of(exc)}") from exc
         logger.warning("after hook %s failed on %s", hook.name, call.name, exc_info=exc)
-        return result, f"after hook failed: {type(exc).__name__}: {text_of(exc)}"
-    match change:
-        case None:
-            return result, None
-        case ToolResult():
-            return as_result(change).with_meta_of(result), None
-        case Override():
-            return change.apply(result), None
-        case _:
-            return result, f"after hook returned {type(change).__name__}; ignored"
+        call.warnings = (*call.warnings, f"after hook {failed}")
+        return result if hook.on_error == "keep" else withheld(call, result, f"an after hook {failed}")
+
+
+def withheld(call: Call, result: ToolResult, why: str) -> ToolResult:
+    """Return the result of a call that was made and whose answer nobody may see: what should have looked at it failed.
+
+    `why` must not have the text of an exception: it may have the answer in it.
+    """
+    message = f'the result of "{call.name}" is withheld: {why}; the tool itself has run'
+    failure = ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, retryable=False)
+    return failure.with_usage(result.usage).with_meta_of(result)
 
 
 async def _within(timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:
     if timeout_s is None:
         return await maybe_await(function(*args))
-    with anyio.fail_after(timeout_s):
-        return await maybe_await(function(*args))
+    with anyio.fail_after(timeout_s) as scope:
+        answer = await maybe_await(function(*args))
+    if anyio.current_time() > scope.deadline:  # a plain function is not interrupted
+        raise TimeoutError
+    return answer

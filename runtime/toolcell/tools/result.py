@@ -126,6 +126,9 @@ class ToolResult:
 
     # No slots: most fields of most results keep their default, and then it stands on the class alone.
 
+    __unsendable__ = "a ToolResult inside other data: return one ToolResult, or its data"
+    """What it has for logs and user interfaces would be data for models and scripts."""
+
     parts: tuple[Part, ...] = ()
     """What the model reads. Empty with a `value`: the model reads the value as JSON."""
     status: Status = Status.OK

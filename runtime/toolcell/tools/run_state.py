@@ -40,6 +40,8 @@ class Secrets(Mapping[str, str]):
         UsageError: a value is no text, or has fewer than four characters: it would be found in nearly every text.
     """
 
+    __unsendable__ = "secrets: return what the model may know"
+
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = dict(values or {})
         for name, value in self._values.items():
