@@ -6,14 +6,14 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.tools import Origin, RunContext, ToolError, ToolRegistry, ToolResult
+from toolcell.tools import Origin, RunContext, ToolContext, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.hooks import Block, Hook, Override, Rewrite, Substitute
 
 pytestmark = [pytest.mark.anyio, pytest.mark.conforms("J1", "J-b2", "V-1")]
@@ -91,12 +91,14 @@ async def test_a_slip_in_a_before_hook_blocks_its_call(answer: Callable[[], Any]
 
 
 @pytest.mark.parametrize("answer", [lambda: Override(5), lambda: sys.exit(1), lambda: fail_with(Panic())])  # type: ignore[arg-type]
-async def test_a_slip_in_an_after_hook_changes_nothing(answer: Callable[[], Any]) -> None:
+async def test_a_slip_in_an_after_hook_costs_the_result(answer: Callable[[], Any]) -> None:
     registry = ToolRegistry()
     registry.register("act", "Do something that is to be shown", None, lambda args: "done")
     registry.add_hook(after=lambda call, result: answer())
 
-    assert (await registry.execute("act")).text == "done"
+    result = await registry.execute("act")
+    assert result.error is not None
+    assert (result.error.code, "done" in result.text) == ("hook_error", False)
 
 
 async def test_an_observer_that_leaves_refuses_its_call() -> None:
@@ -181,3 +183,51 @@ async def test_arguments_that_contain_themselves_are_logged(caplog: pytest.LogCa
 
     assert [result.is_error for result in results[1:]] == [True, True]
     assert caplog.text
+
+
+class Swapped:
+    name, description = "swapped", "Takes its arguments in another order."
+    parameters: ClassVar[dict[str, Any]] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def order(execute: Any) -> Any:
+    return type("Swapped", (Swapped,), {"execute": execute})()
+
+
+async def args_first(self: Any, args: dict[str, Any], ctx: ToolContext) -> ToolResult:
+    return ToolResult.of([ctx.tool, args["a"]])
+
+
+async def args_first_by_name(self: Any, arguments: Any, context: Any) -> ToolResult:
+    return ToolResult.of([context.tool, arguments["a"]])
+
+
+async def only_the_annotation_says_it(self: Any, what: Any, who: ToolContext) -> ToolResult:
+    return ToolResult.of([who.tool, what["a"]])
+
+
+async def names_of_their_own(self: Any, c: Any, a: Any) -> ToolResult:
+    return ToolResult.of([c.tool, a["a"]])
+
+
+async def as_documented(self: Any, ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+    return ToolResult.of([ctx.tool, args["a"]])
+
+
+@pytest.mark.anyio
+@pytest.mark.conforms("A1", "A4")
+@pytest.mark.parametrize(
+    "execute", [args_first, args_first_by_name, only_the_annotation_says_it, names_of_their_own, as_documented]
+)
+async def test_execute_gets_its_context_and_arguments_by_name(execute: Any) -> None:
+    result = await ToolRegistry([order(execute)]).execute("swapped", {"a": 7})
+    assert result.value == ["swapped", 7]
+
+
+@pytest.mark.conforms("A1", "A4")
+def test_an_execute_that_asks_for_something_else_is_refused_by_name() -> None:
+    async def execute(self: Any, args: Any, input: Any) -> ToolResult:
+        return ToolResult.ok("")
+
+    with pytest.raises(RegistrationError, match=r"'swapped': execute must take \(ctx, args\)"):
+        ToolRegistry([order(execute)])

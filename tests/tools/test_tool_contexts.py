@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from routes import ROUTES, answer_by
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import execute_with_context
@@ -487,3 +489,78 @@ async def test_plans_and_code_wait_for_background_work_a_while_and_then_get_its_
     [row] = never.value
     assert row["status"] == "pending"
     assert row["result"] == {"job_id": "job_3", "status": "pending", "text": "on it"}
+
+
+class Counter:
+    """A contextual tool in the seeds' form, with state of its own."""
+
+    name = "count"
+    description = "Count the calls, and say where to."
+    parameters: ClassVar[dict[str, Any]] = {"type": "object", "properties": {}}
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.channel = self.chat_id = ""
+        self.callback: Any = None
+
+    def set_context(self, channel: str, chat_id: str) -> None:
+        self.channel, self.chat_id = channel, chat_id
+
+    def set_callback(self, callback: Any) -> None:
+        self.callback = callback
+
+    async def execute(self, ctx: ToolContext, args: dict[str, Any]) -> ToolResult:
+        self.number += 1
+        before = (self.channel, self.chat_id)
+        await anyio.lowlevel.checkpoint()
+        assert (self.channel, self.chat_id) == before
+        return ToolResult.of([self.number, *before])
+
+
+class SlottedCounter(Counter):
+    __slots__ = ()
+
+
+class PropertyCounter(Counter):
+    """Keeps its chat behind a property, and its number in a slot of the class below."""
+
+    @property
+    def chat_id(self) -> str:
+        return self._chat.upper()
+
+    @chat_id.setter
+    def chat_id(self, chat: str) -> None:
+        self._chat = chat
+
+
+@pytest.mark.conforms("K2", "K-b1", "K-b2")
+@pytest.mark.parametrize("kind", [Counter, SlottedCounter, PropertyCounter])
+async def test_a_contextual_tool_keeps_its_own_state_and_each_call_has_its_own_chat(kind: type[Counter]) -> None:
+    tool = kind()
+    registry = ToolRegistry([tool])
+    answers: list[Any] = []
+
+    async def call(chat: str) -> None:
+        answers.append((await execute_with_context(registry, "count", {}, "tg", chat)).value)
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(call, str(number))
+
+    assert tool.number == 20
+    assert sorted(int(chat) for _, _, chat in answers) == list(range(20))
+    assert {channel for _, channel, _ in answers} == {"tg"}
+    assert (tool.channel, tool.chat_id, tool.callback) == ("", "", None)
+    assert (await registry.execute("count")).value == [21, "", ""]
+
+
+@pytest.mark.conforms("K2", "K-b2")
+@pytest.mark.parametrize("route", ROUTES)
+async def test_the_state_of_a_contextual_tool_is_kept_on_every_route(route: str) -> None:
+    tool = Counter()
+    registry = ToolRegistry([tool])
+
+    seen = [str(await answer_by(route, registry, "count")) for _ in range(2)]
+
+    assert tool.number == 2
+    assert "1" in seen[0] and "2" in seen[1]

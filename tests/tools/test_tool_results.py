@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from routes import ROUTES, answer_by
-from toolcell import compat
+from toolcell import Runtime, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.text import cut_text
@@ -21,15 +21,18 @@ from toolcell.tools import (
     ErrorCode,
     File,
     Image,
+    JobTable,
     RunContext,
     Secrets,
     Status,
     Text,
+    ToolContext,
     ToolError,
     ToolRegistry,
     ToolResult,
 )
 from toolcell.tools.result import TokenUsage
+from toolcell.tools.run_state import RunState
 from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio
@@ -426,3 +429,102 @@ async def test_what_is_for_logs_is_never_text_wherever_a_tool_puts_a_result(rout
 
     assert "internal-7" not in seen
     assert "return" in seen and "tool returned data that is not JSON" in seen
+
+
+ROWS = [{"title": "a", "score": 0.9}, {"title": "b", "score": 0.1}]
+FILTERED = "set_result([r for r in call_tool('web_search', {}) if r.get('score', 0) > .8])"
+
+
+def searching(answer: Any, **options: Any) -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool(**options)
+    async def web_search() -> ToolResult:
+        """Search the web for current information."""
+        return ToolResult.ok(answer)
+
+    return registry
+
+
+@pytest.mark.conforms("B-b4", "B13")
+@pytest.mark.parametrize(
+    "returns", [None, {"type": "array", "items": {"type": "object"}}], ids=["undeclared", "declared"]
+)
+async def test_the_seeds_own_script_takes_json_text_as_data(returns: Any) -> None:
+    async with Runtime(searching(json.dumps(ROWS), returns=returns)) as runtime:
+        assert (await runtime.execute_code(FILTERED)).value == [ROWS[0]]
+
+
+@pytest.mark.conforms("B-b4", "B13")
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "agent"])
+async def test_json_text_is_data_on_every_route(route: str) -> None:
+    assert "'score': 0.9" in str(await answer_by(route, searching(json.dumps(ROWS)), "web_search"))
+
+
+@pytest.mark.conforms("B-b4")
+async def test_the_model_reads_json_text_as_the_tool_wrote_it() -> None:
+    text = json.dumps(ROWS, indent=2)
+    assert await answer_by("agent", searching(text), "web_search") == text
+
+
+@pytest.mark.conforms("B-b4", "B13")
+async def test_json_text_of_background_work_is_data() -> None:
+    registry, jobs = ToolRegistry(), JobTable()
+
+    @registry.tool
+    async def later(ctx: ToolContext) -> ToolResult:
+        """Search in the background."""
+
+        async def search() -> ToolResult:
+            return ToolResult.ok(json.dumps(ROWS))
+
+        return ctx.start_job(search)
+
+    async with jobs:
+        started = await registry.execute("later", context=RunContext(state=RunState(jobs=jobs)))
+        assert started.job_id is not None
+        assert (await jobs.await_(started.job_id)).value == ROWS
+
+
+@pytest.mark.conforms("B-b4")
+@pytest.mark.parametrize("text", ["prose", "[1] a footnote", "7", '"text"', "[NaN]", "{broken", "[" * 5000])
+async def test_text_that_is_no_json_object_or_array_stays_text(text: str) -> None:
+    result = await searching(text).execute("web_search")
+    assert (result.has_value, result.guest_value()) == (False, text)
+
+
+@pytest.mark.conforms("B-b4")
+@pytest.mark.parametrize(
+    "options",
+    [{"raw": True}, {"returns": {"type": "string"}}, {"returns": {"anyOf": [{"type": "string"}, {"type": "array"}]}}],
+)
+async def test_text_stays_reachable(options: Any) -> None:
+    text = json.dumps(ROWS)
+    assert (await searching(text, **options).execute("web_search")).guest_value() == text
+
+
+@pytest.mark.conforms("B-b4", "B13")
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("text", "said"), [("prose", "its text is not JSON"), ('{"a": 1}', "does not fit: root")])
+async def test_text_that_is_not_of_the_declared_type_is_a_clear_error(route: str, text: str, said: str) -> None:
+    registry = searching(text, returns={"type": "array", "items": {"type": "object"}})
+
+    seen = str(await answer_by(route, registry, "web_search"))
+
+    assert said in seen
+    assert "declares what it returns" in seen
+
+
+@pytest.mark.conforms("B-b4")
+@pytest.mark.parametrize(
+    ("returns", "text", "value"),
+    [
+        ({"type": "integer"}, "7", 7),
+        ({"$ref": "#/$defs/Row", "$defs": {"Row": {"type": "object"}}}, "{}", {}),
+        ({"anyOf": [{"type": "array"}, {"type": "null"}]}, "null", None),
+        ({"enum": [1, 2]}, "2", 2),
+    ],
+)
+async def test_a_declared_type_that_takes_no_text_makes_data_of_it(returns: Any, text: str, value: Any) -> None:
+    result = await searching(text, returns=returns).execute("web_search")
+    assert (result.value, result.has_value, result.text) == (value, True, text)

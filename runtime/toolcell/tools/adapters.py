@@ -5,7 +5,6 @@ Knows how to call each of them; knows nothing of policy, hooks or order.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import inspect
@@ -20,6 +19,7 @@ from toolcell.tools.arguments import Prepare
 from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
+from toolcell.tools.contextual import new_view, setting, view_class
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
@@ -359,12 +359,16 @@ def _bound_spec(tool: Any, definition: ToolDefinition, *names: str) -> ToolSpec:
     options = _options_of(tool, definition.name)
     if not callable(getattr(tool, "execute", None)):
         return ToolSpec(definition=definition, invoke=None, options=options, source=tool)
-    check_function(definition.name, tool.execute, "ctx", *(("name",) if names else ()), "args")
-    is_personal = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
+    takes = ("ctx", *(("name",) if names else ()), "args")
+    check_function(definition.name, tool.execute, *takes)
+    order = _argument_order(definition.name, tool.execute, takes)
+    is_contextual = hasattr(tool, "set_context") or hasattr(tool, "set_callback")
+    view = view_class(type(tool)) if is_contextual else None
 
     def bind(context: ToolContext) -> Callable[[], Any]:
-        bound = _personal_copy(tool, context) if is_personal else tool
-        return functools.partial(bound.execute, context.for_any_thread(), *names, context.call.args)
+        bound = tool if view is None else _in_context(view, tool, context)
+        given = (context.for_any_thread(), *names, context.call.args)
+        return functools.partial(bound.execute, *(given[place] for place in order))
 
     return ToolSpec(
         definition=definition,
@@ -386,11 +390,53 @@ def _options_of(tool: Any, name: str) -> ToolOptions:
     return known if isinstance(known, ToolOptions) else DEFAULT_TOOL_OPTIONS
 
 
-def _personal_copy(tool: Any, context: ToolContext) -> Any:
-    """Copy a tool that keeps its chat or callback in itself: concurrent calls must not see each other's."""
-    clone = copy.copy(tool)
-    if hasattr(clone, "set_context") and context.channel and context.chat_id:
-        clone.set_context(context.channel, context.chat_id)
-    if hasattr(clone, "set_callback") and (callback := context.callback) is not None:
-        clone.set_callback(callback)
-    return clone
+_MEANINGS: Mapping[str, str] = {
+    **dict.fromkeys(("ctx", "context", "tool_context"), "ctx"),
+    **dict.fromkeys(("name", "tool_name", "function"), "name"),
+    **dict.fromkeys(("args", "arguments", "params", "input"), "args"),
+}
+"""What a parameter of `execute` is for, by its name."""
+
+
+def _argument_order(name: str, execute: Callable[..., Any], takes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return which of `takes` each positional parameter is: by its name or annotation where these say so.
+
+    Raises:
+        RegistrationError: they say something else than what is given.
+    """
+    in_order = tuple(range(len(takes)))
+    try:
+        signature = inspect.signature(execute)
+    except ValueError:  # a builtin that does not say
+        return in_order
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [each for each in signature.parameters.values() if each.kind in positional][: len(takes)]
+    if len(parameters) < len(takes):  # the rest is taken by *args
+        return in_order
+    meant = [_meaning(each) for each in parameters]
+    if all(each in (None, wanted) for each, wanted in zip(meant, takes, strict=True)):
+        return in_order
+    missing = [each for each in takes if each not in meant]
+    if meant.count(None) == len(missing) == 1:
+        meant[meant.index(None)] = missing[0]
+    if sorted(map(str, meant)) != sorted(takes):
+        raise RegistrationError(f"tool {name!r}: execute must take ({', '.join(takes)}), not {signature}")
+    return tuple(takes.index(str(each)) for each in meant)
+
+
+def _meaning(parameter: inspect.Parameter) -> str | None:
+    if parameter.annotation is ToolContext or str(parameter.annotation).rpartition(".")[2] == "ToolContext":
+        return "ctx"
+    return _MEANINGS.get(parameter.name.strip("_"))
+
+
+def _in_context(view: Any, tool: Any, context: ToolContext) -> Any:
+    """Return the tool as one call sees it: with the chat and the callback of the call, and the author's own state."""
+    seen = new_view(view, tool)
+    if hasattr(tool, "set_context") and context.channel and context.chat_id:
+        with setting(seen):
+            seen.set_context(context.channel, context.chat_id)
+    if hasattr(tool, "set_callback") and (callback := context.callback) is not None:
+        with setting(seen):
+            seen.set_callback(callback)
+    return seen

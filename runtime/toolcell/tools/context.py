@@ -26,6 +26,7 @@ from toolcell.tools.jobs import Job, Work, contained
 from toolcell.tools.options import Origin
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.text_data import with_data
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -199,7 +200,7 @@ class ToolContext:
 
 async def concluded(call: Call, result: ToolResult) -> ToolResult:
     """Return the result of background work as everybody gets it: bounded, redacted, and seen by the after hooks."""
-    result = finalize(result, call, 0.0)
+    result = finalize(await with_data(call.name, call.options, result), call, 0.0)
     shown = await show_after_hooks(call, result)
     return result if shown is result else finalize(shown, call, 0.0)
 

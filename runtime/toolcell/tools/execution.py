@@ -25,6 +25,7 @@ from toolcell.tools.options import Origin
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Middleware, RegisteredTool
+from toolcell.tools.text_data import with_data
 from toolcell.tools.threads import OF_THIS_PROCESS
 
 ABORTED = "tool execution aborted"
@@ -188,7 +189,8 @@ async def _invoke(state: RegistryState, context: ToolContext, tool: RegisteredTo
             # a future, or what a plain function made of an async one
             _start_clock(context, timeout_s)
             value = await value
-        return as_result(value, spec.requires_result)
+        result = as_result(value, spec.requires_result)
+        return result if result.has_value or not result.parts else await with_data(name, spec.options, result)
     except ToolAbort:
         raise
     except (Exception, SystemExit) as exc:

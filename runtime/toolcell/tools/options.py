@@ -83,6 +83,8 @@ class ToolOptions:
     mode: ExecutionMode = ""
     returns: Mapping[str, Any] | None = None
     """JSON Schema of the structured result."""
+    raw: bool = False
+    """Text stays text for scripts and plans, also where it is JSON."""
     orchestrates: bool = False
     """Runs other tools (plan, code, sub-agent): holds no worker while it waits for them."""
     is_agent: bool = False
@@ -131,6 +133,7 @@ _FLAGS = (
     "blocking",
     "validate",
     "expose_errors",
+    "raw",
 )
 
 
