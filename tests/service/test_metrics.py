@@ -34,7 +34,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
             "a": store.create("a", user).text,
             "b": store.create("b", user).text,
             "runner": store.create("a", (Scope.EXECUTE,)).text,
-            "admin": store.create("ops", (Scope.ADMIN,)).text,
+            "admin": store.create("a", (Scope.ADMIN, Scope.READ, Scope.EXECUTE, Scope.APPROVE)).text,
+            "operator": store.create("ops", (Scope.OPERATOR,)).text,
         }
     return path, made
 
@@ -89,7 +90,7 @@ def test_every_route_that_runs_something_is_counted(client: TestClient, tokens: 
     assert after["toolcell_requests_running", "a"] == 0
 
 
-def test_a_tenant_sees_its_own_numbers_and_an_administrator_those_of_all(
+def test_a_tenant_sees_its_own_numbers_and_an_operator_those_of_all(
     client: TestClient, tokens: tuple[Path, dict[str, str]]
 ) -> None:
     for tenant in ("a", "b"):
@@ -100,8 +101,15 @@ def test_a_tenant_sees_its_own_numbers_and_an_administrator_those_of_all(
         text = client.get("/metrics", headers={"Authorization": f"Bearer {tokens[1][token]}"}).text
         return {sample.labels["tenant"] for each in text_string_to_metric_families(text) for sample in each.samples}
 
-    assert (tenants("a"), tenants("b")) == ({"a"}, {"b"})
-    assert tenants("admin") >= {"a", "b"}
+    assert (tenants("a"), tenants("b"), tenants("admin")) == ({"a"}, {"b"}, {"a"})
+    assert tenants("operator") >= {"a", "b"}
+
+
+def test_an_operator_has_no_rights_of_a_tenant(client: TestClient, tokens: tuple[Path, dict[str, str]]) -> None:
+    header = {"Authorization": f"Bearer {tokens[1]['operator']}"}
+    for path in ("/v1/runs", "/v1/suspended", "/v1/sessions", "/v1/tools"):
+        assert client.get(path, headers=header).status_code == 403
+    assert client.post("/v1/execute", json={"code": "1"}, headers=header).status_code == 403
 
 
 @pytest.mark.parametrize(("token", "status"), [("", 401), ("Bearer wrong", 401), ("runner", 403)])

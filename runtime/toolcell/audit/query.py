@@ -242,19 +242,23 @@ class Index:
         (count,) = self._db.execute(f"SELECT count(*) FROM runs WHERE {where}", values).fetchone()
         return int(count)
 
-    def find(self, id: str) -> RunSummary:
+    def find(self, id: str, *, is_whole: bool = False) -> RunSummary:
         """Find a run by its id or the beginning of its id, or as chain:seq; `last` is the newest run.
+
+        `is_whole`: take a whole id or a place alone. Who asks for others must not find their runs by trying.
 
         Raises:
             UsageError: no run has this id, or several do.
         """
-        if id == "last" and (newest := self.runs(Filter(limit=1))):
+        if id == "last" and not is_whole and (newest := self.runs(Filter(limit=1))):
             return newest[0]
         query = f"SELECT {', '.join(_COLUMNS)} FROM runs WHERE "
         place = _PLACE.fullmatch(id)
         exact = self._db.execute(f"{query} chain = ? AND seq = ?", place.groups()).fetchall() if place else []
         exact = exact or self._db.execute(f"{query} id = ? ORDER BY started_ns", (id,)).fetchall()
-        found = exact or self._db.execute(f"{query} substr(id, 1, ?) = ?", (len(id), id)).fetchmany(10)
+        found = exact
+        if not exact and not is_whole:
+            found = self._db.execute(f"{query} substr(id, 1, ?) = ?", (len(id), id)).fetchmany(10)
         if not found or not id:
             raise UsageError(f"no run {id!r} in {self.directory}; `toolcell audit list {self.directory}` shows them")
         summaries = [self._summary(row) for row in found]

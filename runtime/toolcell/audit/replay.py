@@ -120,12 +120,13 @@ async def replay(
     on_call: OnCall | None = None,
     on_log: Callable[[str, str], object] | None = None,
     secrets: Iterable[str] = (),
+    context: RunContext | None = None,
 ) -> Replay:
     """Run a recorded script again in `runtime`, opened with `runtime_options(run)`, and compare.
 
     `source`, `inputs` and `files` stand in for what the record does not hold, or for what is to be tried instead;
     `answers` replaces recorded answers by call; `until` stops before the answer of a call. No difference that is shown
-    holds one of `secrets`; where something was taken out of the record, anything may stand.
+    holds one of `secrets`; where something was taken out of the record, anything may stand. `context`: whom it is for.
 
     Raises:
         UsageError: the record does not hold what is needed, and it was not given; or it is of no script.
@@ -146,7 +147,7 @@ async def replay(
         clock=run.start["clock"],
         check_types=False,
         on_log=on_log,
-        context=RunContext(dry_run=RecordedDryRun(key)) if key else None,
+        context=(context or RunContext()).child(dry_run=RecordedDryRun(key)) if key else context,
     )
     found = tools.divergence
     if found is None and not tools.stopped:

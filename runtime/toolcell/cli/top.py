@@ -72,7 +72,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and end, after one interval.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write it once, as JSON.")] = False,
 ) -> None:
-    """Show what a service does now, until Ctrl+C. A token with the scope read shows its tenant, one with admin all."""
+    """Show what a service does now, until Ctrl+C. A token that may read shows its tenant, one with operator all."""
     source = Source(url, token_of(token_file))
     earlier = source.read()
     if once or as_json or not stdout().is_terminal:

@@ -33,7 +33,7 @@ class OidcConfig(SettingsModel):
     """The claim with the scopes: words with spaces between them, or a list."""
 
     scopes: dict[str, Scope] | None = None
-    """What the words of that claim allow. None: `toolcell:execute`, `toolcell:read` and so on."""
+    """What the words of that claim allow. None: `toolcell:execute`, `toolcell:read` and so on, without `operator`."""
 
     unlisted_tenants: bool = False
     """Let in tenants without a table of their own; they get the `defaults`."""

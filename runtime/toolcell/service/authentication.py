@@ -87,7 +87,7 @@ def _hostname(url: str) -> str:
         return ""
 
 
-async def principal_of(connection: HTTPConnection, scope: Scope) -> Principal:
+async def principal_of(connection: HTTPConnection, *scopes: Scope) -> Principal:
     """Return who sent a request, if they may do this.
 
     Raises:
@@ -96,10 +96,20 @@ async def principal_of(connection: HTTPConnection, scope: Scope) -> Principal:
     authenticator: Authenticator = _service(connection).authenticator
     client = connection.client.host if connection.client is not None else ""
     principal = await authenticator.principal(connection.headers, client)
-    if not principal.may(scope):
-        had = ", ".join(sorted(principal.scopes)) or "none"
-        raise Problem(403, "forbidden", "Not allowed", f"this needs the scope {scope}, and yours are: {had}")
+    check_may(principal, *scopes)
     return principal
+
+
+def check_may(principal: Principal, *scopes: Scope) -> None:
+    """Check that somebody has every one of these scopes.
+
+    Raises:
+        Problem: one is missing (403).
+    """
+    for scope in scopes:
+        if not principal.may(scope):
+            had = ", ".join(sorted(principal.scopes)) or "none"
+            raise Problem(403, "forbidden", "Not allowed", f"this needs the scope {scope}, and yours are: {had}")
 
 
 def _service(connection: HTTPConnection) -> Any:

@@ -84,8 +84,15 @@ class Endpoint:
     """Media type of the answer."""
     streams: bool = False
     """It also answers with server-sent events."""
+    reads_runs: bool = False
+    """It tells of runs that others may have made: it needs the scope `read` besides its own."""
     is_keyed: bool = False
     """With an Idempotency-Key, it is carried out once."""
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """What its sender must be allowed."""
+        return (self.scope, Scope.READ) if self.reads_runs else (self.scope,)
 
     def route(self) -> Route:
         """Return the route that leads to the handler."""
@@ -112,7 +119,7 @@ class Endpoint:
 
     async def _checked(self, http: Request) -> ApiRequest:
         service: Service = http.app.state.service
-        principal = await principal_of(http, self.scope)
+        principal = await principal_of(http, *self.scopes)
         _check_path(http.path_params)
         query = of_query(self.query, http)
         body, sent = None, b""

@@ -57,7 +57,8 @@ class JwtAuthenticator(BearerAuthenticator):
         self._keys = KeySet(issuer) if keys is None else keys
         self._tenant_claim, self._scope_claim = tenant_claim, scope_claim
         self._tenants = tenants
-        self._scopes = dict(scopes) if scopes is not None else {f"toolcell:{each}": each for each in Scope}
+        of_tenants = {f"toolcell:{each}": each for each in Scope if each is not Scope.OPERATOR}
+        self._scopes = dict(scopes) if scopes is not None else of_tenants
 
     async def _principal_of(self, credential: str) -> Principal:
         try:

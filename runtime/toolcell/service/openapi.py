@@ -80,7 +80,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _ident(endpoint.method.lower(), endpoint.path.replace(":path}", "}")),
         "summary": endpoint.summary,
-        "description": f"Needs the scope `{endpoint.scope}`.",
+        "description": _needs(endpoint),
         "parameters": [*_path_parameters(endpoint.path), *_query_parameters(endpoint.query)],
         "responses": {
             str(endpoint.status): _success(endpoint, schemas),
@@ -92,6 +92,11 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     elif endpoint.takes != JSON:
         operation["requestBody"] = {"required": True, "content": {endpoint.takes: {"schema": {}}}}
     return operation
+
+
+def _needs(endpoint: Endpoint) -> str:
+    named = " and ".join(f"`{scope}`" for scope in endpoint.scopes)
+    return f"Needs the scope{'s' if len(endpoint.scopes) > 1 else ''} {named}."
 
 
 def _success(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:

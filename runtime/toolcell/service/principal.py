@@ -16,7 +16,9 @@ class Scope(StrEnum):
     APPROVE = "approve"
     """Decide about suspended runs, and commit and revert what was collected."""
     ADMIN = "admin"
-    """Everything, and what concerns the service itself."""
+    """Everything of these, in their tenant."""
+    OPERATOR = "operator"
+    """See the numbers of every tenant. It is for whoever runs the service: no other scope includes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +32,4 @@ class Principal:
 
     def may(self, scope: Scope) -> bool:
         """Return True if this is allowed."""
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return scope in self.scopes or (Scope.ADMIN in self.scopes and scope is not Scope.OPERATOR)

@@ -72,7 +72,20 @@ class RecordedRuns:
         Raises:
             Problem: there is no such run (404).
         """
-        return await self._read(lambda index: index.load(_found(index, ident)))
+        return (await self.load_trusted(ident))[0]
+
+    async def load_trusted(self, ident: str) -> tuple[RecordedRun, str]:
+        """Return the record of a run, and how far it can be trusted.
+
+        Raises:
+            Problem: there is no such run (404).
+        """
+
+        def read(index: Index) -> tuple[RecordedRun, str]:
+            summary = _found(index, ident)
+            return index.load(summary), summary.trust
+
+        return await self._read(read)
 
     async def _read(self, query: Callable[[Index], T]) -> T:
         if self._reader is None:
@@ -89,7 +102,7 @@ class RecordedRuns:
 
 def _found(index: Index, ident: str) -> RunSummary:
     try:
-        return index.find(ident)
+        return index.find(ident, is_whole=True)
     except UsageError as exc:
         raise Problem(404, "no_such_run", "No such run", f"no run {ident!r:.80} is recorded, or several are") from exc
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from toolcell.audit.reader import RecordedRun
 from toolcell.service.allowed import allowed_limits
+from toolcell.service.authentication import check_may
 from toolcell.service.endpoints import ApiRequest
+from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.routes.models import ExecuteRequest, InputFile, ScriptRequest
 from toolcell.service.tenants import Tenant
@@ -18,14 +21,22 @@ def context_of(request: ApiRequest) -> RunContext:
     return RunContext(run_id=request.run_id, user_id=request.principal.subject)
 
 
+def replay_context(request: ApiRequest, run: RecordedRun) -> RunContext:
+    """Return whom a replay is for. Its own record says that it is one, and of which run."""
+    return RunContext(run_id=request.run_id, user_id=request.principal.subject, channel="replay", chat_id=run.id)
+
+
 def script_options(request: ApiRequest) -> dict[str, Any]:
     """Return the arguments of a script's run.
 
     Raises:
-        Problem: it asks for more than the tenant may have, or for tools that it has not.
+        Problem: it asks for more than the tenant may have, or for tools that it has not (422), or mends a run that its
+            sender may not read (403).
     """
     given: ScriptRequest = request.body
     tenant = request.tenant
+    if isinstance(given, ExecuteRequest) and given.repairs is not None:
+        check_may(request.principal, Scope.READ)  # its calls are answered with what that run was told
     # A dry run waits for no approval: its commit is the approval.
     on_approval = "ask" if given.dry_run and given.on_approval == "suspend" else given.on_approval
     options: dict[str, Any] = {

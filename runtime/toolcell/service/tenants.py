@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
+from functools import partial
 
 import anyio
 
@@ -16,6 +16,7 @@ from toolcell.runtime import Runtime
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
 from toolcell.service.recorded import RecordedRuns
+from toolcell.service.replays import Replays
 from toolcell.service.sessions import TenantSessions
 from toolcell.tools import ToolRegistry
 from toolcell.tools.loading import load_tools
@@ -25,10 +26,16 @@ class Tenant:
     """A tenant whose runtime is open. Nothing of it is shared with another tenant."""
 
     def __init__(
-        self, name: str, config: TenantConfig, registry: ToolRegistry, runtime: Runtime, files: DownloadStore
+        self,
+        name: str,
+        config: TenantConfig,
+        registry: ToolRegistry,
+        runtime: Runtime,
+        files: DownloadStore,
+        replays: Replays,
     ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
-        self.files = files
+        self.files, self.replays = files, replays
         self.sessions = TenantSessions(runtime, config.sessions)
         self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
@@ -94,21 +101,21 @@ class Tenants:
             stack.push_async_callback(registry.close)
             for server, options in config.mcp.items():
                 await registry.add_mcp_server(server, **options)
-            runtime = self._runtime(name, config, registry)
+            self._make_folder(name, config)
+            log = AuditLog(config.audit, key=config.audit_key) if config.audit is not None else None
+            runtime = self._runtime(name, config, registry, log)
             await stack.enter_async_context(runtime)
             self._on_open(name, runtime)
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
             stack.push_async_callback(files.close)
-            tenant = Tenant(name, config, registry, runtime, files)
+            replays = Replays(runtime, config, log, partial(self._on_open, name))
+            tenant = Tenant(name, config, registry, runtime, files, replays)
             if tenant.recorded is not None:
                 stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())
         return tenant
 
-    def _runtime(self, name: str, config: TenantConfig, registry: ToolRegistry) -> Runtime:
-        folder = self._config.state / "tenants" / name
-        make_private(folder)
-        self._make_key(config, folder)
+    def _runtime(self, name: str, config: TenantConfig, registry: ToolRegistry, log: AuditLog | None) -> Runtime:
         return Runtime(
             registry,
             backend=config.backend,
@@ -118,14 +125,15 @@ class Tenants:
             preload=config.preload,
             pool=config.pool,
             policy=config.policy,
-            audit=AuditLog(config.audit, key=config.audit_key) if config.audit is not None else None,
-            journal=JournalConfig(directory=folder / "journal", keep_ended=False),
+            audit=log,
+            journal=JournalConfig(directory=self._config.state / "tenants" / name / "journal", keep_ended=False),
             quotas=_quotas(name, config),
         )
 
-    def _make_key(self, config: TenantConfig, folder: Path) -> None:
-        """Make the tenant's own key if it is used and not there yet."""
-        path = config.audit_key
+    def _make_folder(self, name: str, config: TenantConfig) -> None:
+        """Make the tenant's folder, and its own key if that is used and not there yet."""
+        folder, path = self._config.state / "tenants" / name, config.audit_key
+        make_private(folder)
         if config.audit is not None and path == folder / "audit.key" and not path.exists():
             with suppress(FileExistsError):
                 save_private(path, HmacKey.generate().to_text())

@@ -8,17 +8,16 @@ from typing import Any
 from starlette.responses import Response
 
 from toolcell.audit.filters import Filter
-from toolcell.audit.replay import replay, runtime_options
-from toolcell.config import PoolConfig
-from toolcell.runtime import Runtime
 from toolcell.service.endpoints import BYTES, ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem
 from toolcell.service.recorded import RecordedRuns
+from toolcell.service.requested import replay_context
 from toolcell.service.routes.answers import RecordedRunAnswer, ReplayAnswer, RunList
 from toolcell.service.routes.models import ReplayRequest, RunsQuery
 from toolcell.service.routes.sessions import download
 from toolcell.service.running import run_for
+from toolcell.service.under_way import RunUnderWay
 
 
 async def list_runs(request: ApiRequest) -> Mapping[str, Any]:
@@ -62,15 +61,13 @@ async def read_file(request: ApiRequest) -> Response:
 async def repeat(request: ApiRequest) -> Mapping[str, Any]:
     """Run a recorded script again with the answers that it got. No tool is called."""
     given: ReplayRequest = request.body
-    run, config = await _recorded(request).load(request.path["run_id"]), request.tenant.config
-    options = runtime_options(run)
-    options["policy"] = config.policy.model_copy(update={"hash_seed": options["policy"].hash_seed})
+    run, trust = await _recorded(request).load_trusted(request.path["run_id"])
+    replays, context = request.tenant.replays, replay_context(request, run)
 
-    async def work() -> Mapping[str, Any]:
-        async with Runtime(backend=config.backend, pool=PoolConfig(warm=0), **options) as runtime:
-            return (await replay(runtime, run, source=given.code, until=given.until)).to_dict()
+    async def work(_: RunUnderWay) -> Mapping[str, Any]:
+        return (await replays.make(run, trust, context, source=given.code, until=given.until)).to_dict()
 
-    return await run_for(request, lambda _: work(), end_s=0.0)
+    return await run_for(request, work, end_s=0.0)
 
 
 def _recorded(request: ApiRequest) -> RecordedRuns:
@@ -96,7 +93,7 @@ ENDPOINTS = (
         summary="Read a file that a run has returned or was given", gives=BYTES,
     ),
     Endpoint(
-        method="POST", path=f"{ONE}/replay", scope=Scope.EXECUTE, handler=repeat,
+        method="POST", path=f"{ONE}/replay", scope=Scope.EXECUTE, reads_runs=True, handler=repeat,
         summary="Run a recorded script again with the answers that it got", body=ReplayRequest, answer=ReplayAnswer,
     ),
 )  # fmt: skip

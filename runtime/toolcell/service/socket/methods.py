@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from toolcell.service.authentication import check_may
 from toolcell.service.principal import Scope
 from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.request import ServedRequest
@@ -43,6 +44,8 @@ async def _execute_code(served: ServedSession, request: ServedRequest, given: Ar
         "preflight": given.take("preflight", bool, default=False),
     }
     given.end()
+    if options["repairs"] is not None:
+        check_may(served.principal, Scope.READ)  # its calls are answered with what that run was told
     return plain_record(await served.runtime.execute_code(**options))
 
 

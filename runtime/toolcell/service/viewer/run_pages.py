@@ -26,7 +26,7 @@ async def load(visit: Visit) -> tuple[RunSummary, RecordedRun, list[dict[str, ob
 
     def question(index: Index) -> tuple[RunSummary, RecordedRun, list[dict[str, object]]]:
         try:
-            summary = index.find(place)
+            summary = index.find(place, is_whole=True)
         except UsageError as exc:
             raise PageMissing(f"the log has no run {place}") from exc
         redactions = [

@@ -12,12 +12,16 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import Message
 
 from toolcell.audit.keys import Verifier, default_key_path, load_verifier
+from toolcell.audit.reader import RecordedRun
+from toolcell.audit.replay import Replay
 from toolcell.errors import AuditError
 from toolcell.service.authentication import LoopbackAuthenticator
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.log_reader import LogReader
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.service.requested import replay_context
+from toolcell.service.running import under_way
 from toolcell.service.service import Service
 from toolcell.service.tenants import Tenant
 from toolcell.service.viewer.live_runs import LiveRuns
@@ -28,7 +32,6 @@ from toolcell.service.viewer.verification import Verifications
 from toolcell.service.viewer.visitors import LINKS, Visitor
 
 MORE_LINKS: Final = {"/waiting": "Approvals", "/sessions": "Sessions", "/pool": "Pool"}
-REPLAYS: Final = 2
 
 
 class ServiceHost:
@@ -37,7 +40,6 @@ class ServiceHost:
     def __init__(self, service: Service) -> None:
         self.links: Mapping[str, str] = {**LINKS, **MORE_LINKS}
         self.verifications = Verifications()
-        self.replays = anyio.CapacityLimiter(REPLAYS)
         self.service = service
         self.logins = Logins()
         self.live = LiveRuns()
@@ -121,9 +123,11 @@ class ServiceHost:
 
     async def api_request(self, visit: Visit, *, outlives: bool = False) -> ApiRequest:
         """Return the request as the rest of the service takes it. One that `outlives` its answer is not ended by it."""
-        visitor = visit.visitor
-        principal = Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
         http = Request(visit.request.scope, _never) if outlives else visit.request
+        return await self._api_request(http, visit.visitor)
+
+    async def _api_request(self, http: Request, visitor: Visitor) -> ApiRequest:
+        principal = Principal(visitor.tenant, visitor.subject, frozenset(Scope(each) for each in visitor.scopes))
         return ApiRequest(http, self.service, principal, await self.tenant_of(visitor), None, None)
 
     async def log_of(self, visitor: Visitor) -> LogReader | None:
@@ -137,11 +141,11 @@ class ServiceHost:
             visitor.tenant, LogReader(config.audit, _verifiers(config.audit_key or default_key_path()))
         )
 
-    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the record says, isolated as the tenant's sandboxes are."""
-        config = self.service.config.tenant(visitor.tenant)
-        policy = config.policy.model_copy(update={"hash_seed": recorded["policy"].hash_seed})
-        return {**recorded, "backend": config.backend, "policy": policy}
+    async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
+        """Run it again within what the tenant may use."""
+        api = await self._api_request(request, visitor)
+        async with under_way(api):
+            return await api.tenant.replays.make(run, trust, replay_context(api, run))
 
     async def stub_of(self, visitor: Visitor, tool: str) -> str:
         """Return what scripts see of a tool of the tenant."""

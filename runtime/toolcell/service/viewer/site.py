@@ -63,15 +63,15 @@ Page = Callable[[Visit], Awaitable[Response]]
 
 def page(path: str, show: Page, scope: str) -> Route:
     """Return the route of a page that people with a scope may see."""
-    return Route(path, functools.partial(_visit, show, scope, False), methods=["GET"])
+    return Route(path, functools.partial(_visit, show, (scope,), False), methods=["GET"])
 
 
-def form(path: str, act: Page, scope: str) -> Route:
-    """Return the route of a form that people with a scope may send. The form must come from a page of theirs."""
-    return Route(path, functools.partial(_visit, act, scope, True), methods=["POST"])
+def form(path: str, act: Page, *scopes: str) -> Route:
+    """Return the route of a form that people with these scopes may send. The form must come from a page of theirs."""
+    return Route(path, functools.partial(_visit, act, scopes, True), methods=["POST"])
 
 
-async def _visit(act: Page, scope: str, is_form: bool, request: Request) -> Response:
+async def _visit(act: Page, scopes: tuple[str, ...], is_form: bool, request: Request) -> Response:
     host: ViewerHost = request.app.state.viewer_host
     known = await host.visitor(request)
     if isinstance(known, Response):
@@ -80,8 +80,8 @@ async def _visit(act: Page, scope: str, is_form: bool, request: Request) -> Resp
     try:
         if is_form:
             visit.fields = await read_form(request, known.form_token)
-        if not known.can(scope):
-            return problem(visit, HTTPStatus.FORBIDDEN, f"this needs the scope {scope}, and you do not have it")
+        if missing := [scope for scope in scopes if not known.can(scope)]:
+            return problem(visit, HTTPStatus.FORBIDDEN, f"this needs the scope {missing[0]}, and you do not have it")
         return await act(visit)
     except RefusedForm as exc:
         return problem(visit, HTTPStatus(exc.status), str(exc))

@@ -6,13 +6,19 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from toolcell.audit.query import VERIFIED
+from toolcell.audit.reader import RecordedRun
+from toolcell.audit.replay import Replay, replay, runtime_options
+from toolcell.config import Limits, PoolConfig
+from toolcell.runtime import Runtime
 from toolcell.service.log_reader import LogReader
+from toolcell.service.replays import bounded
 from toolcell.service.viewer.protection import form_token
 from toolcell.service.viewer.verification import Verifications
 
@@ -44,8 +50,6 @@ class ViewerHost(Protocol):
     links: Mapping[str, str]
     """Path to name of the pages for the head of each page."""
     verifications: Verifications
-    replays: anyio.CapacityLimiter
-    """How many replays run at a time."""
 
     async def visitor(self, request: Request) -> Visitor | Response:
         """Return who asks, or the answer for somebody unknown."""
@@ -55,8 +59,8 @@ class ViewerHost(Protocol):
         """Return the log that a visitor may read; None: nothing is recorded."""
         ...
 
-    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of the runtime for a replay; `recorded` are those of the run."""
+    async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
+        """Run a recorded script again, for this visitor; `trust`: how far its record can be trusted."""
         ...
 
     async def stub_of(self, visitor: Visitor, tool: str) -> str:
@@ -73,7 +77,7 @@ class OneLog:
     def __init__(self, log: LogReader, port: int, backend: str = "process") -> None:
         self.links: Mapping[str, str] = LINKS
         self.verifications = Verifications()
-        self.replays = anyio.CapacityLimiter(1)
+        self._replays = anyio.CapacityLimiter(1)
         self.token = secrets.token_urlsafe(32)
         self._log, self._backend = log, backend
         self._cookie = f"toolcell-viewer-{port}"  # cookies do not tell ports apart
@@ -95,9 +99,12 @@ class OneLog:
         """Return the log."""
         return self._log
 
-    def runtime_options(self, visitor: Visitor, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the record says, with the backend of this viewer."""
-        return {**recorded, "backend": self._backend}
+    async def replay(self, request: Request, visitor: Visitor, run: RecordedRun, trust: str) -> Replay:
+        """Run it again as its record says, if that is verified, with the backend of this viewer."""
+        run = run if trust == VERIFIED else bounded(run, trust, Limits())
+        options = runtime_options(run)
+        async with self._replays, Runtime(None, backend=self._backend, pool=PoolConfig(warm=1), **options) as runtime:
+            return await replay(runtime, run)
 
     async def stub_of(self, visitor: Visitor, tool: str) -> str:
         """Return nothing: a log alone has no tools."""
