@@ -30,6 +30,7 @@ LAYERS = (
         "toolcell.errors",
         "toolcell.flows",
         "toolcell.event_loop",
+        "toolcell.http_protocol",
         "toolcell.lifetime",
         "toolcell.loop_thread",
         "toolcell.config",

@@ -6,15 +6,31 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 
 import uvicorn
 
 from toolcell.errors import UsageError
 
+ACCEPTED: Final = 64
+"""Connections that are accepted before those of them that are too many end: each has a descriptor until then."""
+BACKLOG: Final = 2048
+"""Connections that the kernel keeps until they are accepted."""
+
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """Leaves signals to whoever runs it, and accepts many connections a few at a time."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        config.backlog = ACCEPTED  # asyncio accepts that many at once, and listens with it
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with room for bursts."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,3 +72,15 @@ def url_of(listener: socket.socket, path: str = "") -> str:
     """Return the URL of a path on a socket that listens."""
     host, port = listener.getsockname()[:2]
     return f"http://{bracketed(host)}:{port}{path}"
+
+
+def allow_connections() -> None:
+    """Let this process open as many descriptors as it may: each connection is one. For commands that serve."""
+    try:
+        import resource
+    except ImportError:  # pragma: no cover  # not on Windows
+        return
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if least != most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

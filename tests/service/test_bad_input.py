@@ -106,19 +106,35 @@ def test_a_request_with_two_meanings_is_refused_and_its_connection_closed(served
     assert b"ready" not in received
 
 
-def test_more_connections_than_allowed_are_told_so_and_the_service_lives(served: Served) -> None:
-    ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+READY = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_silent_connections_past_the_limit_make_room(served: Served) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
         first.settimeout(10)
         for _ in range(2):  # a client that is there already is served, however many others come
-            first.sendall(ready)
+            first.sendall(READY.replace(b"close", b"keep-alive"))
             assert first.recv(65536).startswith(b"HTTP/1.1 200")
             for _ in range(40):
                 stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
-        received = served.talk(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert received.startswith(b"HTTP/1.1 503")
-        until(served.is_ready)  # idle connections do not last
+        assert served.talk(READY).startswith(b"HTTP/1.1 200")
+        until(served.is_ready)
+
+
+def test_a_connection_too_many_is_told_so_while_each_has_a_request_under_way(tmp_path: Path) -> None:
+    names = [f"room-{number}" for number in range(4)]
+    (tmp_path / "service.toml").write_text("connections = 4\n")
+    with Served(tmp_path, "--config", str(tmp_path / "service.toml")) as served, ExitStack() as stack:
+        for name in names:
+            busy = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            body = json.dumps({"steps": [{"tool": "wait_for", "args": {"name": name}}]})
+            head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            busy.sendall(f"POST /v1/plan HTTP/1.1\r\nHost: localhost\r\n{head}{body}".encode())
+        until(lambda: all(map(served.began, names)))
+        assert served.talk(READY).startswith(b"HTTP/1.1 503")
+        for name in names:
+            served.go_on(name)
 
 
 @pytest.mark.parametrize(

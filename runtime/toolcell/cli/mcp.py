@@ -75,13 +75,14 @@ class HttpFlags:
 
     async def serve(self, make_options: Callable[[], dict[str, Any]], servers: McpFlags, **kinds: bool) -> None:
         """Serve until cancelled."""
-        from toolcell.asgi import listening
+        from toolcell.asgi import allow_connections, listening
         from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 
         host, port = parse_address(self.http or "")
         token = self.token()
         verifier = StaticToken(token) if token is not None else None
         hosts, origins = tuple(self.allow_host or ()), tuple(self.allow_origin or ())
+        allow_connections()
         with closing(listening(host, port)) as listener:
             async with _opened(make_options(), servers, **kinds) as server:
                 app = http_app(server, host, verifier=verifier, hosts=hosts, origins=origins)

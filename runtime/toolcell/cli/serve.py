@@ -105,7 +105,7 @@ def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> A
 
 
 async def _serve(settings: Any, registry: Any) -> None:
-    from toolcell.asgi import listening
+    from toolcell.asgi import allow_connections, listening
     from toolcell.service.app import create_app
     from toolcell.service.server import check_host
     from toolcell.service.server import serve as serve_app
@@ -113,6 +113,7 @@ async def _serve(settings: Any, registry: Any) -> None:
 
     service = Service(settings, registry)
     check_host(service, settings.host)
+    allow_connections()
     with closing(listening(settings.host, settings.port)) as listener:
         async with opened_dependencies():
             await serve_app(create_app(service), listener, lambda text: typer.echo(text, err=True))

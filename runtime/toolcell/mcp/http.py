@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.asgi import HttpServer, bracketed, is_loopback, url_of
 from toolcell.errors import UsageError
+from toolcell.http_protocol import HttpLimits, bounded_protocol
 from toolcell.mcp.server import GONE, McpServer
 
 PATH = "/mcp"
@@ -111,11 +112,22 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 async def serve_http(
-    server: McpServer, app: ASGIApp, listener: socket.socket, on_ready: Callable[[str], Any] = lambda url: None
+    server: McpServer,
+    app: ASGIApp,
+    listener: socket.socket,
+    on_ready: Callable[[str], Any] = lambda url: None,
+    limits: HttpLimits | None = None,
 ) -> None:
-    """Serve until cancelled; then end the connections. `on_ready` gets the URL. Needs asyncio."""
+    """Serve until cancelled; then end the connections. `on_ready` gets the URL. `limits`: what clients may take. Needs
+    asyncio."""
     config = uvicorn.Config(
-        app, lifespan="on", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=END_S
+        app,
+        http=bounded_protocol(limits or HttpLimits()),
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=END_S,
     )
     http = HttpServer(config)
     async with server, anyio.create_task_group() as tasks:

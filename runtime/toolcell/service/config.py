@@ -116,7 +116,8 @@ class ServiceConfig(SettingsModel):
     """Seconds after which the connection of a client that reads nothing of its answer is ended."""
 
     connections: PositiveInt = 2048
-    """Connections at once. Further ones are answered with the status 503 and closed."""
+    """Connections at once, and at most half of what the process may open. For a further one, the oldest that has no
+    request under way makes room; if there is none, it is answered with the status 503 and closed."""
 
     heartbeat_s: PositiveFloat = Field(default=15.0, le=3600)
     """Seconds without an event after which a stream of events sends a comment."""

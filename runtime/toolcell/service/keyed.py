@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable, StoreError, ToolcellError
+from toolcell.http_protocol import CONNECTION
 from toolcell.lifetime import Lifetime
-from toolcell.service.http_protocol import CONNECTION
 from toolcell.service.idempotency import (
     KEY,
     Answered,

@@ -9,8 +9,8 @@ from typing import TypeVar
 import anyio
 from starlette.requests import Request
 
+from toolcell.http_protocol import CONNECTION
 from toolcell.service.endpoints import ApiRequest
-from toolcell.service.http_protocol import CONNECTION
 from toolcell.service.problems import Problem
 from toolcell.service.under_way import RunUnderWay
 

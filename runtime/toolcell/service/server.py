@@ -15,8 +15,10 @@ from starlette.applications import Starlette
 
 from toolcell.asgi import HttpServer, is_loopback, url_of
 from toolcell.errors import UsageError
+from toolcell.http_protocol import HttpLimits, bounded_protocol
+from toolcell.json_text import json_text
 from toolcell.service.authentication import LoopbackAuthenticator
-from toolcell.service.http_protocol import timed_protocol
+from toolcell.service.problems import Problem
 from toolcell.service.service import Service
 from toolcell.service.socket.frames import FRAME_BYTES
 
@@ -100,9 +102,17 @@ async def serve(app: Starlette, listener: socket.socket, on_event: Callable[[str
 
 def _uvicorn_config(app: Starlette, service: Service) -> uvicorn.Config:
     config = service.config
+    limits = HttpLimits(
+        head_s=config.head_s,
+        body_s=None,  # whoever reads it answers 408
+        write_s=config.write_s,
+        connections=config.connections,
+        refusal=json_text(Problem(503, "too_many_connections", "Too many connections").to_dict()).encode(),
+        refusal_type=b"application/problem+json",
+    )
     return uvicorn.Config(
         app,
-        http=timed_protocol(config.head_s, config.write_s, config.connections),
+        http=bounded_protocol(limits),
         lifespan="off",  # opened and closed here, so that its errors are ours
         log_config=None,
         access_log=False,

@@ -10,6 +10,7 @@ import uvicorn
 
 from toolcell.asgi import HttpServer, url_of
 from toolcell.audit.keys import Verifier
+from toolcell.http_protocol import HttpLimits, bounded_protocol
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
 from toolcell.service.viewer.visitors import OneLog
@@ -38,7 +39,7 @@ async def serve_log(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
+        http=bounded_protocol(HttpLimits(connections=MAX_CONNECTIONS)),
         timeout_graceful_shutdown=1,
     )
     try:

@@ -1,0 +1,125 @@
+"""`toolcell mcp --http` and `toolcell serve` while strangers hold connections: who has a request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from toolcell import Runtime
+from toolcell.asgi import listening
+from toolcell.http_protocol import HttpLimits
+from toolcell.mcp.http import http_app, serve_http
+from toolcell.mcp.server import McpServer
+
+pytestmark = [pytest.mark.isolation]
+
+SILENT = 1100
+"""More than the usual `ulimit -n`."""
+
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 65_536), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def command(folder: Path, *words: str) -> Iterator[int]:
+    """Run a command that serves, with the usual limit of files, and yield its port."""
+    limited = ["prlimit", "--nofile=1024:1024", sys.executable, "-m", "toolcell", *words]
+    environment = {"XDG_STATE_HOME": str(folder), "XDG_CACHE_HOME": str(folder), "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if found := re.search(r"serving http://127\.0\.0\.1:(\d+)", line):
+                    yield int(found[1])
+                    break
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("words", [("mcp", "--http", "127.0.0.1:0"), ("serve", "--port", "0", "--warm", "0")])
+def test_silent_strangers_keep_nobody_out(tmp_path: Path, words: tuple[str, ...]) -> None:
+    path = "/mcp" if words[0] == "mcp" else "/readyz"
+    with many_files(), command(tmp_path, *words) as port, ExitStack() as stack:
+        base = f"http://127.0.0.1:{port}"
+        there_before, newcomer = (stack.enter_context(httpx.Client(base_url=base, timeout=20)) for _ in range(2))
+
+        def ask(client: httpx.Client) -> int:
+            if path == "/mcp":
+                return client.post(path, json=PING, headers=HEADERS).status_code
+            return client.get(path).status_code
+
+        usual = ask(there_before)
+        for _ in range(SILENT):
+            stranger = stack.enter_context(socket.socket())
+            stranger.settimeout(5)
+            stranger.connect(("127.0.0.1", port))
+        began = time.monotonic()
+        assert ask(newcomer) == usual
+        assert ask(there_before) == usual
+        assert time.monotonic() - began < 5
+
+
+@asynccontextmanager
+async def serving(limits: HttpLimits) -> AsyncIterator[int]:
+    server, ready = McpServer(Runtime()), asyncio.Event()
+    with closing(listening("127.0.0.1", 0)) as listener:
+        app = http_app(server, "127.0.0.1")
+        task = asyncio.create_task(serve_http(server, app, listener, lambda url: ready.set(), limits))
+        await ready.wait()
+        yield listener.getsockname()[1]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+HEAD = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /mc", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"])
+def test_half_a_request_to_an_mcp_server_is_given_up(sent: bytes) -> None:
+    async def check() -> None:
+        async with serving(HttpLimits(head_s=0.1, body_s=0.1)) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(check())
+
+
+def test_of_too_many_silent_connections_the_oldest_makes_room() -> None:
+    async def check() -> None:
+        async with serving(HttpLimits(head_s=600, connections=3)) as port:
+            made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            async with asyncio.timeout(20):
+                with pytest.raises(ConnectionResetError):
+                    assert await made[0][0].read() == b""
+                    raise ConnectionResetError
+                for reader, writer in made[1:]:  # the others are still served
+                    writer.write(b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                    assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+            for _, writer in made:
+                writer.close()
+
+    asyncio.run(check())
