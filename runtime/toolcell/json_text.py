@@ -7,8 +7,8 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -113,3 +113,137 @@ def _decoded(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error as exc:
         raise ValueError(f"$bytes has no base64: {exc}") from exc
+
+
+# In pieces: a large document is written beside other work, and never holds more than it may
+
+SLICE_CHARS: Final = 65_536
+"""Of a text that are written at once. A run of these letters may be six times as long in JSON."""
+SMALL: Final = 16_384
+"""Characters, bytes and elements of data that is written at once."""
+CHUNK: Final = 256
+"""Elements of a list that are looked at together."""
+
+
+class TooLong(Exception):
+    """A document would have more bytes than it may."""
+
+
+def is_small(data: object, most: int = SMALL) -> bool:
+    """Return True if data has at most so many characters, bytes and elements. Looks at no more than that."""
+    left, rest = most, [data]
+    while rest:
+        value = rest.pop()
+        left -= 1
+        if isinstance(value, str | bytes | bytearray):
+            left -= len(value)
+        elif isinstance(value, Mapping):
+            left -= len(value)
+            if left >= 0:
+                rest += value
+                rest += value.values()
+        elif isinstance(value, list | tuple):
+            left -= len(value)
+            if left >= 0:
+                rest += value
+        if left < 0:
+            return False
+    return True
+
+
+def exact_json_pieces(data: object) -> Iterator[str]:
+    """Yield the text of `exact_json_text` piece by piece, so that no step of a thread that writes it is long."""
+    match data:
+        case _ if is_small(data):
+            yield exact_json_text(data)
+        case str():
+            yield '"'
+            for at in range(0, len(data), SLICE_CHARS):
+                yield exact_json_text(data[at : at + SLICE_CHARS])[1:-1]
+            yield '"'
+        case bytes() | bytearray() | memoryview():
+            yield f'{{"{BYTES}": "'
+            for at in range(0, len(data), 3 * SLICE_CHARS):
+                yield base64.b64encode(data[at : at + 3 * SLICE_CHARS]).decode()
+            yield '"}'
+        case Mapping() if len(data) == 1 and FORMS & data.keys():
+            yield f'{{"{DICT}": '
+            yield from _object_pieces(data)
+            yield "}"
+        case Mapping():
+            yield from _object_pieces(data)
+        case list() | tuple():
+            yield from _list_pieces(data)
+        case _:
+            yield exact_json_text(data)
+
+
+def _object_pieces(data: Mapping[Any, Any]) -> Iterator[str]:
+    before = "{"
+    for name, value in {each if isinstance(each, str) else str(each): data[each] for each in data}.items():
+        yield before
+        yield from exact_json_pieces(name)
+        yield ": "
+        yield from exact_json_pieces(value)
+        before = ", "
+    yield "}"
+
+
+def _list_pieces(data: list[Any] | tuple[Any, ...]) -> Iterator[str]:
+    before = "["
+    for at in range(0, len(data), CHUNK):
+        chunk = data[at : at + CHUNK]
+        yield before
+        if is_small(chunk):
+            yield exact_json_text(list(chunk))[1:-1]
+        else:
+            for number, value in enumerate(chunk):
+                yield ", " if number else ""
+                yield from exact_json_pieces(value)
+        before = ", "
+    yield "]"
+
+
+def exact_json_bytes(data: object, most: int) -> bytes:
+    """Return the document in UTF-8. What is not small belongs into a thread.
+
+    Raises:
+        TooLong: it has more bytes than `most`.
+    """
+    found, size = [], 0
+    for piece in exact_json_pieces(data):
+        found.append(piece.encode())
+        size += len(found[-1])
+        if size > most:
+            raise TooLong(f"more than {most} bytes of JSON")
+    return b"".join(found)
+
+
+def json_start(data: object, chars: int) -> str:
+    """Return the beginning of a document: all of it, or more than so many characters, and a mark."""
+    found, size = [], 0
+    for piece in exact_json_pieces(data):
+        found.append(piece)
+        size += len(piece)
+        if size > chars:
+            return f"{''.join(found)[:chars]} (cut: it has more than {chars} characters)"
+    return "".join(found)
+
+
+def json_size(data: object, most: int) -> int:
+    """Return how many bytes a document has; where they are more than `most`, some number above it."""
+    size = 0
+    for piece in exact_json_pieces(data):
+        size += len(piece.encode())
+        if size > most:
+            break
+    return size
+
+
+LEFT_OUT: Final = "$left_out"
+"""Key of the object that stands for data that was too large for an answer: {"$left_out": {"reason": ...}}."""
+
+
+def left_out(reason: str) -> dict[str, Any]:
+    """Return what stands for data that was left out."""
+    return {LEFT_OUT: {"reason": reason}}

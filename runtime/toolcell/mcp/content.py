@@ -23,12 +23,15 @@ from mcp_types import (
 
 from toolcell.call_text import MAX_ARGS, arguments_text
 from toolcell.control.decisions import Deny
-from toolcell.json_text import json_text
+from toolcell.json_text import json_size, json_text, left_out
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
 from toolcell.text import as_one_line, clean
 from toolcell.tools.code import code_result
 from toolcell.tools.hooks import Approve, Reject
 from toolcell.tools.parts import File, is_image
+
+VALUE_BYTES = 1 << 20
+"""Of a value in an answer. A model reads the text beside it, which is shorter."""
 
 MAX_ASKED_CHARS = 2_000
 """Of one argument of a call that a person is asked about."""
@@ -70,7 +73,8 @@ def _plain(result: ExecutionResult, with_logs: bool) -> dict[str, Any]:
         "run_id": result.run_id,
     }
     if result.has_value:
-        plain["value"] = result.value
+        is_short = json_size(result.value, VALUE_BYTES) <= VALUE_BYTES
+        plain["value"] = result.value if is_short else left_out(f"it has more than {VALUE_BYTES} bytes of JSON")
     if result.type_findings:
         plain["type_findings"] = [
             {name: each[name] for name in ("line", "rule", "message")} for each in result.type_findings

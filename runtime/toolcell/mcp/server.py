@@ -20,9 +20,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.json_text import json_text
+from toolcell.json_text import json_start
 from toolcell.mcp import listing
-from toolcell.mcp.content import answer, decision, failed, file_blocks, question, readable_only, said
+from toolcell.mcp.content import VALUE_BYTES, answer, decision, failed, file_blocks, question, readable_only, said
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
@@ -211,14 +211,15 @@ class McpServer:
                     case LogPrinted(name, text):
                         await self._log(ctx, "info" if name == "stdout" else "warning", name, clean(text))
                     case ProgressReported(value):
-                        message = value if isinstance(value, str) else json_text(value)
+                        message = value if isinstance(value, str) else json_start(value, MAX_MESSAGE_CHARS)
                     case CallStarted(tool=tool, parent_call_id=None):
                         message = f"calls {tool}"
                     case RunFinished(result):
                         return result
                 if message:
                     count += 1
-                    await ctx.session.report_progress(count, message=one_line(clean(message), MAX_MESSAGE_CHARS))
+                    shown = one_line(clean(message[: 2 * MAX_MESSAGE_CHARS]), MAX_MESSAGE_CHARS)
+                    await ctx.session.report_progress(count, message=shown)
         raise UsageError("the run was ended before it had a result")
 
     async def _log(self, ctx: Context, level: types.LoggingLevel, stream: str, text: str) -> None:
@@ -294,7 +295,7 @@ def _of_row(rows: PlanRows) -> types.CallToolResult:
     value = row.get("result")
     if isinstance(value, bytes):  # a file is its own value, and comes as such
         value = "\n".join(f"({file.name}, {file.size} bytes)" for file in rows.files)
-    text = said(value if isinstance(value, str) else json_text(value))
+    text = said(value[:VALUE_BYTES] if isinstance(value, str) else json_start(value, VALUE_BYTES))
     return text.model_copy(update={"content": [*text.content, *file_blocks(rows.run_id, rows.files)]})
 
 

@@ -106,6 +106,9 @@ class ServiceConfig(SettingsModel):
     body_bytes: int = Field(default=64 * MIB, ge=KIB)
     """Bytes of a request's body. A larger one is refused before it is read."""
 
+    answer_bytes: int = Field(default=64 * MIB, ge=MIB)
+    """Bytes of an answer. Of a larger one, contents of files, long texts and lists are left out, and it says so."""
+
     body_s: PositiveFloat = Field(default=30.0, le=3600)
     """Seconds in which a body must arrive."""
 

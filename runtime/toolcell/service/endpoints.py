@@ -107,7 +107,7 @@ class Endpoint:
 
     async def _handled(self, request: ApiRequest) -> Response:
         found = await self.handler(request)
-        return found if isinstance(found, Response) else json_response(found, self.status)
+        return found if isinstance(found, Response) else await request.tenant.answers.response(found, self.status)
 
     async def _once(self, request: ApiRequest) -> Response:
         """Carry out a request that has a key, or answer what became of it."""
@@ -138,5 +138,5 @@ def _check_path(given: Mapping[str, Any]) -> None:
 
 
 def json_response(data: object, status: int = 200) -> Response:
-    """Return data as JSON from which it can be read again."""
+    """Return small data as JSON from which it can be read again."""
     return Response(exact_json_text(data), status, media_type=JSON)

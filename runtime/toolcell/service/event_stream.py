@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolcell.errors import ToolcellError
-from toolcell.json_text import exact_json_text
 from toolcell.run.streaming import (
     CallEnded,
     CallStarted,
@@ -25,6 +24,7 @@ from toolcell.run.streaming import (
     RunFinished,
     RunStream,
 )
+from toolcell.service.answering import Answers
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.results import result_members
@@ -68,7 +68,7 @@ class RunEventStream(Response):
             stream = self._begin(run.cancel)
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             async with anyio.create_task_group() as tasks, stream:
-                writer = _Writer(send, self._request.service.config.heartbeat_s)
+                writer = _Writer(send, self._request.service.config.heartbeat_s, self._request.tenant.answers)
                 tasks.start_soon(writer.beat)
                 tasks.start_soon(self._leave_when_gone, run, tasks.cancel_scope)
                 await _copy(stream, writer, self._request)
@@ -107,15 +107,16 @@ def _told(event: RunEvent) -> tuple[str, Any]:
 class _Writer:
     """Writes events, and a comment when there is none for long, so that nobody between ends the connection."""
 
-    def __init__(self, send: Send, heartbeat_s: float) -> None:
-        self._send, self._heartbeat_s = send, heartbeat_s
+    def __init__(self, send: Send, heartbeat_s: float, answers: Answers) -> None:
+        self._send, self._heartbeat_s, self._answers = send, heartbeat_s, answers
         self._number = 0
         self._last = anyio.current_time()
 
     async def event(self, name: str, data: Any) -> None:
         """Send one event. JSON text has no line break."""
         self._number += 1
-        await self._write(f"id: {self._number}\nevent: {name}\ndata: {exact_json_text(data)}\n\n")
+        head = f"id: {self._number}\nevent: {name}\ndata: ".encode()
+        await self._write(b"".join((head, await self._answers.text(data), b"\n\n")))
 
     async def beat(self) -> None:
         """Send comments, for ever."""
@@ -123,8 +124,8 @@ class _Writer:
             if (left := self._last + self._heartbeat_s - anyio.current_time()) > 0:
                 await anyio.sleep(left)
             else:
-                await self._write(": still here\n\n")
+                await self._write(b": still here\n\n")
 
-    async def _write(self, text: str) -> None:
+    async def _write(self, text: bytes) -> None:
         self._last = anyio.current_time()
-        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        await self._send({"type": "http.response.body", "body": text, "more_body": True})

@@ -13,6 +13,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.journal import JournalConfig, make_private
 from toolcell.quotas import Quotas
 from toolcell.runtime import Runtime
+from toolcell.service.answering import Answers
 from toolcell.service.config import ServiceConfig, TenantConfig
 from toolcell.service.downloads import DownloadStore
 from toolcell.service.recorded import RecordedRuns
@@ -33,9 +34,10 @@ class Tenant:
         runtime: Runtime,
         files: DownloadStore,
         replays: Replays,
+        answers: Answers,
     ) -> None:
         self.name, self.config, self.registry, self.runtime = name, config, registry, runtime
-        self.files, self.replays = files, replays
+        self.files, self.replays, self.answers = files, replays, answers
         self.sessions = TenantSessions(runtime, config.sessions)
         self.recorded = RecordedRuns(config.audit, config.audit_key) if config.audit is not None else None
         """The runs in its audit log; None when it has none."""
@@ -109,7 +111,7 @@ class Tenants:
             files = DownloadStore(self._config.state / "tenants" / name, config.files_s, config.files_bytes)
             stack.push_async_callback(files.close)
             replays = Replays(runtime, config, log, partial(self._on_open, name))
-            tenant = Tenant(name, config, registry, runtime, files, replays)
+            tenant = Tenant(name, config, registry, runtime, files, replays, Answers(self._config.answer_bytes))
             if tenant.recorded is not None:
                 stack.push_async_callback(tenant.recorded.close)
             self._stack.push_async_exit(stack.pop_all())
