@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,6 +24,7 @@ from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pen
 from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.journal.tokens import make_token, read_token
+from toolcell.json_text import is_small
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, check_path, shown
@@ -30,6 +33,9 @@ from toolcell.tools.options import Origin
 FINISHED_RUNS: Final = 64
 FINISHED_BYTES: Final = 64 << 20
 """How many journals of finished runs are kept in memory for repairs, and how large they may be together."""
+
+REMEMBERED: Final = 16_384
+"""Characters and elements of the arguments that a run waits with. One with more is read again by whoever lists it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -55,6 +61,30 @@ class JournalOwner(Protocol):
         """Take the journal of a run that has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class IdleRun:
+    """A run that has not ended and is not under way."""
+
+    id: str
+    suspension: Suspension | None
+    """What it waits for; None when it was interrupted."""
+
+    @property
+    def arguments(self) -> list[object]:
+        """Those of the calls that wait."""
+        return [call.args for call in self.suspension.calls] if self.suspension is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a journal on disk had to say when nobody had it open."""
+
+    signature: tuple[int, int, int]
+    """Inode, size and time of the file then. Whoever takes it up writes to it."""
+    run: IdleRun | None
+    """None: it has ended."""
+
+
 class JournalStore:
     """The journals of one runtime."""
 
@@ -78,6 +108,10 @@ class JournalStore:
         self._waiting: dict[str, Journal] = {}
         """In memory: journals of runs that may be carried on."""
         self.used: set[str] = set()
+        self._opening = threading.Lock()
+        """Held while a journal is read: whoever lists what waits in a thread must not look like a run under way."""
+        self._seen: dict[str, _Seen] = {}
+        """Of journals on disk, by id, as they were when they were read last."""
 
     @property
     def token_s(self) -> float:
@@ -256,7 +290,7 @@ class JournalStore:
 
     def interrupted(self) -> list[str]:
         """Return the ids of runs that were interrupted and have no token: `resume` takes these ids."""
-        return [journal.id for journal in self._idle() if not journal.token]
+        return [run.id for run in self._idle() if run.suspension is None]
 
     def suspensions(self) -> list[Suspension]:
         """Return what each suspended run waits for.
@@ -266,23 +300,46 @@ class JournalStore:
         """
         if self.is_durable and self.hash_seed is None:
             raise UsageError("open the Runtime first: the tokens of suspended runs are signed with the directory's key")
-        return [self._suspension(journal) for journal in self._idle() if journal.token]
+        return [run.suspension for run in self._idle() if run.suspension is not None]
 
-    def _idle(self) -> list[Journal]:
-        """Return the journals of runs that have not ended and are not under way."""
+    def _idle(self) -> list[IdleRun]:
+        """Return the runs that have not ended and are not under way. Only journals that have changed are read.
+
+        May be called in a thread.
+        """
         if self.config is None:
-            return list(self._waiting.values())
-        found = []
+            return [self._idle_run(journal) for journal in list(self._waiting.values())]
+        found, seen = [], dict[str, _Seen]()
         for path in sorted(self.config.directory.glob(f"*{SUFFIX}")):
             try:
-                journal, loaded = self._load(path.stem)
-            except ResumeError:  # under way, or damaged
+                state = path.lstat()
+                signature = (state.st_ino, state.st_size, state.st_mtime_ns)
+                known = self._seen.get(path.stem)
+                if known is None or known.signature != signature:
+                    known = _Seen(signature, self._look(path.stem))
+            except (OSError, ResumeError):  # removed, under way, or damaged
                 continue
+            if known.run is None or is_small(known.run.arguments, REMEMBERED):
+                seen[path.stem] = known
+            if known.run is not None:
+                found.append(known.run)
+        self._seen = seen
+        return found
+
+    def _idle_run(self, journal: Journal) -> IdleRun:
+        return IdleRun(journal.id, self._suspension(journal) if journal.token else None)
+
+    def _look(self, ident: str) -> IdleRun | None:
+        """Read one journal on disk; None when its run has ended.
+
+        Raises:
+            ResumeError: it is under way, or cannot be read.
+        """
+        with self._opening:
+            journal, loaded = self._loaded(ident)
             assert journal.records is not None
             journal.records.close()
-            if not loaded.is_ended:
-                found.append(journal)
-        return found
+        return None if loaded.is_ended else self._idle_run(journal)
 
     def waiting(self, ident: str) -> Suspension | str | None:
         """Return what a run waits for; its own id if it was interrupted or cannot be read now; None if it is over."""
@@ -377,6 +434,10 @@ class JournalStore:
         return journal
 
     def _load(self, ident: str) -> tuple[Journal, LoadedRun]:
+        with self._opening:
+            return self._loaded(ident)
+
+    def _loaded(self, ident: str) -> tuple[Journal, LoadedRun]:
         path = self._path(ident)
         if not path.exists():
             raise NoSuchRun(unknown_text(ident, str(path.parent)))

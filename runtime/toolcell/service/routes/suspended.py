@@ -35,22 +35,22 @@ def suspended_members(waits: Suspension) -> dict[str, Any]:
 
 async def list_suspended(request: ApiRequest) -> Mapping[str, Any]:
     """List what waits."""
-    runtime = request.tenant.runtime
-    waiting = [suspended_members(each) for each in runtime.suspended_runs()]
-    return {"suspended": waiting, "interrupted": runtime.interrupted_runs()}
+    found = request.tenant.waiting
+    waiting = [suspended_members(each) for each in await found.suspended()]
+    return {"suspended": waiting, "interrupted": await found.interrupted()}
 
 
 async def show(request: ApiRequest) -> Mapping[str, Any]:
     """Show one run that waits."""
-    return suspended_members(_waiting(request))
+    return suspended_members(await _waiting(request))
 
 
 async def decide(request: ApiRequest) -> Mapping[str, Any]:
     """Decide about the calls that a run waits for, and carry it on."""
     given: DecideRequest = request.body
     tenant, ident = request.tenant, request.path["run_id"]
-    is_interrupted = ident in tenant.runtime.interrupted_runs()
-    token = ident if is_interrupted else _waiting(request)
+    is_interrupted = ident in await tenant.waiting.interrupted()
+    token = ident if is_interrupted else await _waiting(request)
     decisions = {name: _decision(each) for name, each in given.decisions.items()}
     await _reopen_session(request, ident)
 
@@ -63,14 +63,14 @@ async def decide(request: ApiRequest) -> Mapping[str, Any]:
 
 async def _reopen_session(request: ApiRequest, ident: str) -> None:
     """Restore the session whose script waits, if there is one: it is carried on there."""
-    name = request.tenant.runtime.session_of(ident)
+    name = await request.tenant.waiting.session_of(ident)
     if name:
         await request.tenant.sessions.get(name)
 
 
-def _waiting(request: ApiRequest) -> Suspension:
+async def _waiting(request: ApiRequest) -> Suspension:
     ident = request.path["run_id"]
-    for each in request.tenant.runtime.suspended_runs():
+    for each in await request.tenant.waiting.suspended():
         if each.run_id == ident:
             return each
     detail = f"no run {ident!r:.80} waits for a decision: it was decided about already, has ended, or never was"

@@ -91,12 +91,12 @@ async def _revert(served: ServedSession, request: ServedRequest, given: Argument
 
 async def _suspended_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return [plain_record(each) for each in served.runtime.suspended_runs()]
+    return [plain_record(each) for each in await served.tenant.waiting.suspended()]
 
 
 async def _interrupted_runs(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     given.end()
-    return served.runtime.interrupted_runs()
+    return await served.tenant.waiting.interrupted()
 
 
 async def _kept_sessions(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:

@@ -32,12 +32,12 @@ TOO_LONG = (
 async def waiting(visit: Visit) -> Response:
     """Show everything that waits."""
     tenant = await host_of(visit).tenant_of(visit.visitor)
-    runtime = tenant.runtime
+    found = tenant.waiting
     return visit.page(
         "waiting",
-        suspended=[(each, [(call, *_shown(call.args)) for call in each.calls]) for each in runtime.suspended_runs()],
-        interrupted=runtime.interrupted_runs(),
-        drafts=[(each, [(one, *_shown(one.args)) for one in each.effects]) for each in runtime.waiting_drafts()],
+        suspended=[(each, [(call, *_shown(call.args)) for call in each.calls]) for each in await found.suspended()],
+        interrupted=await found.interrupted(),
+        drafts=[(each, [(one, *_shown(one.args)) for one in each.effects]) for each in await found.drafts()],
         may_decide=visit.visitor.can(APPROVE),
         too_long=TOO_LONG,
     )
@@ -53,8 +53,7 @@ async def decide(visit: Visit) -> Response:
     """Carry a suspended run on with what the person decided about its calls."""
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
-    runtime = api.tenant.runtime
-    found = next((each for each in runtime.suspended_runs() if each.run_id == ident), None)
+    found = next((each for each in await api.tenant.waiting.suspended() if each.run_id == ident), None)
     if found is None:
         raise PageMissing("no such run waits: it was decided about already, or has ended")
     decisions = {call.id: _decision(call, number, visit) for number, call in enumerate(found.calls)}
@@ -65,7 +64,7 @@ async def carry_on(visit: Visit) -> Response:
     """Carry an interrupted run on."""
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
-    if ident not in api.tenant.runtime.interrupted_runs():
+    if ident not in await api.tenant.waiting.interrupted():
         raise PageMissing("no such run was interrupted, or it was carried on already")
     return await _carried_on(visit, ident, {})
 
@@ -73,7 +72,7 @@ async def carry_on(visit: Visit) -> Response:
 async def _carried_on(visit: Visit, token: Suspension | str, decisions: dict[str, ResumeDecision]) -> Response:
     api = await host_of(visit).api_request(visit)
     runtime = api.tenant.runtime
-    if name := runtime.session_of(token if isinstance(token, str) else token.run_id):
+    if name := await api.tenant.waiting.session_of(token if isinstance(token, str) else token.run_id):
         await api.tenant.sessions.get(name)  # its script is carried on there
     async with under_way(api) as run:
         options: dict[str, Any] = {"context": context_of(api), "cancel": run.cancel}
@@ -117,7 +116,7 @@ async def commit(visit: Visit) -> Response:
     ident = visit.request.path_params["ident"]
     api = await host_of(visit).api_request(visit)
     runtime = api.tenant.runtime
-    draft = next((each for each in runtime.waiting_drafts() if each.id == ident), None)
+    draft = next((each for each in await api.tenant.waiting.drafts() if each.id == ident), None)
     if draft is None:
         raise PageMissing("there is no such draft: it was committed already, or has expired")
     effects = [each.id for each in draft.effects]
