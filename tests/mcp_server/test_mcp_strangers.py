@@ -108,6 +108,28 @@ def test_half_a_request_to_an_mcp_server_is_given_up(sent: bytes) -> None:
     asyncio.run(check())
 
 
+def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolcell.mcp.http.RECEIVING_BYTES", 1 << 20)
+    body, size = b"{" + b" " * 300_000, 400_000
+
+    async def check() -> None:
+        async with serving(HttpLimits(body_s=600)) as port:
+            made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for _, writer in made:
+                writer.write(HEAD + f"Accept: text/event-stream\r\nContent-Length: {size}\r\n\r\n".encode() + body)
+            async with asyncio.timeout(20):
+                answers = [asyncio.create_task(reader.readline()) for reader, _ in made]
+                done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            assert all((await each).startswith(b"HTTP/1.1 503") for each in done)
+            assert waiting
+            for each in waiting:
+                each.cancel()
+            for _, writer in made:
+                writer.close()
+
+    asyncio.run(check())
+
+
 def test_of_too_many_silent_connections_the_oldest_makes_room() -> None:
     async def check() -> None:
         async with serving(HttpLimits(head_s=600, connections=3)) as port:

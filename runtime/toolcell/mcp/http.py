@@ -14,6 +14,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolcell.asgi import HttpServer, bracketed, is_loopback, url_of
@@ -22,6 +23,9 @@ from toolcell.http_protocol import HttpLimits, bounded_protocol
 from toolcell.mcp.server import GONE, McpServer
 
 PATH = "/mcp"
+RECEIVING_BYTES = 32 << 20
+"""Of bodies that are not whole, of all clients together. Each has at most four megabytes."""
+BUSY = {"Retry-After": "1", "Connection": "close"}
 MIN_TOKEN_CHARS = 16
 END_S = 1
 """What connections may take to end when the server does."""
@@ -79,18 +83,43 @@ def _is_any(host: str) -> bool:
 
 
 def _noticing_departures(app: ASGIApp) -> ASGIApp:
-    """Put an event into the scope of each request, and set it when the client is gone."""
+    """Put an event into the scope of each request, and set it when the client is gone. Refuse bodies that are on their
+    way when there is too much of them."""
+    on_their_way = 0
 
     async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal on_their_way
         gone = scope[GONE] = anyio.Event()
+        held, is_refused = 0, False
 
         async def received() -> Message:
+            nonlocal on_their_way, held, is_refused
             message = await receive()
             if message["type"] == "http.disconnect":
                 gone.set()
+            elif message["type"] == "http.request":
+                size = len(message.get("body", b""))
+                held, on_their_way = held + size, on_their_way + size
+                if on_their_way > RECEIVING_BYTES:
+                    is_refused = True
+                    return {"type": "http.disconnect"}  # for the application, the client is gone
+                if not message.get("more_body"):
+                    held, on_their_way = 0, on_their_way - held
             return message
 
-        await app(scope, received, send)
+        async def sent(message: Message) -> None:
+            if not is_refused:
+                await send(message)
+
+        try:
+            await app(scope, received, sent)
+        except Exception:
+            if not is_refused:
+                raise
+        finally:
+            on_their_way -= held
+        if is_refused:
+            await PlainTextResponse("too much is on its way; try again", 503, BUSY)(scope, receive, send)
 
     return noticing
 

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from toolcell import daemon_threads
 from toolcell.service.problems import Problem
+from toolcell.service.receiving import Reservation
 from toolcell.text import one_line
 from toolcell_bridge.wire.messages import MAX_ELEMENTS
 
@@ -27,11 +28,11 @@ _ELEMENT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 """A text, or the beginning of something else. It matches every text, so it never goes back."""
 
 
-async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
-    """Return the body.
+async def read_body(request: Request, max_bytes: int, max_s: float, held: Reservation) -> bytes:
+    """Return the body. `held` has its bytes, from when they come.
 
     Raises:
-        Problem: it is too large (413) or too slow (408).
+        Problem: it is too large (413) or too slow (408), or too much is on its way (503).
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -43,6 +44,9 @@ async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
                 body += chunk
                 if len(body) > max_bytes:
                     raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+                if why := held.take(len(chunk)):
+                    headers = {"Retry-After": "1", "Connection": "close"}
+                    raise Problem(503, "busy_receiving", "Too much is on its way", f"{why}; try again", headers=headers)
         except ClientDisconnect:
             raise Problem(400, "incomplete_body", "The body ended early", f"after {len(body)} bytes") from None
     if scope.cancelled_caught:

@@ -68,6 +68,9 @@ class TenantConfig(SettingsModel):
     queue_s: PositiveFloat = Field(default=30.0, le=3600)
     """Seconds that a run waits at most."""
 
+    receiving_bytes: int = Field(default=256 * MIB, ge=KIB)
+    """Bytes of requests at once that are on their way or wait for a place. One more is refused, with the status 503."""
+
     sessions: PositiveInt = 64
     """Sessions that are open at once."""
 
@@ -105,6 +108,9 @@ class ServiceConfig(SettingsModel):
 
     body_bytes: int = Field(default=64 * MIB, ge=KIB)
     """Bytes of a request's body. A larger one is refused before it is read."""
+
+    receiving_bytes: int = Field(default=512 * MIB, ge=KIB)
+    """Bytes of requests at once that are on their way or wait for a place, of all tenants together."""
 
     answer_bytes: int = Field(default=64 * MIB, ge=MIB)
     """Bytes of an answer. Of a larger one, contents of files, long texts and lists are left out, and it says so."""
@@ -171,6 +177,13 @@ class ServiceConfig(SettingsModel):
     def _tls(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        return self
+
+    @model_validator(mode="after")
+    def _receiving(self) -> Self:
+        least = min(self.receiving_bytes, *(each.receiving_bytes for each in (self.defaults, *self.tenants.values())))
+        if least < self.body_bytes:
+            raise ValueError(f"receiving_bytes = {least} has no room for one body of body_bytes = {self.body_bytes}")
         return self
 
     @field_validator("tenants")

@@ -22,6 +22,7 @@ from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
 from toolcell.service.keyed import HEADER, Asked
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.service.receiving import Reservation
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
 from toolcell.tools.run_state import new_id
@@ -53,6 +54,8 @@ class ApiRequest:
     """The body as it came, where the endpoint has a `body` model."""
     run_id: str = field(default_factory=new_id)
     """Of the run that it begins, if it begins one."""
+    held: Reservation | None = None
+    """What it holds of the bytes that its tenant may send at once."""
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set when it has begun: from then on, something may have been done for it."""
 
@@ -98,10 +101,16 @@ class Endpoint:
         """Return the route that leads to the handler."""
 
         async def answer(http: Request) -> Response:
-            request = await self._checked(http)
-            if HEADER not in http.headers or self.method in ("GET", "PUT", "DELETE"):
-                return await self._handled(request)
-            return await self._once(request)
+            service: Service = http.app.state.service
+            principal = await principal_of(http, *self.scopes)
+            held = service.receiving.reservation(principal.tenant)
+            try:
+                request = await self._checked(http, service, principal, held)
+                if HEADER not in http.headers or self.method in ("GET", "PUT", "DELETE"):
+                    return await self._handled(request)
+                return await self._once(request)
+            finally:
+                held.give_back()
 
         return Route(self.path, answer, methods=[self.method])
 
@@ -117,17 +126,16 @@ class Endpoint:
         asked = Asked(request.http, request.tenant, request.sent, run_id, request.began)
         return await request.service.keyed.answer(asked, lambda http: self._handled(replace(request, http=http)))
 
-    async def _checked(self, http: Request) -> ApiRequest:
-        service: Service = http.app.state.service
-        principal = await principal_of(http, *self.scopes)
+    async def _checked(self, http: Request, service: Service, principal: Principal, held: Reservation) -> ApiRequest:
         _check_path(http.path_params)
         query = of_query(self.query, http)
         body, sent = None, b""
         if self.body is not None:
             check_json(http)
-            sent = await read_body(http, service.config.body_bytes, service.config.body_s)
+            sent = await read_body(http, service.config.body_bytes, service.config.body_s, held)
             body = await parsed_body(self.body, sent)
-        return ApiRequest(http, service, principal, await service.tenants.get(principal.tenant), body, query, sent)
+        tenant = await service.tenants.get(principal.tenant)
+        return ApiRequest(http, service, principal, tenant, body, query, sent, held=held)
 
 
 def _check_path(given: Mapping[str, Any]) -> None:

@@ -33,6 +33,8 @@ async def under_way(request: ApiRequest) -> AsyncIterator[RunUnderWay]:
         await _while_wanted(request.http, stack.enter_async_context(service.admission.slot(tenant.name, deadline)))
         with service.runs.one(tenant.name, request.principal.subject) as run:
             request.began.set()
+            if request.held is not None:
+                request.held.give_back()
             yield run
 
 

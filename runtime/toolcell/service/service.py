@@ -20,6 +20,7 @@ from toolcell.service.idempotency import IdempotencyStore
 from toolcell.service.keyed import KeyedRequests
 from toolcell.service.metrics import Metrics, TenantState
 from toolcell.service.principal import Principal
+from toolcell.service.receiving import Receiving
 from toolcell.service.socket.sessions import SocketSessions
 from toolcell.service.tenants import Tenants
 from toolcell.service.under_way import RunsUnderWay
@@ -44,8 +45,10 @@ class Service(OpenedInBlock):
         self.admission = Admission(self.config.concurrent_runs, self.config.queued_runs, lru_cache(SHARES)(self._share))
         self.keyed = KeyedRequests(self._keys())
         self.runs = RunsUnderWay()
+        self.receiving = Receiving(self.config.receiving_bytes, lambda name: self.config.tenant(name).receiving_bytes)
         self.sockets = SocketSessions(
             self._place,
+            self.receiving,
             message_bytes=self.config.body_bytes,
             channels=self.config.socket_requests,
             grace_s=self.config.grace_s,

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from toolcell.service.receiving import Reservation
 from toolcell.service.socket.frames import PIECE_BYTES, WINDOW_BYTES
 from toolcell_bridge.wire.errors import RemoteProtocolError
 
@@ -42,13 +43,19 @@ class _Channel:
     """Bytes that arrived and are not credited."""
     owed: int = 0
     """Of these: bytes that may be credited."""
+    counted: int = 0
+    """Bytes that count as being received."""
+    is_admitted: bool = False
+    """Its request has its place. What comes for it counts until it was taken."""
 
 
 class Channels:
     """All channels of a session, as one end sees them."""
 
-    def __init__(self, message_bytes: int, most: int) -> None:
-        """`message_bytes`: longest message that is taken. `most`: channels that the other end may have open."""
+    def __init__(self, message_bytes: int, most: int, received: Reservation | None = None) -> None:
+        """`message_bytes`: longest message that is taken. `most`: channels that the other end may have open.
+        `received`: what may be held of messages that are not whole, or whose request has no place yet."""
+        self._received = received
         self._message_bytes, self.most = message_bytes, most
         self._channels: dict[int, _Channel] = {}
         self._highest = 0
@@ -80,7 +87,26 @@ class Channels:
         if found.waiting and not at_once:
             found.is_closing = True
             return
-        del self._channels[channel]
+        self._forget(channel)
+
+    def forget_all(self) -> None:
+        """Forget every channel: the session is over."""
+        for channel in self:
+            self._forget(channel)
+
+    def _forget(self, channel: int) -> None:
+        self._give_back(self._channels.pop(channel))
+
+    def admitted(self, channel: int) -> None:
+        """Note that the request of a channel has its place."""
+        if (found := self._channels.get(channel)) is not None:
+            found.is_admitted = True
+            self._give_back(found)
+
+    def _give_back(self, found: _Channel) -> None:
+        if self._received is not None:
+            self._received.give_back(found.counted)
+        found.counted = 0
 
     def is_begun(self, channel: int) -> bool:
         """Return whether something of a channel was handed to a connection."""
@@ -127,7 +153,7 @@ class Channels:
             if not found.waiting:
                 self._turns.pop()
                 if found.is_closing:
-                    del self._channels[channel]
+                    self._forget(channel)
             return channel, is_last, data
         return None
 
@@ -169,6 +195,10 @@ class Channels:
             raise RemoteProtocolError(f"channel {channel}: {found.held} bytes exceed the window of {WINDOW_BYTES}")
         if found.size > self._message_bytes:
             raise RemoteProtocolError(f"a message of more than {self._message_bytes} bytes (message_bytes)")
+        if self._received is not None:
+            if why := self._received.take(len(data)):
+                raise RemoteProtocolError(why)
+            found.counted += len(data)
         found.parts.append(data)
         if not is_last:
             if not found.untaken:  # nothing waits, so a long message may go on
@@ -188,6 +218,8 @@ class Channels:
         found.untaken -= 1
         if not found.untaken:
             self._owe(channel, found)
+            if found.is_admitted:
+                self._give_back(found)
 
     def _owe(self, channel: int, found: _Channel) -> None:
         found.owed = found.held

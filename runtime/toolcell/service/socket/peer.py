@@ -119,6 +119,10 @@ class PeerChannel:
             return None
         return self._peer.wait_for_room(self.number)
 
+    def admitted(self) -> None:
+        """The request has its place: what came of it counts no more as being received."""
+        self._peer.protocol.channels.admitted(self.number)
+
     def close(self) -> None:
         """Forget the channel once everything is sent. What still arrives is dropped."""
         self._peer.forget(self.number)

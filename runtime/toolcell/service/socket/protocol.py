@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from toolcell.service.receiving import Reservation
 from toolcell.service.socket.channels import Channels
 from toolcell.service.socket.frames import (
     FRAME_BYTES,
@@ -104,9 +105,18 @@ class SocketProtocol:
     """One end."""
 
     def __init__(
-        self, *, is_caller: bool, message_bytes: int, channels: int = 0, session: str = "", grace_s: float = 0.0
+        self,
+        *,
+        is_caller: bool,
+        message_bytes: int,
+        channels: int = 0,
+        session: str = "",
+        grace_s: float = 0.0,
+        held: Reservation | None = None,
     ) -> None:
-        """`message_bytes`: longest message that this end takes. `channels`: that the caller may have open."""
+        """`message_bytes`: longest message that this end takes. `channels`: that the caller may have open. `held`: what
+        it may hold of messages that are not admitted yet."""
+        self._held = held
         self.state = LinkState.NEW
         self.session, self.grace_s = session, grace_s
         self._is_caller = is_caller
@@ -118,7 +128,7 @@ class SocketProtocol:
         self._begin()
 
     def _begin(self) -> None:
-        self.channels = Channels(self.message_bytes, self.most_channels)
+        self.channels = Channels(self.message_bytes, self.most_channels, self._held)
         self._sent, self._received, self._acknowledged = 0, 0, 0
         self._unacknowledged: deque[bytes] = deque()
         """Numbered frames that may have to be sent again; the last one has the number `_sent`."""

@@ -15,6 +15,7 @@ import anyio
 from toolcell.errors import UsageError
 from toolcell.service.principal import Principal
 from toolcell.service.problems import Problem
+from toolcell.service.receiving import Receiving
 from toolcell.service.socket.arguments import Arguments
 from toolcell.service.socket.failures import failed
 from toolcell.service.socket.frames import CallerHello
@@ -72,6 +73,7 @@ class CallerSession:
     async def end(self, reason: str) -> None:
         """End all its requests and sessions."""
         self.peer.lose_all(reason)
+        self.peer.protocol.channels.forget_all()
         self.peer.protocol.state = LinkState.OVER
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -137,8 +139,10 @@ class CallerSession:
         arguments = Arguments(request.arguments)
         request.arguments.clear()  # files and inputs are kept once, where they are used
         if not method.is_run:
+            request.channel.admitted()
             return await method.handler(self.served, request, arguments)
         async with self._place(self.principal) as cancel:
+            request.channel.admitted()
             passing = asyncio.create_task(_pass_on(cancel, request.cancel))
             try:
                 return await method.handler(self.served, request, arguments)
@@ -157,6 +161,7 @@ class SocketSessions:
     def __init__(
         self,
         place: PlaceForRun,
+        receiving: Receiving,
         *,
         message_bytes: int,
         channels: int,
@@ -167,6 +172,7 @@ class SocketSessions:
     ) -> None:
         """`folders`: the service's own, which no caller is told of."""
         self._place, self._most, self.most_of_tenant = place, most, most_of_tenant
+        self._receiving = receiving
         self._message_bytes, self._channels, self._grace_s = message_bytes, channels, grace_s
         self._folders = folders
         self._sessions: dict[str, CallerSession] = {}
@@ -194,7 +200,7 @@ class SocketSessions:
         name = secrets.token_hex(32)
         protocol = SocketProtocol(
             is_caller=False, message_bytes=self._message_bytes, channels=self._channels, session=name,
-            grace_s=self._grace_s,
+            grace_s=self._grace_s, held=self._receiving.reservation(principal.tenant),
         )  # fmt: skip
         served = ServedSession(principal, tenant)
         made = self._sessions[name] = CallerSession(principal, served, protocol, self._place, self._folders)
