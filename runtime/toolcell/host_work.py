@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,28 @@ ELEMENT_WORK: Final = 64
 
 MESSAGE_WORK: Final = 256
 """For each message: an empty one costs the host time too."""
+
+
+KEPT_BYTES: Final = 64 << 20
+"""Of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make room."""
+
+
+def about_bytes(data: object) -> int:
+    """Return what data takes in memory, about. What stands in it twice counts once."""
+    size, rest, seen = 0, [data], set[int]()
+    while rest:
+        value = rest.pop()
+        size += ELEMENT_WORK
+        if isinstance(value, str | bytes | bytearray | memoryview):
+            if id(value) not in seen:
+                seen.add(id(value))
+                size += len(value)
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            rest += value
+            if isinstance(value, Mapping):
+                rest += value.values()
+    return size
 
 
 @dataclass(slots=True)

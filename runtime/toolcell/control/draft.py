@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from toolcell.effects import Effect, Preflight, effects_digest, shown_effects
 from toolcell.errors import UnknownId, UsageError
+from toolcell.host_work import KEPT_BYTES, about_bytes
 from toolcell.packing import value_digest
 from toolcell.results import ExecutionResult
 from toolcell.text import as_one_line
@@ -74,6 +75,8 @@ class Draft:
         self.count = 0
         """Effects in all, those included whose preview failed."""
         self._ids: set[str] = set()
+        self.size = 0
+        """Bytes that are kept of its calls, about."""
         self.reads: list[tuple[Call, str]] = []
         """Calls of tools that read, and digests of what they returned."""
 
@@ -102,6 +105,7 @@ class Draft:
             return ToolResult.fail(message, code=ErrorCode.INVALID_ARGUMENTS)
         self.count += 1
         self._ids.add(f"effect-{self.count}")
+        self.size += about_bytes([call.args, call.raw_args])
         self.collected.append(Collected(f"effect-{self.count}", call, call.run.state.labels.held))
         call.warnings = (*call.warnings, COLLECTED)
         if tool.options.preview is not None and not call.depends_on:
@@ -137,6 +141,7 @@ class Draft:
             self._ids.difference_update(each.id for each in failed)
         if call.is_executed and call.options.read_only and not call.options.orchestrates:
             again = Call(call.registry, call.name, call.raw_args, call.call_id, call.origin, call.run)
+            self.size += about_bytes(call.raw_args)
             self.reads.append((again, answer_digest(result)))  # not the call itself, which keeps its result
 
     # What it has
@@ -198,9 +203,14 @@ class Drafts:
         """Return a new draft."""
         draft = Draft()
         self._drafts[draft.id] = draft
-        while len(self._drafts) > DRAFTS:
-            self._drafts.popitem(last=False)
+        self._make_room()
         return draft
+
+    def _make_room(self) -> None:
+        """Forget the oldest, but for the one that was made last."""
+        size = sum(each.size for each in self._drafts.values())
+        while len(self._drafts) > 1 and (len(self._drafts) > DRAFTS or size > KEPT_BYTES):
+            size -= self._drafts.popitem(last=False)[1].size
 
     def __iter__(self) -> Iterator[Draft]:
         """Yield the drafts, the oldest first."""
@@ -225,7 +235,7 @@ class Drafts:
             if draft is None:
                 raise UnknownId(
                     f"this Runtime has no draft of run {given.run_id}: it was made in another one, or is not among its "
-                    f"last {DRAFTS}; make another dry run here"
+                    f"last {DRAFTS} with at most {KEPT_BYTES} bytes together; make another dry run here"
                 )
         if draft is None:
             raise UsageError(f"commit takes the result of a dry run, or a Draft, not {shown(given)}")

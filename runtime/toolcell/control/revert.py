@@ -9,6 +9,7 @@ from typing import Any, Final
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.errors import AuditError, ToolAbort, UnknownId, UsageError
+from toolcell.host_work import KEPT_BYTES
 from toolcell.results import ExecutionResult
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
@@ -41,8 +42,9 @@ class Reverts:
         if known is not made:
             known.calls += made.calls
         self._made.move_to_end(ident)
-        while len(self._made) > RUNS:
-            self._made.popitem(last=False)
+        sizes = {name: sum(call.size for call in each.calls) for name, each in self._made.items()}
+        while len(self._made) > 1 and (len(self._made) > RUNS or sum(sizes.values()) > KEPT_BYTES):
+            del sizes[self._made.popitem(last=False)[0]]
 
     def find(self, given: ExecutionResult | CommitResult | PlanRows) -> MadeCalls:
         """Return what a run or a commit has made.
@@ -66,7 +68,7 @@ class Reverts:
         if found is None:
             raise UnknownId(
                 f"there is nothing of run {run_id or ident} to revert: it made no call of a tool that writes, it ran "
-                f"elsewhere, or it is not among the last {RUNS} runs of this one"
+                f"elsewhere, or it is not among the last {RUNS} runs here with at most {KEPT_BYTES} bytes together"
             )
         return found
 

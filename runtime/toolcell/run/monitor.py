@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 import anyio
+from anyio.abc import TaskGroup
 
 from toolcell import daemon_threads
 from toolcell.run.run import Run
@@ -58,10 +59,7 @@ class RunMonitor:
             async with anyio.create_task_group() as tasks:
                 while True:
                     await anyio.sleep(TICK_S)
-                    for run in tuple(self._runs):
-                        run.check()
-                        if run.callbacks.must_be_heard:
-                            tasks.start_soon(run.callbacks.hear, run.fail)
+                    self._check_all(tasks)
                     idle = 0 if self._runs else idle + 1
                     if idle > LINGER_TICKS:
                         self._wake = anyio.Event()
@@ -69,6 +67,12 @@ class RunMonitor:
                         idle = 0
         finally:
             enforcer.stop()
+
+    def _check_all(self, tasks: TaskGroup) -> None:
+        for run in tuple(self._runs):
+            run.check()
+            if run.callbacks.must_be_heard:
+                tasks.start_soon(run.callbacks.hear, run.fail)
 
 
 class Enforcer:

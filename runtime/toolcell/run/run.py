@@ -362,7 +362,11 @@ class Run:
         self._context.run(tasks.start_soon, function, *args)
 
     async def _abort_on(self, cancel: anyio.Event) -> None:
-        await cancel.wait()
+        try:
+            await cancel.wait()
+        except BaseException:
+            del self  # the frames of a task that is cancelled are a cycle, which would keep all that the run has sent
+            raise
         self.abort(CANCELLED)
 
     # The end.

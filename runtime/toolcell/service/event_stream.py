@@ -76,7 +76,9 @@ class RunEventStream(Response):
                 tasks.cancel_scope.cancel()
 
     async def _leave_when_gone(self, run: RunUnderWay, scope: anyio.CancelScope) -> None:
-        await gone(self._request.http)
+        http = self._request.http
+        del self  # as in `Run`: the frames of a task that is cancelled are a cycle
+        await gone(http)
         run.cancel.set()
         scope.cancel()
 

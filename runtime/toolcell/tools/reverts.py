@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from toolcell.host_work import about_bytes
 from toolcell.tools.result import ToolResult
 
 FINAL = "its tool has no revert="
@@ -20,6 +21,8 @@ class MadeCall:
     result: ToolResult | None = None
     problem: str = ""
     """Why it cannot be undone."""
+    size: int = 0
+    """Bytes that are kept of it, about."""
 
 
 class MadeCalls:
@@ -42,7 +45,8 @@ class MadeCalls:
         elif result.is_error:
             made = MadeCall(None, call.name, problem="it had failed, and may have done a part of its work")
         else:
-            made = MadeCall(call, call.name, result)
+            size = about_bytes([call.args, call.raw_args, result.value, result.output])
+            made = MadeCall(call, call.name, result, size=size)
         runs: MadeCalls | None = self
         while runs is not None:
             runs.calls.append(made)
