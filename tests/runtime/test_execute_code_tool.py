@@ -86,7 +86,7 @@ async def test_the_model_reads_which_limit_an_exception_of_its_script_ran_into()
         memory = await registry.dispatch("execute_code", {"code": "bytearray(1 << 40)"})
         processes = await registry.dispatch("execute_code", {"code": "import os\nwhile True: os.fork()"})
 
-    assert f"MemoryError:\nthe run's limit memory_bytes is {Limits().memory_bytes}, and " in memory.text
+    assert f"MemoryError\nthe run's limit memory_bytes is {Limits().memory_bytes}, and " in memory.text
     if os.geteuid() == 0:  # where nothing counts the processes, only the system's own message is known
         assert f"\nthe run's limit processes is {Limits().processes}, and " in processes.text
 

@@ -164,8 +164,10 @@ def test_an_error_carries_type_message_line_and_the_scripts_own_frames(run: Run)
         "    outer()",
         '  File "<code>", line 5, in outer',
         "    return inner(0)",
+        "           ^^^^^^^^",
         '  File "<code>", line 2, in inner',
         "    return 1 / x",
+        "           ~~^~~",
         "ZeroDivisionError: division by zero",
     ]
 

@@ -235,3 +235,35 @@ def test_a_host_refuses_more_elements_than_the_run_allows() -> None:
     host.receive_data(encode(Progress([None] * 6000)))
     with pytest.raises(RemoteProtocolError, match="5000"):
         host.next_message()
+
+
+@given(
+    pieces=st.lists(
+        st.tuples(st.sampled_from([1, 2]), st.sampled_from(["a", "é", "\n", "b\n", "c" * 40, "d" * 300, ""]))
+    ),
+    splits=st.lists(st.integers(1, 60)),
+)
+def test_joined_texts_are_those_that_were_sent_up_to_the_ends_of_lines(
+    pieces: list[tuple[int, str]], splits: list[int]
+) -> None:
+    host, guest = Connection.host(joins_logs=True), Connection.guest()
+    deliver(guest, HELLO, host)
+    deliver(host, RUN, guest)
+    data = b"".join(guest.send(Log(stream, text)) for stream, text in pieces)
+    received: list[tuple[int, str]] = []
+    while data:
+        size = splits.pop() if splits else len(data)
+        host.receive_data(data[:size])
+        data = data[size:]
+        while (message := host.next_message()) is not None:
+            assert isinstance(message, Log)
+            received.append((message.stream, message.text))
+    for stream in (1, 2):
+        assert "".join(text for each, text in received if each == stream) == "".join(
+            text for each, text in pieces if each == stream
+        )
+    assert all("\n" not in text[:-1] for _, text in received)
+    order = [stream for stream, text in pieces if text]
+    assert [key for key, _ in itertools.groupby(each for each, text in received if text)] == [
+        key for key, _ in itertools.groupby(order)
+    ]

@@ -22,6 +22,9 @@ from toolcell_bridge.isolation.seccomp_policy import (
     SeccompPolicy,
 )
 
+UNBUFFERED = 2
+"""_IONBF of glibc and musl."""
+
 SENDMSG = "sendmsg"
 
 
@@ -43,10 +46,20 @@ def has_packages() -> bool:
 def adapt(policy: SeccompPolicy) -> None:
     """Adapt the standard library to `policy`. Call it before foreign modules are imported, which copy from it."""
     surroundings.install()
+    _unbuffer_output()
     setattr(socket.socket, SENDMSG, _Absent(SENDMSG))
     if policy is GUEST_POLICY:
         _wait_with_poll()
     _unlock_sqlite()
+
+
+def _unbuffer_output() -> None:
+    """Make what C code prints leave the process at once: a sandbox is killed, and its libraries never flush."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    for name in ("stdout", "stderr"):
+        library.setvbuf(ctypes.c_void_p.in_dll(library, name), None, UNBUFFERED, ctypes.c_size_t(0))
 
 
 class _Absent:

@@ -16,12 +16,14 @@ import sys
 from types import TracebackType
 from typing import Any, NoReturn
 
+from toolcell_bridge.guest import tracebacks
 from toolcell_bridge.guest.scripts import SCRIPTS, is_script
 from toolcell_bridge.wire.messages import Plain
 
 MESSAGE_CHARS = 8 * 1024
 FRAMES = 30
-CHAIN = 5
+GROUPS = 10
+"""Depth to which groups of exceptions are looked into."""
 
 
 def describe(error: BaseException, source: str) -> dict[str, Plain]:
@@ -30,16 +32,40 @@ def describe(error: BaseException, source: str) -> dict[str, Plain]:
         return _exit(error)
     if isinstance(error, SyntaxError) and error.filename == SCRIPTS.current:
         return _syntax(error, source)
-    numbers = [line for name, line, _ in _script_lines(error.__traceback__) if name == SCRIPTS.current]
-    lines = {SCRIPTS.current: source.splitlines()}
+    text = _text(error)
+    cure, failed = _cure(error, text), _that_failed(error)
+    message = text + cure
+    if len(message) > MESSAGE_CHARS:
+        message = f"{message[:MESSAGE_CHARS]}... ({len(message)} characters)"
     return {
         "type": type(error).__name__,
-        "message": _message(error),
-        "line": numbers[-1] if numbers else None,
+        "message": message,
+        "line": _line(failed) or _line(error),
         "column": None,
-        "traceback": _traceback(error, lines),
-        "frames": _frames(error),
+        "traceback": _traceback(error, message, cure),
+        "frames": _frames(failed),
     }
+
+
+def _that_failed(error: BaseException) -> BaseException:
+    """Return the first exception of a group that is none itself."""
+    for _ in range(GROUPS):
+        if not isinstance(error, BaseExceptionGroup):
+            break
+        error = error.exceptions[0]
+    return error
+
+
+def _line(error: BaseException) -> int | None:
+    numbers = [line for name, line, _ in _script_lines(error.__traceback__) if name == SCRIPTS.current]
+    return numbers[-1] if numbers else None
+
+
+def _traceback(error: BaseException, message: str, cure: str) -> str:
+    try:
+        return tracebacks.format_exception(error, cure, with_libraries=False).removesuffix("\n")
+    except BaseException:  # memory or time are short, or the script has changed the module traceback
+        return f"{type(error).__name__}: {message}"
 
 
 def _frames(error: BaseException) -> list[Plain]:
@@ -51,17 +77,16 @@ def _frames(error: BaseException) -> list[Plain]:
         return []
 
 
-def _message(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     try:
         text = str(error)
         text = text if type(text) is str else str.__str__(text)
     except BaseException as exc:
         text = f"<message unavailable: its __str__ raised {type(exc).__name__}>"
     if isinstance(error, BaseExceptionGroup):
-        parts = [f"{type(each).__name__}: {_message(each)}" for each in error.exceptions[:10]]
+        parts = [f"{type(each).__name__}: {_text(each)}" for each in error.exceptions[:10]]
         text = f"{text}: {'; '.join(parts)}"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8") + _cure(error, text)
-    return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}... ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 OTHER_NAMES = {
@@ -150,7 +175,7 @@ def _full() -> str:
 def _exit(error: SystemExit) -> dict[str, Plain]:
     code = error.code
     number = code if isinstance(code, int) else 1
-    message = f"exit code {number}" if isinstance(code, int) else _message(error)
+    message = f"exit code {number}" if isinstance(code, int) else _text(error)[:MESSAGE_CHARS]
     nowhere: dict[str, Plain] = {"line": None, "column": None, "traceback": ""}
     return nowhere | {"type": "SystemExit", "message": message, "exit_code": number & 255}
 
@@ -186,29 +211,6 @@ def _script_lines(traceback: TracebackType | None) -> list[tuple[str, int, str]]
                 del found[FRAMES // 2 : FRAMES // 2 + 1]
         traceback = traceback.tb_next
     return found
-
-
-def _traceback(error: BaseException, lines: dict[str, list[str]], depth: int = 0) -> str:
-    before = ""
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None and depth < CHAIN:
-        link = "This was the direct cause of:" if error.__cause__ else "While handling it, this happened:"
-        before = f"{_traceback(cause, lines, depth + 1)}\n\n{link}\n\n"
-    numbers = _script_lines(error.__traceback__)
-    skipped = len(numbers) - FRAMES
-    shown = []
-    for index, (name, line, function) in enumerate(numbers):
-        if skipped > 0 and index == FRAMES // 2:
-            shown.append("  ...\n")
-        if skipped > 0 and FRAMES // 2 <= index < FRAMES // 2 + skipped:
-            continue
-        shown.append(f'  File "{name}", line {line}, in {function}\n')
-        if name not in lines:
-            lines[name] = SCRIPTS.texts.get(name, "").splitlines()
-        if 0 < line <= len(lines[name]):
-            shown.append(f"    {lines[name][line - 1].strip()[:500]}\n")
-    head = "Traceback (most recent call last):\n" if shown else ""
-    return f"{before}{head}{''.join(shown)}{type(error).__name__}: {_message(error)}"
 
 
 ASK_SIGNAL = 50

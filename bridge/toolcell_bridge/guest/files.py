@@ -62,10 +62,35 @@ def requested(files: object) -> list[str]:
     return names
 
 
-def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> Iterator[FilePart | FileProblem]:
+Version = tuple[int, int, int]
+"""What differs when a file was changed: inode, size, time of the last change in nanoseconds."""
+
+
+def found(names: Iterable[str], root: str) -> dict[str, Version]:
+    """Return the files that these names stand for now."""
+    files = {}
+    for asked in names:
+        for name, problem in _expand(asked, root):
+            if problem is None and (version := _version(os.path.join(root, name))) is not None:
+                files[name] = version
+    return files
+
+
+def _version(path: str) -> Version | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def collect(
+    names: Iterable[str], root: str, files: int, files_bytes: int, versions: dict[str, Version] | None = None
+) -> Iterator[FilePart | FileProblem]:
     """Read the named files, directories and patterns below `root` as messages, within count and size.
 
-    Every name yields at least one message: a part, or a problem that says what is wrong with it.
+    Every name yields at least one message: a part, or a problem that says what is wrong with it. `versions` gets what
+    `found` would return.
     """
     count, left = 0, files_bytes
     for asked in names:
@@ -79,6 +104,8 @@ def collect(names: Iterable[str], root: str, files: int, files_bytes: int) -> It
                 yield FileProblem(name, 0, problem)
                 continue
             count += 1
+            if versions is not None and (version := _version(os.path.join(root, name))) is not None:
+                versions[name] = version
             for message in _read(name, root, left):
                 if isinstance(message, FilePart):
                     left -= len(message.data)

@@ -1,20 +1,22 @@
-"""The script's stdout and stderr: what Python writes goes to the host as Log messages, line by line.
+"""The script's stdout and stderr: what Python writes goes to the host as Log messages, at once.
 
 Raw writes to descriptors 1 and 2 go through pipes of their own. The host reads, counts and truncates both.
 """
 
 from __future__ import annotations
 
+import builtins
 import codecs
 import io
 import os
 import sys
+from typing import Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.wire.messages import Log
 
 FLUSH_CHARS = 16 * 1024
-"""A line longer than this is sent in pieces of this size."""
+"""Text longer than this is sent in pieces of this size."""
 
 
 class _RawBytes(io.RawIOBase):
@@ -39,14 +41,12 @@ class _RawBytes(io.RawIOBase):
 
 
 class LogStream(io.TextIOBase):
-    """A text stream whose lines become Log messages."""
+    """A text stream that makes Log messages of what is written to it."""
 
     def __init__(self, channel: Channel, stream: int) -> None:
         self._channel = channel
         self._stream = stream
         self._errors = "backslashreplace"
-        self._pending: list[str] = []
-        self._pending_chars = 0
         self.buffer = _RawBytes(self)
 
     @property
@@ -86,7 +86,6 @@ class LogStream(io.TextIOBase):
         codecs.lookup(encoding or "utf-8")
         codecs.lookup_error(errors or "strict")
         self._errors = errors or self._errors
-        self.flush()
 
     def fileno(self) -> int:
         return self._stream
@@ -98,18 +97,14 @@ class LogStream(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
+        """Send `text` at once: a script may be killed at any time, and what it printed before is in its log."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        self._pending.append(text)
-        self._pending_chars += len(text)
-        if "\n" in text or self._pending_chars >= FLUSH_CHARS:
-            self.flush()
+        if text:
+            self._send(text)
         return len(text)
 
-    def flush(self) -> None:
-        if not self._pending:
-            return
-        text, self._pending, self._pending_chars = "".join(self._pending), [], 0
+    def _send(self, text: str) -> None:
         # Lone surrogates have no form on the wire; show them as Python would.
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         try:
@@ -129,3 +124,45 @@ def capture(channel: Channel) -> None:
     """Point sys.stdout and sys.stderr at the bridge."""
     sys.stdout = sys.__stdout__ = LogStream(channel, 1)  # type: ignore[misc, assignment]
     sys.stderr = sys.__stderr__ = LogStream(channel, 2)  # type: ignore[misc, assignment]
+
+
+_print: Any = builtins.print
+
+
+def print(
+    *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False
+) -> None:
+    """Prints the values to a stream, or to sys.stdout by default.
+
+    sep
+      string inserted between values, default a space.
+    end
+      string appended after the last value, default a newline.
+    file
+      a file-like object (stream); defaults to the current sys.stdout.
+    flush
+      whether to forcibly flush the stream.
+    """
+    # The interpreter's own makes a write of each value and of each blank between them: a message each.
+    stream = sys.stdout if file is None else file
+    if type(stream) is not LogStream or "write" in stream.__dict__ or not _TEXT.issuperset((type(sep), type(end))):
+        _print(*values, sep=sep, end=end, file=file, flush=flush)
+        return
+    between = " " if sep is None else sep
+    texts: list[str] = []
+    try:
+        texts.extend(map(str, values))
+    except BaseException:
+        stream.write("".join(text + between for text in texts))
+        raise
+    stream.write(between.join(texts) + ("\n" if end is None else end))
+
+
+_TEXT = {str, type(None)}
+print.__module__ = "builtins"
+print.__text_signature__ = "(*args, sep=' ', end='\\n', file=None, flush=False)"  # type: ignore[attr-defined]
+
+
+def install() -> None:
+    """Make `print` the interpreter's. Runs before the fork."""
+    builtins.print = print

@@ -12,10 +12,11 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from toolcell_bridge.guest import errors, files, rich, surroundings
+from toolcell_bridge.guest import errors, files, rich, surroundings, tracebacks
 from toolcell_bridge.guest.channel import Channel, ChannelClosed
 from toolcell_bridge.guest.compiling import LAST, LAST_RESULT, WHOLE, Denied, Part, parse
 from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
+from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
 from toolcell_bridge.guest.tools import Toolbox, ToolError, ToolNamespace
@@ -25,6 +26,7 @@ from toolcell_bridge.wire.messages import (
     AnnounceParts,
     Done,
     FilePart,
+    Leftover,
     Message,
     PutFile,
     Result,
@@ -43,6 +45,16 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 TOO_LARGE = "; the limit is result_bytes: return a part or a sum, or a file: set_result(..., files=['result.json'])"
 """What to do about a result that is too large."""
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultFiles:
+    """The files of a result."""
+
+    result: Result
+    sent: dict[str, files.Version]
+    """Each file that was sent, by its name."""
+
+
 HELD_BYTES = 2048
 """A result up to this size may wait for Done: it can be sent, whatever the limits. A larger one is sent at once, so
 that `set_result` raises in the script when it cannot be sent."""
@@ -54,6 +66,7 @@ class Runner:
     def __init__(self, channel: Channel, workspace: str) -> None:
         self._channel = channel
         self._workspace = workspace
+        self._end = ScriptFinalizer(workspace)
         self._module = types.ModuleType("__main__")
         self._inputs: list[str] = []
         self._put_error: str | None = None
@@ -65,13 +78,19 @@ class Runner:
         self._interrupts: Interrupts | None = None
         self._own_names: dict[str, Any] = {}
         self._result_set = False
+        self._returned: ResultFiles | None = None
+        """The files of the result that was set last."""
         self._held: list[Message] = []
         self._is_last = False
         self._own_set_result: object = None
+        self._is_serving = False
+        """Its channel is the sandbox's own, and not that of a rehearsal."""
 
     def serve(self) -> None:
         """Answer requests until the host closes the bridge."""
         surroundings.enter(self._workspace)
+        self._end.begin()
+        self._is_serving = True
         try:
             while True:
                 request = self._channel.next_request()
@@ -117,25 +136,50 @@ class Runner:
 
     def _run(self, run: RunScript) -> Done:
         """Execute a script; never raises for anything it does. Held messages must be sent before the Done."""
-        self._result_set = False
+        self._forget_result()
         if (source := plain_source(run.source)) is not run.source:
             run = dataclasses.replace(run, source=source)
+        done = self._executed(run)
+        is_child = self._channel.fileno < 0 and self._is_serving
+        if self._stay is None or is_child:
+            self._end.run(self._module.__dict__, self._own_names, self._wait_for)
+        self._flush()
+        if is_child:  # of a fork that the script made: it ends here
+            exit_process(_exit_code(done))
+        if self._returned is not None:
+            self._send_changed_files(run)
+        return done
+
+    def _forget_result(self) -> None:
+        self._result_set, self._returned = False, None
+
+    def _executed(self, run: RunScript) -> Done:
+        """Execute a script. What it leaves may be destroyed when this has returned."""
         try:
             if self._put_error is not None:
                 raise OSError(self._put_error)
             self._execute(run)
-            self._flush()
         except SystemExit as exc:
-            self._flush()
             if exc.code is None or exc.code == 0:
                 return Done(True, None)
             return Done(False, errors.describe(exc, self._text(run)))
         except Denied as exc:
             return Done(False, exc.error)
         except BaseException as exc:
-            self._flush()
+            is_printed = tracebacks.call_excepthook(exc)
+            if self._channel.fileno < 0 and self._is_serving and not is_printed:
+                sys.stderr.write(tracebacks.format_exception(exc))
             return Done(False, errors.describe(exc, self._text(run)))
         return Done(True, None)
+
+    def _wait_for(self, names: list[str]) -> None:
+        """Send what has to be there if the wait never ends, and tell the host what is waited for."""
+        held: list[Message] = [*self._held]
+        if names:
+            held.append(Leftover([], names))
+        self._held.clear()
+        if held and self._channel.fileno >= 0:
+            self._channel.send(*held)
 
     def _text(self, run: RunScript) -> str:
         return run.source if self._fed is None else self._fed.text
@@ -257,9 +301,29 @@ class Runner:
             self._held.clear()
             self._channel.send(message)
         self._result_set = True
-        found = files.collect(wanted, self._workspace, run.files, run.files_bytes)
+        self._returned = None
+        if wanted:
+            write_out_files()
+            self._returned = ResultFiles(message, {})
+            self._send_files(self._returned, run)
+
+    def _send_files(self, returned: ResultFiles, run: RunScript) -> None:
+        found = files.collect(returned.result.files, self._workspace, run.files, run.files_bytes, returned.sent)
         for part in files.in_pieces(found, self._channel.frame_bytes):
             self._channel.send(part)
+
+    def _send_changed_files(self, run: RunScript) -> None:
+        """Send the result again if its files were changed after it was set. Files that are gone stay as they were."""
+        assert self._returned is not None
+        result, sent = self._returned.result, self._returned.sent
+        try:
+            write_out_files()
+            now = files.found(result.files, self._workspace)
+            if now != sent and sent.keys() <= now.keys():
+                self._channel.send(result)
+                self._send_files(ResultFiles(result, {}), run)
+        except (OSError, MemoryError):  # what was sent before stays
+            return
 
     def _set_last_result(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up like in the script, which may have defined a set_result of its own.
@@ -324,6 +388,11 @@ def make_repeatable(run: RunScript) -> None:
         determinism.seed(run.seed)
     if run.clock is not None:
         determinism.set_clock(run.clock)
+
+
+def _exit_code(done: Done) -> int:
+    code = 0 if done.error is None else done.error.get("exit_code", 1)
+    return code & 255 if isinstance(code, int) else 1
 
 
 def exit_process(code: int = 0) -> None:

@@ -20,6 +20,8 @@ class Scripts:
         self.current = SCRIPT
         """Name of the code of the script that runs."""
         self.texts: dict[str, str] = {}
+        self.workspace = ""
+        """Folder of their files."""
         self.tools: Sequence[str] = ()
         """Names of the tools that it may call."""
 

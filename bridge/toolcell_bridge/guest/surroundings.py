@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from toolcell_bridge.guest import output, tracebacks
 from toolcell_bridge.guest.errors import refuse
-from toolcell_bridge.guest.scripts import SCRIPT
+from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 
 RECURSION_LIMIT = 1000
 """What an interpreter begins with."""
@@ -36,6 +37,8 @@ def install() -> None:
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
+    tracebacks.install()
+    output.install()
     sys.argv = sys.orig_argv = [SCRIPT]
     sys.meta_path.insert(0, AfterImport)
     for name, change in CHANGES.items():
@@ -45,6 +48,7 @@ def install() -> None:
 
 def enter(workspace: str) -> None:
     """Prepare what only a sandbox may have: the workspace to import from, and room for the frames below the script."""
+    SCRIPTS.workspace = workspace
     if workspace not in sys.path:
         sys.path.insert(0, workspace)
     sys.setrecursionlimit(RECURSION_LIMIT + _depth() + COUNTED_CALLS)

@@ -214,3 +214,6 @@ def _form(tag: int, message: type[Message]) -> _Form:
 
 _FORM_OF_TAG: Final = {tag: _form(tag, message) for tag, message in TAGS.items()}
 _FORM_OF_TYPE: Final[dict[type, _Form]] = {form.message: form for form in _FORM_OF_TAG.values()}
+
+LOG_HEADS: Final[dict[int, bytes]] = {stream: encode(Log(stream, ""))[4:-1] for stream in (1, 2)}
+"""What a `Log` of each stream begins with, before its text."""

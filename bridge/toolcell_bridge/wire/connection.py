@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Generator, KeysView, Mapping
 from typing import Final, Self, TypeAlias
 
-from toolcell_bridge.wire.codec import decode_counted, decode_in_steps, encode
+from toolcell_bridge.wire.codec import LOG_HEADS, decode_counted, decode_in_steps, encode
 from toolcell_bridge.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, FrameReader
 from toolcell_bridge.wire.messages import (
@@ -50,6 +50,9 @@ MAX_OUTSTANDING: Final = 1024
 
 AT_ONCE_BYTES: Final = 32 * 1024
 """A message this short is decoded in one step. It holds at most as many elements, which take some milliseconds."""
+
+JOINED: Final = 4096
+"""Messages that are joined to one at most: about a millisecond."""
 
 
 class State(enum.StrEnum):
@@ -113,6 +116,7 @@ class Connection:
         max_frame_bytes: int,
         max_outstanding: int,
         in_steps: bool = False,
+        joins_logs: bool = False,
     ) -> None:
         self.state = State.NEW
         self._ours = ours
@@ -125,6 +129,7 @@ class Connection:
         """Elements of one message of ours while a run goes on."""
         self._received_elements = MAX_GUEST_ELEMENTS if self._is_host else MAX_ELEMENTS
         self._at_once_bytes = AT_ONCE_BYTES if in_steps else max_frame_bytes
+        self._joins_logs = joins_logs
         self._decoding: Generator[None, None, tuple[Message, int]] | None = None
         self.is_decoding = False
         """A long message is here and only partly decoded: `next_message` goes on with it."""
@@ -149,9 +154,14 @@ class Connection:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_outstanding: int = MAX_OUTSTANDING,
         in_steps: bool = False,
+        joins_logs: bool = False,
     ) -> Self:
-        """Return the host's end. `in_steps`: a long message takes several calls of `next_message`."""
-        return cls(HOST_MOVES, GUEST_MOVES, max_frame_bytes, max_outstanding, in_steps)
+        """Return the host's end.
+
+        `in_steps`: a long message takes several calls of `next_message`. `joins_logs`: short `Log` messages of one
+        stream that were received together come as one.
+        """
+        return cls(HOST_MOVES, GUEST_MOVES, max_frame_bytes, max_outstanding, in_steps, joins_logs)
 
     @classmethod
     def guest(cls, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> Self:
@@ -220,11 +230,22 @@ class Connection:
                     return self._decode_on()
                 message, self.message_elements = decode_counted(body, self._received_elements)
                 if self._move(self._theirs, message, RemoteProtocolError):
-                    return message
+                    return self._joined(message) if type(message) is Log and self._joins_logs else message
         except RemoteProtocolError as exc:
             self._die(str(exc))
             raise
         return None
+
+    def _joined(self, log: Log) -> Log:
+        """Join a message with those that follow, up to the end of a line: a script may print character by character."""
+        if log.text.endswith("\n"):
+            return log
+        texts = self.frames.take_short(LOG_HEADS[log.stream], JOINED)
+        if not texts:
+            return log
+        text = b"".join(texts)
+        self.message_bytes += len(text) + len(texts) * len(LOG_HEADS[log.stream])
+        return Log(log.stream, log.text + text.decode("ascii"))
 
     def _decode_on(self) -> Message | None:
         """Decode a long message a step further."""

@@ -11,6 +11,13 @@ MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 
 _HEADER_BYTES: Final = 4
 
+_SHORT_TEXT: Final = 0xA0
+_SHORT_TEXT_BYTES: Final = 31
+"""Of msgpack: the first byte of a text that is no longer than this, with its length in it."""
+
+_TEXT_AND_LENGTH: Final = 0xD9
+"""Of msgpack: what comes before the length of a text of up to 255 bytes."""
+
 FRAME_CURE: Final = "; the limit is frame_bytes: send less at a time, or a file"
 """What to do about a message that is too large."""
 
@@ -70,3 +77,34 @@ class FrameReader:
         del buffer[: self._end]
         self._end = 0
         return body
+
+    def take_short(self, head: bytes, most: int) -> list[bytearray]:
+        """Take the frames that come next as long as each is `head` and one short ASCII text of msgpack.
+
+        Return the texts; one that ends a line is the last. Any other frame, also a malformed one, is left to
+        `next_frame`.
+        """
+        buffer = self.buffer
+        found: list[bytearray] = []
+        if self._end or len(buffer) <= _HEADER_BYTES + len(head):
+            return found
+        at = 0
+        while len(found) < most and buffer.startswith(b"\0\0\0", at) and len(buffer) > at + _HEADER_BYTES:
+            form = at + _HEADER_BYTES + len(head)
+            end = at + _HEADER_BYTES + buffer[at + _HEADER_BYTES - 1]
+            if end > len(buffer) or form >= end or not buffer.startswith(head, at + _HEADER_BYTES):
+                break
+            text = form + 2 if buffer[form] == _TEXT_AND_LENGTH else form + 1
+            if text > end or buffer[text - 1] != (end - text if text == form + 2 else _SHORT_TEXT | end - text):
+                break
+            if (
+                end - text > (255 if text == form + 2 else _SHORT_TEXT_BYTES)
+                or not (piece := buffer[text:end]).isascii()
+            ):
+                break
+            found.append(piece)
+            at = end
+            if piece.endswith(b"\n"):
+                break
+        del buffer[:at]
+        return found

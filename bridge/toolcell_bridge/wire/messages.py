@@ -213,12 +213,16 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Guest: this still ran after the script. Only in a sandbox that stays, before `Done`."""
+    """Guest: this still ran after the script.
+
+    In a sandbox that stays it was ended, before `Done`. In any other the guest waits for it, and `Done` comes when all
+    of it has ended.
+    """
 
     ended: list[str]
     """Threads and processes that were ended."""
     stuck: list[str]
-    """Threads that did not end: no further script can run beside them."""
+    """Threads that did not end: no further script can run beside them. Or what the guest waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class GuestConnection:
         self._hello: Hello | None = None
         self._recorded: RecordedStream | None = None
         """What the guest has sent, where its run may be held."""
-        self.wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes, in_steps=True)
+        self.wire = Connection.host(max_frame_bytes=sandbox.limits.frame_bytes, in_steps=True, joins_logs=True)
         """Knows the size of the last message, and whether `next_message` has only begun to decode one."""
         self.next_message = self.wire.next_message
         """Return the next message that was received, or None when more bytes are needed or when `wire.is_decoding`."""

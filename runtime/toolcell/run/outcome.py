@@ -7,13 +7,14 @@ that description is checked.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.text import for_terminal
 from toolcell_bridge.wire.messages import Done
 
 
@@ -71,6 +72,9 @@ LIMIT_ERRORS: Mapping[Outcome, tuple[str, str]] = {
 FRAMES, LOCALS = 10, 20
 """Frames of a failed script, and variables of each, that are kept of what the guest sends."""
 
+LEFTOVERS, LEFTOVER_CHARS = 20, 120
+"""Threads and processes that are named, and characters of each name."""
+
 BELOW = 0.9
 """A sandbox that the kernel killed below this part of its limit was killed for somebody else's limit."""
 
@@ -93,6 +97,8 @@ class RunEnd:
     """Tool calls past `tool_calls`; `usage` does not count them."""
     line: int | None = None
     """Line of the script that its main thread was at when its time was over, as the guest claims."""
+    waits_for: tuple[str, ...] = ()
+    """Threads and processes that the script waited for when it had come to its end, as the guest claims."""
 
 
 def outcome_of(end: RunEnd) -> tuple[Outcome, ErrorInfo | None]:
@@ -127,6 +133,8 @@ def _limit_outcome(exceeded: LimitExceeded, end: RunEnd) -> tuple[Outcome, Error
             f"the kernel killed it for memory at {used:.0f} bytes, although its limit is {exceeded.value:.0f}: the "
             "memory of the host's own container, service or machine is used up"
         )
+    if end.waits_for and exceeded.outcome in (Outcome.TIMEOUT, Outcome.CPU_LIMIT):
+        message += f": the script had come to its end, and waited for {', '.join(end.waits_for)}"
     found = ErrorInfo(kind, message, end.line, limit=exceeded.limit, limit_value=exceeded.value, used=used)
     return exceeded.outcome, found
 
@@ -215,6 +223,11 @@ def error_info(claimed: Mapping[str, Any]) -> ErrorInfo:
         findings=findings,
         frames=tuple(map(_frame, frames[:FRAMES])) if isinstance(frames := claimed.get("frames"), list) else (),
     )
+
+
+def leftover_names(claimed: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of threads and processes that the guest claims, cut as an honest guest cuts them."""
+    return tuple(for_terminal(name[:LEFTOVER_CHARS]) for name in claimed[:LEFTOVERS])
 
 
 def highest(before: Sample, after: Sample) -> Sample:

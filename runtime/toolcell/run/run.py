@@ -27,13 +27,17 @@ from toolcell.run.ending import take_printed, wait_for_exit
 from toolcell.run.interruption import interrupt
 from toolcell.run.line import read_line
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, outcome_of
+from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, leftover_names, outcome_of
 from toolcell.run.output import RunOutput
 from toolcell.run.request import Feed, RunRequest
 from toolcell.run.rest import Rest
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import CallTool, ScriptPart
+from toolcell_bridge.wire.messages import CallTool, Log, ScriptPart
+
+PRINTED_READS, PAUSE_S = 32, 0.0005
+"""After so many reads that brought printed text and nothing else, wait so long before each: being woken for each word
+that a script prints costs both ends more than the word."""
 
 CANCELLED = "cancelled by the caller"
 
@@ -181,6 +185,7 @@ class Run:
         """Read messages until there is a tool call to make; None when the run is over."""
         connection, calls, output, work = self._connection, self._calls, self._output, self._work
         wire, turn, unheard, read = connection.wire, self._turn, self.callbacks.unheard, connection.next_message
+        printed = 0
         try:
             while connection.stopped is None:
                 if time.perf_counter() > turn.until:
@@ -196,10 +201,14 @@ class Run:
                         continue
                     await connection.flush()
                     self._observer.on_answers_sent()
+                    if (printed := printed + 1) > PRINTED_READS:
+                        await anyio.sleep(PAUSE_S)
                     if not await connection.receive():
                         return None
                     continue
                 read = connection.next_message
+                if type(message) is not Log:
+                    printed = 0
                 size = wire.message_bytes + ELEMENT_WORK * wire.message_elements
                 work.used += size + MESSAGE_WORK
                 if work.used > work.limit:
@@ -385,7 +394,10 @@ class Run:
             host_work=self._work.used,
         )
         lint, stopped, refused = self._request.message.lint, connection.stopped, self._calls.refused
-        run_end = RunEnd(self._limits, usage, sample, end, lint, stopped, output.has_value, refused, self._line)
+        waits_for = leftover_names(connection.leftover.stuck) if connection.leftover is not None else ()
+        run_end = RunEnd(
+            self._limits, usage, sample, end, lint, stopped, output.has_value, refused, self._line, waits_for
+        )
         outcome, error = outcome_of(run_end)
         result = ExecutionResult(
             self._request.run_id,

@@ -22,7 +22,7 @@ from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
 from toolcell.run.connection import GuestConnection
-from toolcell.run.outcome import Aborted
+from toolcell.run.outcome import Aborted, leftover_names
 from toolcell.sessions.journal import (
     REPEATED_BYTES,
     Repetition,
@@ -54,8 +54,6 @@ WATCH_S = 0.1
 
 PROCESSORS = os.cpu_count() or 1
 
-LEFTOVERS, LEFTOVER_CHARS = 20, 120
-"""Most that is reported of what a script left running."""
 
 STUCK = "the script did not end when it was interrupted"
 """Why a sandbox was lost."""
@@ -539,11 +537,6 @@ class SessionState:
         if connection is not None:
             with anyio.CancelScope(shield=True):
                 await self._host._let_go(connection)
-
-
-def leftover_names(claimed: list[str]) -> tuple[str, ...]:
-    """Return names that the guest claims, cut as an honest guest cuts them."""
-    return tuple(name[:LEFTOVER_CHARS] for name in claimed[:LEFTOVERS])
 
 
 def error_with_state(

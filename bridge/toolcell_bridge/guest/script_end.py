@@ -1,0 +1,149 @@
+"""End a script as the interpreter ends one: wait for threads, run exit hooks, destroy what is left, write files out.
+
+A script that has none of these pays a few microseconds. Everything here runs code of the script; nothing it raises
+changes how the run ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import sys
+import threading
+from collections.abc import Callable, Container, Iterable
+from types import ModuleType
+from typing import Any, Final
+
+from toolcell_bridge.guest import tracebacks
+
+MOST: Final = 20
+NAME_CHARS: Final = 100
+"""Of what is named while it is waited for."""
+
+HERE: Final = "at the end of the script"
+
+LOGGING: Final = "logging"
+PROCESSES: Final = "multiprocessing.process"
+
+
+class ScriptFinalizer:
+    """What the interpreter had before the first script, and how a script is ended."""
+
+    def __init__(self, workspace: str) -> None:
+        self._workspace = workspace
+        self._hooks = -1
+        self._harmless: set[type] = set()
+        """Classes whose objects do nothing when they are destroyed."""
+
+    def begin(self) -> None:
+        """Note what exit hooks there are. From here on, what the collector tracks is the script's."""
+        gc.freeze()
+        self._hooks = atexit._ncallbacks()
+        if self._hooks == 1 and LOGGING in sys.modules:
+            self._hooks = 0  # logging.shutdown, which has nothing to do until the script adds a handler
+
+    def run(self, namespace: dict[str, Any], kept: Container[str], wait_for: Callable[[list[str]], object]) -> None:
+        """End the script. `kept`: names that stay. `wait_for` is told what is waited for, before it is.
+
+        Never raises. Before `begin`, in a rehearsal, it does next to nothing.
+        """
+        if self._hooks < 0:
+            self._has_finalizers([namespace])
+            return
+        try:
+            self._join(wait_for)
+        except BaseException as exc:  # a KeyboardInterrupt of the script's own, or memory is short
+            tracebacks.report_ignored(HERE, exc)
+        try:
+            self._call_exit_hooks(wait_for)
+        except BaseException as exc:
+            tracebacks.report_ignored(HERE, exc)
+        try:
+            self._destroy(namespace, kept)
+        except BaseException as exc:
+            tracebacks.report_ignored(HERE, exc)
+
+    @staticmethod
+    def _join(wait_for: Callable[[list[str]], object]) -> None:
+        """Wait for the threads that are no daemons."""
+        if len(threading._active) == 1:  # type: ignore[attr-defined]
+            return
+        me = threading.current_thread()
+        if names := [each.name for each in threading.enumerate() if each is not me and not each.daemon]:
+            wait_for([f"thread {str(name)[:NAME_CHARS]!r}" for name in names[:MOST]])
+            threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: thread pools are told first
+
+    def _call_exit_hooks(self, wait_for: Callable[[list[str]], object]) -> None:
+        if atexit._ncallbacks() == self._hooks or (self._hooks == 0 and not _has_hooks()):
+            return
+        names = []
+        if (processes := sys.modules.get(PROCESSES)) is not None:
+            names = [
+                f"process {str(each.name)[:NAME_CHARS]!r}" for each in processes.active_children() if not each.daemon
+            ]
+        wait_for(names[:MOST])
+        atexit._run_exitfuncs()
+
+    def _destroy(self, namespace: dict[str, Any], kept: Container[str]) -> None:
+        """Destroy the script's objects, if destroying them does anything, and write out what files hold."""
+        if not self._has_finalizers(gc.get_objects()):
+            return
+        if len(threading._active) == 1:  # type: ignore[attr-defined]  # a daemon goes on with these names
+            for module in self._modules():
+                _clear(module.__dict__, ())
+            _clear(namespace, kept)
+            gc.collect()
+        write_out_files()
+
+    def _has_finalizers(self, objects: Iterable[object]) -> bool:
+        found = False
+        for kind in set(map(type, objects)) - self._harmless:
+            if any("__del__" in vars(base) for base in type.mro(kind)):
+                found = True
+            else:
+                self._harmless.add(kind)
+        return found
+
+    def _modules(self) -> list[ModuleType]:
+        """Return the modules that came from the workspace, the last imported first."""
+        found = []
+        for module in reversed(list(sys.modules.values())):
+            name = vars(module).get("__file__") if type(module) is ModuleType else None
+            if type(name) is str and name.startswith(self._workspace + "/"):
+                found.append(module)
+        return found
+
+
+def _has_hooks() -> bool:
+    """Whether there is an exit hook besides that of logging, or logging has something to do."""
+    count = atexit._ncallbacks()
+    logging: Any = sys.modules.get(LOGGING)
+    if logging is None:
+        return count > 0
+    return count > 1 or len(logging._handlerList) > 1  # the first one is the handler of last resort
+
+
+def _clear(namespace: dict[str, Any], kept: Container[str]) -> None:
+    """Take the values from a module's names in the interpreter's order: those with one underscore first."""
+    for is_private in (True, False):
+        for name in list(namespace):
+            if type(name) is not str or name == "__builtins__" or name in kept:
+                continue
+            if not is_private or (name.startswith("_") and not name.startswith("__")):
+                try:
+                    namespace[name] = None
+                except BaseException as exc:
+                    tracebacks.report_ignored(HERE, exc)
+
+
+def write_out_files() -> None:
+    """Write what the script's open files hold in memory."""
+    for each in gc.get_objects():
+        # Not isinstance(), which asks the object.
+        if issubclass(type(each), io.IOBase) and type(each).__module__ != "toolcell_bridge.guest.output":
+            try:
+                if not each.closed and each.writable():
+                    each.flush()
+            except BaseException:  # the file of a closed descriptor, or a class of the script's own
+                pass
