@@ -91,7 +91,8 @@ class ScriptFinalizer:
             return
         if len(threading._active) == 1:  # type: ignore[attr-defined]  # a daemon goes on with these names
             for module in self._modules():
-                _clear(module.__dict__, ())
+                if module.__dict__ is not namespace:
+                    _clear(module.__dict__, ())
             _clear(namespace, kept)
             gc.collect()
         write_out_files()

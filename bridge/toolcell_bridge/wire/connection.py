@@ -245,6 +245,7 @@ class Connection:
             return log
         text = b"".join(texts)
         self.message_bytes += len(text) + len(texts) * len(LOG_HEADS[log.stream])
+        self.message_elements += len(texts)
         return Log(log.stream, log.text + text.decode("ascii"))
 
     def _decode_on(self) -> Message | None:

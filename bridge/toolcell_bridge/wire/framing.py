@@ -79,7 +79,7 @@ class FrameReader:
         return body
 
     def take_short(self, head: bytes, most: int) -> list[bytearray]:
-        """Take the frames that come next as long as each is `head` and one short ASCII text of msgpack.
+        """Take the frames that come next as long as each is `head` and one short ASCII text of msgpack, not empty.
 
         Return the texts; one that ends a line is the last. Any other frame, also a malformed one, is left to
         `next_frame`.
@@ -95,7 +95,7 @@ class FrameReader:
             if end > len(buffer) or form >= end or not buffer.startswith(head, at + _HEADER_BYTES):
                 break
             text = form + 2 if buffer[form] == _TEXT_AND_LENGTH else form + 1
-            if text > end or buffer[text - 1] != (end - text if text == form + 2 else _SHORT_TEXT | end - text):
+            if text >= end or buffer[text - 1] != (end - text if text == form + 2 else _SHORT_TEXT | end - text):
                 break
             if (
                 end - text > (255 if text == form + 2 else _SHORT_TEXT_BYTES)

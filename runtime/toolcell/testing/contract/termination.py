@@ -193,7 +193,12 @@ async def while_running(harness: BackendHarness) -> None:
 @deaths_cases
 async def after_done(harness: BackendHarness) -> None:
     """When a sandbox dies after Done, the result of the run does not change."""
-    source = "import os, threading\nthreading.Timer(1.0, os._exit, (1,)).start()\nset_result('done')"
+    source = """
+import os, threading
+timer = threading.Timer(1.0, os._exit, (1,))
+timer.daemon = True
+timer.start()
+set_result('done')"""
     async with harness.connection() as connection:
         result = await run_on(connection, source)
         await eventually(lambda: not connection.sandbox.is_alive(), "a sandbox that ended counts as alive")
