@@ -18,11 +18,11 @@ from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
 from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
-from toolcell.control.repair import RepairingRuntime
+from toolcell.control.repair import RepairingScripts
 from toolcell.control.revert import Reverts, revert_calls
 from toolcell.control.run_control import DENIED
 from toolcell.control.suspension import Denial, OnApproval, check_on_approval
-from toolcell.control.turns import SuspendingRuntime, Turn, TurnApprovals
+from toolcell.control.turns import SuspendingScripts, Turn, TurnApprovals
 from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
@@ -32,9 +32,19 @@ from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_kind
-from toolcell.tools.code import AskUser, CodeRuntime, ask_user_spec, code_spec, flows_of, plan_spec
+from toolcell.tools.code import (
+    AskUser,
+    CodeRuntime,
+    ExecuteCode,
+    ask_user_spec,
+    check_code_runtime,
+    code_spec,
+    flows_of,
+    plan_spec,
+)
 from toolcell.tools.context import ToolContext, current
 from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.descriptions import CODE_TOOL
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import Text
@@ -86,9 +96,14 @@ class Agent:
         self._store = runtime._journals if isinstance(runtime, ControlledRuntime) else JournalStore(None)
         if repair:
             _check_repairs(runtime)
-        if on_approval == "suspend" and isinstance(runtime, ControlledRuntime):
-            code_execution = SuspendingRuntime(runtime)
-        self._repairs, self._reverts = code_execution if repair else None, Reverts()
+        self._runs_code = code_execution
+        self._execute: ExecuteCode | None = None
+        """Runs the scripts in place of the runtime itself, if they may wait."""
+        if code_execution is not None:
+            check_code_runtime(code_execution, CODE_TOOL)
+            if on_approval == "suspend" and isinstance(runtime, ControlledRuntime):
+                self._execute = SuspendingScripts(code_execution.execute_code, runtime.resume).execute_code
+        self._is_repairing, self._reverts = repair, Reverts()
         self.name = name
         self._given = _as_registry(tools)
         self._followed = self._given.state
@@ -112,7 +127,7 @@ class Agent:
             name=name,
             **config,
         )
-        self._enabled_tools = _enabled_tools(plan_execution, code_execution, ask_user, self._config.shown_chars)
+        self._enabled_tools = _enabled_tools(plan_execution, ask_user)
         self.events.subscribe(self._track_pending)
 
     def _track_pending(self, event: Event) -> None:
@@ -142,9 +157,11 @@ class Agent:
         merged = base.merged()
         for spec in self._enabled_tools:
             merged.enable(spec)
-        if self._repairs is not None:  # of this conversation alone
-            repairing = RepairingRuntime(self._repairs)
-            merged.enable(code_spec(repairing, {}, self._config.shown_chars))
+        if (code := self._runs_code) is not None:
+            execute, shown_chars = self._execute, self._config.shown_chars
+            if self._is_repairing:  # of this conversation alone
+                execute = RepairingScripts(self._store, execute or code.execute_code).execute_code
+            merged.enable(code_spec(code, {}, shown_chars, execute=execute, with_variables=self._is_repairing))
         add_search(merged, self._config.shown_chars)
         return merged.freeze()
 
@@ -309,10 +326,8 @@ def _check_repairs(runtime: object) -> None:
         raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
 
 
-def _enabled_tools(plan: bool, code: CodeRuntime | None, ask_user: AskUser | None, shown_chars: int) -> list[ToolSpec]:
+def _enabled_tools(plan: bool, ask_user: AskUser | None) -> list[ToolSpec]:
     specs = [plan_spec({})] if plan else []
-    if code is not None:
-        specs.append(code_spec(code, {}, shown_chars))
     if ask_user is not None:
         specs.append(ask_user_spec(ask_user))
     return specs

@@ -60,6 +60,10 @@ MAP_RECORDS: Final[Table] = {
 }
 
 
+class OtherInputs(UsageError):
+    """An item has other inputs than when it began. The message names the item."""
+
+
 class MapFile:
     """The open file of a map. Only one process has it open at a time."""
 
@@ -160,10 +164,10 @@ class MapFile:
         """Check that an item has the inputs that it began with.
 
         Raises:
-            UsageError: it has not.
+            OtherInputs: it has not.
         """
         if input_digest(inputs) != digest:
-            raise UsageError(
+            raise OtherInputs(
                 f"input {index} of map {self.name!r} is another than before: carry a map on with the same inputs in "
                 "the same order, or take another map_id"
             )

@@ -15,7 +15,7 @@ import anyio
 
 from toolcell import daemon_threads
 from toolcell.control.controlled import ControlledRuntime
-from toolcell.control.map_file import NAME, MapFile, input_digest
+from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
 from toolcell.control.run_control import RESUMABLE
 from toolcell.errors import SandboxUnavailable, UsageError
@@ -137,9 +137,9 @@ class ItemRuns:
         run_id = item_run(self.name, index)
         try:
             found = await self._begun(index, inputs, run_id)
+        except OtherInputs:
+            raise
         except UsageError as exc:
-            if f"input {index} " in str(exc):
-                raise
             raise UsageError(f"input {index} of the map: {exc}") from exc
         except SandboxUnavailable as exc:
             error = ErrorInfo(type(exc).__name__, str(exc))

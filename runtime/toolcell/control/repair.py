@@ -6,35 +6,28 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
+from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult, Repair, RepairedCall
+from toolcell.tools.code import ExecuteCode
 from toolcell.tools.options import ToolOptions
 
 OptionsOf = Callable[[str], ToolOptions]
 
 
-class RepairingRuntime:
-    """Runs the scripts of one conversation: a script that comes after one that failed repairs it.
+class RepairingScripts:
+    """Runs the scripts of one conversation: a script that comes after one that failed repairs it."""
 
-    It has the attributes of the runtime, so that its tool is described as the runtime's.
-    """
-
-    shows_variables = True
-    """The model is shown the variables of a script that failed."""
-
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
+    def __init__(self, journals: JournalStore, execute: ExecuteCode) -> None:
+        self._journals, self._execute = journals, execute
         self._failed: ExecutionResult | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
 
     async def execute_code(self, source: str, /, **options: Any) -> ExecutionResult:
         """Run a script; see `Runtime.execute_code`."""
         failed, self._failed = self._failed, None
         try:
-            result: ExecutionResult = await self._runtime.execute_code(source, repairs=failed, **options)
+            result = await self._execute(source, repairs=failed, **options)
         except BaseException:  # no script ran to an end: the next one repairs the one that failed
-            if self._runtime._journals.keeps(failed):
+            if self._journals.keeps(failed):
                 self._failed = failed
             raise
         self._failed = None if result.ok or result.draft_id else result

@@ -25,9 +25,6 @@ from toolcell.tools.stub_types import mapping
 
 ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
 
-UNKNOWN: Final = "there is no tool"
-"""How the problem of a planned call begins whose tool does not exist."""
-
 _EXAMPLES: Final[Mapping[Any, Any]] = {
     "string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {},
 }  # fmt: skip
@@ -87,8 +84,9 @@ async def check_script(
     """
     planned = await runtime.preflight(script.source, tools=tools)
     types = await _of_types(script, tools, checker)
-    unknown = {each.line for each in planned.problems if each.problem.startswith(UNKNOWN)}
-    findings = [*_of_calls(planned, {each.line for each in types})]
+    known = set(tools.names(Origin.CODE))
+    unknown = {each.line for each in planned.problems if each.tool not in known}
+    findings = [*_of_calls(planned, known, {each.line for each in types})]
     findings += [each for each in types if each.line not in unknown]
     if planned.note:
         is_wrong = planned.error_line is not None
@@ -98,10 +96,10 @@ async def check_script(
     return ScriptReport(script.name, script.version, tuple(findings))
 
 
-def _of_calls(planned: Preflight, typed_lines: set[int | None]) -> Iterator[ScriptFinding]:
+def _of_calls(planned: Preflight, known: set[str], typed_lines: set[int | None]) -> Iterator[ScriptFinding]:
     """Return calls of unknown tools, and missing arguments that the type checker did not find."""
     for call in planned.problems:
-        if call.problem.startswith(UNKNOWN):
+        if call.tool not in known:
             yield ScriptFinding("breaks", "there is no tool of this name", call.tool, call.line)
         elif call.line not in typed_lines:
             yield ScriptFinding("breaks", call.problem, call.tool, call.line)

@@ -23,6 +23,7 @@ from toolcell.journal.store import JournalStore
 from toolcell.journal.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.results import ExecutionResult, PendingCall, Suspension
 from toolcell.tools.call import Call, CallableTools, RunContext
+from toolcell.tools.code import ExecuteCode
 from toolcell.tools.context import current
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell.tools.options import Origin
@@ -83,32 +84,28 @@ class TurnApprovals:
             return Reject("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
 
-    async def run_script(self, runtime: Any, source: str, call: Call, options: dict[str, Any]) -> ExecutionResult:
+    async def run_script(
+        self, execute: ExecuteCode, resume: ExecuteCode, source: str, call: Call, options: dict[str, Any]
+    ) -> ExecutionResult:
         """Run a script that may wait, or carry it on."""
         token, decisions = self._scripts.pop(call.call_id, ("", {}))
-        result: ExecutionResult
         if token:
             known = {name: options[name] for name in ("tools", "context", "on_log", "on_progress") if name in options}
-            result = await runtime.resume(token, decisions, **known)
+            result = await resume(token, decisions, **known)
         else:
-            result = await runtime.execute_code(source, on_approval="suspend", **options)
+            result = await execute(source, on_approval="suspend", **options)
         if (waiting := result.suspension) is not None:
             self.tokens[call.call_id] = waiting.to_json()
             self.pending[call.call_id] = tuple(replace(each, id=f"{call.call_id}/{each.id}") for each in waiting.calls)
         return result
 
 
-class SuspendingRuntime:
-    """Runs the scripts of one agent: what its model calls itself may wait for approval.
+class SuspendingScripts:
+    """Runs the scripts of one agent: what its model calls itself may wait for approval."""
 
-    It has the attributes of the runtime, so that its tool is described as the runtime's.
-    """
-
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
+    def __init__(self, execute: ExecuteCode, resume: ExecuteCode) -> None:
+        """`resume` carries a script on that waits; see `Runtime.resume`."""
+        self._execute, self._resume = execute, resume
 
     async def execute_code(
         self, source: str, /, *, context: RunContext | None = None, **options: Any
@@ -117,9 +114,8 @@ class SuspendingRuntime:
         above, approvals = current.get(), context.scope.approvals if context is not None else None
         options["context"] = context
         if isinstance(approvals, TurnApprovals) and above is not None and above.call.parent is None:
-            return await approvals.run_script(self._runtime, source, above.call, options)
-        result: ExecutionResult = await self._runtime.execute_code(source, **options)
-        return result
+            return await approvals.run_script(self._execute, self._resume, source, above.call, options)
+        return await self._execute(source, **options)
 
 
 @dataclass(frozen=True, slots=True)

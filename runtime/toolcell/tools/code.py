@@ -159,8 +159,22 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
     )
 
 
-def code_spec(runtime: CodeRuntime, options: Mapping[str, Any], shown_chars: int = SHOWN_CHARS) -> ToolSpec:
+ExecuteCode = Callable[..., Awaitable[ExecutionResult]]
+"""Runs a script; takes what `CodeRuntime.execute_code` takes."""
+
+
+def code_spec(
+    runtime: CodeRuntime,
+    options: Mapping[str, Any],
+    shown_chars: int = SHOWN_CHARS,
+    *,
+    execute: ExecuteCode | None = None,
+    with_variables: bool = False,
+) -> ToolSpec:
     """`execute_code` as a tool. `shown_chars`: of tools in its description.
+
+    `execute` runs the scripts in place of the runtime itself, whose sandboxes are described. `with_variables`: of a
+    script that failed, the model is shown the variables.
 
     Raises:
         UsageError: `runtime` cannot run code from an event loop.
@@ -171,7 +185,15 @@ def code_spec(runtime: CodeRuntime, options: Mapping[str, Any], shown_chars: int
 
     def invoke(context: ToolContext) -> Any:
         call = context.call
-        return run_code(runtime, call.registry, call.args["code"], context.run, context.update)
+        return run_code(
+            runtime,
+            call.registry,
+            call.args["code"],
+            context.run,
+            context.update,
+            execute=execute,
+            with_variables=with_variables,
+        )
 
     known = ToolOptions(orchestrates=True, callable_from=frozenset({Origin.MODEL, Origin.PLAN}), label="Run code")
     return ToolSpec(
@@ -207,6 +229,9 @@ async def run_code(
     source: str,
     run: RunContext,
     update: Callable[..., None],
+    *,
+    execute: ExecuteCode | None = None,
+    with_variables: bool = False,
     **options: Any,
 ) -> ToolResult:
     """Run a model's script and describe its result. What it prints meanwhile is progress of the call.
@@ -220,7 +245,7 @@ async def run_code(
         return ToolResult.fail(f"{CODE_TOOL} requires non-empty code", code=ErrorCode.INVALID_ARGUMENTS)
     printed = _Printed(update)
     try:
-        result = await runtime.execute_code(
+        result = await (execute or runtime.execute_code)(
             source,
             tools=registry,
             limits=run.limits,
@@ -237,7 +262,6 @@ async def run_code(
     if run.state.abort is not None:
         raise run.state.abort
     policy = getattr(runtime, "policy", None)
-    with_variables = getattr(runtime, "shows_variables", False)
     return code_result(result, with_logs=getattr(policy, "logs_to_model", True), with_variables=with_variables)
 
 
