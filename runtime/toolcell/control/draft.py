@@ -68,6 +68,8 @@ class Draft:
         """Why it cannot be committed: it was, or it is being committed."""
         self.collected: list[Collected] = []
         """In order."""
+        self.shows_reasons = True
+        """Its effects say why they need approval. A file of version 0.1 does not: a commit approves that too."""
         self.kept_in: Path | None = None
         """Directory that has it on disk. Whoever commits it notes so there, and nobody commits it without that."""
         self.preflight: Preflight | None = None

@@ -263,6 +263,7 @@ def rebuilt(file: DraftJournal, tools: CallableTools, context: RunContext) -> Dr
     content, draft = file.content, Draft()
     draft.id, draft.expires, draft.ended = file.ident, content["expires"], content["ended"]
     draft.preflight = Preflight.of_plain(content["preflight"])
+    draft.shows_reasons = all("reason" in row for row in content["effects"])
     base = context.child(dry_run=draft)
     for row in content["effects"]:
         call = _rebuilt_call(row, tools, base)
