@@ -60,6 +60,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 @pytest.hookimpl(tryfirst=True)  # before those that were not asked for are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _mark_other_loops(items)
+    _mark_families(items)
     for item in items:
         if " at 0x" in item.nodeid:  # the processes of `-n` must find the same tests, and an address is one process's
             raise pytest.UsageError(f"an address in the name of a test; give its parameters other ids: {item.nodeid}")
@@ -73,9 +74,21 @@ def _mark_other_loops(items: list[pytest.Item]) -> None:
     seen = set[tuple[str, str]]()
     for item in items:
         given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if "anyio_backend" not in given or given["anyio_backend"] == ASYNCIO:
+        if given.get("anyio_backend", "asyncio") in ("asyncio", ASYNCIO):
             continue
         place = (item.location[0], str(given["anyio_backend"]))
+        if place in seen:
+            item.add_marker(pytest.mark.thorough)
+        seen.add(place)
+
+
+def _mark_families(items: list[pytest.Item]) -> None:
+    """Mark all tests of a family as thorough but the first: those of one function with other parameters."""
+    seen = set[tuple[str, str]]()
+    for item in items:
+        if item.get_closest_marker("family") is None or item.get_closest_marker("slow") is not None:
+            continue
+        place = (item.location[0], getattr(item, "originalname", item.name))
         if place in seen:
             item.add_marker(pytest.mark.thorough)
         seen.add(place)

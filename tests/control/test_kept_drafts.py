@@ -155,6 +155,7 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as 
 """
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before b", "after b"])
 def test_a_commit_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:

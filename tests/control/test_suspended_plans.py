@@ -198,6 +198,7 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=0)) as 
 """
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before a", "after a", "before b", "after b", "after bb"])
 def test_a_plan_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> int:

@@ -26,6 +26,7 @@ def write(*texts: str) -> Calls:
     return [("write", {"text": text}) for text in texts]
 
 
+BOOK: Calls = [("book", {"text": "b"})]
 MAIL: Calls = [("mail", {})]
 POST: Calls = [("post", {"text": "the code is 1234"})]
 USE_SECRET: Calls = [("use_secret", {})]
@@ -60,6 +61,16 @@ class Office:
             note(ctx)
             self.made.append(text)
             return f"wrote {text}"
+
+        def as_if_booked(text: str) -> str:
+            return f"booked {text}"
+
+        @registry.tool(revert=unwrite, preview=as_if_booked)
+        async def book(text: str, ctx: ToolContext) -> str:
+            """Book something; a dry run knows what would come of it."""
+            note(ctx)
+            self.made.append(text)
+            return f"booked {text}"
 
         @registry.tool(reads="private", read_only=True)
         async def mail(ctx: ToolContext) -> str:

@@ -270,6 +270,18 @@ def test_each_way_out_is_a_row(ways: Ways) -> None:
     assert {*ways.texts} == {*WAYS}
 
 
+@pytest.mark.anyio
+async def test_variables_of_a_script_that_failed_do_not_show_what_its_caller_gave_it() -> None:
+    """The caller gives the secret to the script itself, as it should not."""
+    source = "def fail(given):\n    header = 'Bearer ' + given\n    1/0\nfail(key)"
+    async with Runtime(pool=PoolConfig(warm=0)) as runtime:
+        context = RunContext(secrets=Secrets({"key": SECRET}))
+        result = await runtime.execute_code(source, inputs={"key": SECRET}, context=context)
+
+    assert result.error is not None and "header" in shown(result.error.frames)
+    assert MARK in shown(result.error.frames) and SECRET not in shown(result.error.frames)
+
+
 SERVER = """
 import json, os, sys
 token = os.environ["TOKEN"]

@@ -388,6 +388,7 @@ def until(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
 KILLS = int(os.environ.get("TOOLCELL_KILLS", "8"))
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("moment", range(KILLS))
 def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> None:
     """SIGKILL at many moments of start-up and load: processes, mounts and cgroups are soon gone."""
@@ -412,6 +413,7 @@ def test_nothing_outlives_a_host_that_is_killed(moment: int, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("stopped", ["zygote", "launcher", "both"])
 def test_a_stopped_zygote_does_not_outlive_a_host_that_is_killed(stopped: str, tmp_path: Path) -> None:
     host = subprocess.Popen(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.forty_packages import USUAL
 from toolcell import Limits, PoolConfig, SyncRuntime
 from toolcell_bridge.guest import files, rich
 from toolcell_bridge.wire.messages import FilePart, FileProblem
@@ -169,7 +170,7 @@ zero = 0
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[SyncRuntime]:
-    with SyncRuntime(packages=["matplotlib"], pool=PoolConfig(warm=1)) as opened:
+    with SyncRuntime(packages=USUAL, pool=PoolConfig(warm=1)) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from .soak import grown, soak
 
-pytestmark = pytest.mark.isolation
+pytestmark = [pytest.mark.isolation, pytest.mark.thorough]
 
 
 def test_hundreds_of_runs_leave_nothing_behind() -> None:

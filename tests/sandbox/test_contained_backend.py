@@ -116,6 +116,7 @@ def test_limits_of_a_run_hold_in_a_warm_sandbox() -> None:
 
 @pytest.mark.isolation
 @scoped
+@pytest.mark.family
 @pytest.mark.parametrize("stopped", [False, True], ids=["all run", "its zygote is stopped"])
 def test_nothing_is_left_of_a_host_that_was_killed(stopped: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:

@@ -11,6 +11,8 @@ from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell_bridge.isolation import landlock
 
+from .forty_packages import USUAL
+
 
 def has_scopes() -> bool:
     try:
@@ -40,7 +42,7 @@ async def runtime() -> AsyncIterator[Runtime]:
     policy, limits = Policy(profile="container"), Limits(memory_bytes=1 << 30)
     registry = ToolRegistry([double])
     registry.enable_plan_execution()
-    async with Runtime(registry, policy=policy, limits=limits, packages=["numpy"], pool=PoolConfig(warm=1)) as runtime:
+    async with Runtime(registry, policy=policy, limits=limits, packages=USUAL, pool=PoolConfig(warm=1)) as runtime:
         yield runtime
 
 

@@ -84,6 +84,6 @@ def test_matplotlib_can_be_preloaded_and_its_fonts_are_not_looked_for_again() ->
 @pytest.mark.isolation
 def test_what_cannot_be_imported_ahead_is_left_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AHEAD, "numpy", ("numpy.no_such_module", "numpy"))
-    with SyncRuntime(packages=["numpy"], pool=PoolConfig(warm=1)) as runtime:
+    with SyncRuntime(packages=USUAL, pool=PoolConfig(warm=1)) as runtime:
         result = runtime.execute_code("import sys\n'numpy' in sys.modules")
     assert result.value is True

@@ -383,6 +383,7 @@ with SyncRuntime(registry, journal=folder / 'runs', pool=PoolConfig(warm=1)) as 
 """
 
 
+@pytest.mark.family
 @pytest.mark.parametrize("moment", ["before b", "after b", "before c", "after c", "after d"])
 def test_a_session_whose_host_is_killed_makes_every_effect_once(tmp_path: Path, moment: str) -> None:
     def live(moment: str) -> subprocess.CompletedProcess[str]:

@@ -21,33 +21,10 @@ from typing import Any
 
 import msgpack
 
+from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError
-from toolcell_bridge.wire.messages import (
-    TAGS,
-    AnnounceParts,
-    CallAhead,
-    CallTool,
-    CancelCall,
-    Done,
-    FilePart,
-    FileProblem,
-    Hello,
-    Leftover,
-    Log,
-    Message,
-    PartRetracted,
-    Progress,
-    PutFile,
-    Ran,
-    Result,
-    RunScript,
-    ScriptPart,
-    Stay,
-    ToolFail,
-    ToolReturn,
-)
 from wire.wire_strategies import HELLO, RUN
 
 MAX_FRAME_BYTES = 64 * 1024
@@ -56,34 +33,34 @@ FRAMES_PER_CORPUS = 100_000
 LIVES = 32
 """Frames one connection is fed at most: most die at the first, and one that waits for a long body never would."""
 
-VALID: list[Message] = [
-    Hello(1, "1.0", "3.12.1", {}),
-    RunScript(1, "set_result(1)", {"q": [1, 2.5, None]}, ["search", "fetch"], "off", 4096, 4, 4096, 7, 0.5),
-    PutFile("data/a.csv", b"a,b\n1,2\n" * 8, True),
-    PutFile("data/a.csv", b"a,b\n", False),
-    Stay(100),
-    ToolReturn(1, [{"title": "é", "score": 0.5, "ok": True}] * 3),
-    ToolFail(1, "denied", "not today", False, {"why": [None]}),
-    Hello(1, "0.1.0", "3.11.7", {"landlock": "ABI 7", "seccomp": "on"}),
-    CallTool(2, "search", {"query": "x" * 40, "limit": 10, "deep": {"a": [[[1]]]}}, 3),
-    CallTool(3, "f", {}, None),
-    CancelCall(1),
-    Log(1, "hello\n"),
-    Log(2, "x" * 700),
-    Progress({"done": 0.5}),
-    Result({"rows": [[1, 2, 3]] * 100}, ["a.png"]),
-    Result(None, []),
-    FilePart("a.png", "image/png", bytes(range(256)), True),
-    FilePart("a.png", "image/png", b"\x89PNG", False),
-    FileProblem("a.png", 0, "missing"),
-    Leftover(["thread 'a'"], []),
-    AnnounceParts({"search": ["query", "limit"]}),
-    ScriptPart(12, "x = 1\n", False, ""),
-    CallAhead("search", {"query": "x"}, 3),
-    PartRetracted(3, 9),
-    Ran(2, 7),
-    Done(True, None),
-    Done(False, {"type": "ValueError", "message": "x", "line": 3, "findings": []}),
+VALID: list[msg.Message] = [
+    msg.Hello(1, "1.0", "3.12.1", {}),
+    msg.RunScript(1, "set_result(1)", {"q": [1, 2.5, None]}, ["search", "fetch"], "off", 4096, 4, 4096, 7, 0.5),
+    msg.PutFile("data/a.csv", b"a,b\n1,2\n" * 8, True),
+    msg.PutFile("data/a.csv", b"a,b\n", False),
+    msg.Stay(100),
+    msg.ToolReturn(1, [{"title": "é", "score": 0.5, "ok": True}] * 3),
+    msg.ToolFail(1, "denied", "not today", False, {"why": [None]}),
+    msg.Hello(1, "0.1.0", "3.11.7", {"landlock": "ABI 7", "seccomp": "on"}),
+    msg.CallTool(2, "search", {"query": "x" * 40, "limit": 10, "deep": {"a": [[[1]]]}}, 3),
+    msg.CallTool(3, "f", {}, None),
+    msg.CancelCall(1),
+    msg.Log(1, "hello\n"),
+    msg.Log(2, "x" * 700),
+    msg.Progress({"done": 0.5}),
+    msg.Result({"rows": [[1, 2, 3]] * 100}, ["a.png"]),
+    msg.Result(None, []),
+    msg.FilePart("a.png", "image/png", bytes(range(256)), True),
+    msg.FilePart("a.png", "image/png", b"\x89PNG", False),
+    msg.FileProblem("a.png", 0, "missing"),
+    msg.Leftover(["thread 'a'"], []),
+    msg.AnnounceParts({"search": ["query", "limit"]}),
+    msg.ScriptPart(12, "x = 1\n", False, ""),
+    msg.CallAhead("search", {"query": "x"}, 3),
+    msg.PartRetracted(3, 9),
+    msg.Ran(2, 7),
+    msg.Done(True, None),
+    msg.Done(False, {"type": "ValueError", "message": "x", "line": 3, "findings": []}),
 ]
 
 POOL: list[Any] = [
@@ -126,7 +103,7 @@ class Tally:
 def bent(rng: random.Random) -> bytes:
     """Return the body of a valid message, or of one with wrong fields."""
     message = rng.choice(VALID)
-    tag = next(tag for tag, kind in TAGS.items() if kind is type(message))
+    tag = next(tag for tag, kind in msg.TAGS.items() if kind is type(message))
     values: list[Any] = [tag, *astuple(message)]
     for _ in range(rng.choice([0, 0, 1, 1, 2])):
         where = rng.randrange(len(values))
@@ -134,7 +111,7 @@ def bent(rng: random.Random) -> bytes:
             case 0 | 1 | 2:
                 values[where] = rng.choice(POOL)
             case 3:
-                values[0] = rng.choice([*TAGS, 0, 5, 25, -1, 2**40])
+                values[0] = rng.choice([*msg.TAGS, 0, 5, 25, -1, 2**40])
             case 4:
                 values.insert(where, rng.choice(POOL))
             case 5:
@@ -164,11 +141,11 @@ def cut(rng: random.Random, body: bytes, other: bytes) -> bytes:
     return body[:where] + marker + body[where + len(marker) :]
 
 
-def end_after(is_host: bool, past: list[Message]) -> Connection:
+def end_after(is_host: bool, past: list[msg.Message]) -> Connection:
     """Return an end that has sent and received the messages of `past`."""
     connection = (Connection.host if is_host else Connection.guest)(max_frame_bytes=MAX_FRAME_BYTES)
     for message in past:
-        if isinstance(message, RunScript) == is_host:
+        if isinstance(message, msg.RunScript) == is_host:
             connection.send(message)
         else:
             connection.receive_data(encode(message))
@@ -176,8 +153,8 @@ def end_after(is_host: bool, past: list[Message]) -> Connection:
     return connection
 
 
-CALLED: list[Message] = [HELLO, RUN, CallTool(1, "f", {}, None)]
-PASTS = [CALLED, CALLED, CALLED, [*CALLED, CancelCall(1)], [*CALLED, Done(True, None)], []]
+CALLED: list[msg.Message] = [HELLO, RUN, msg.CallTool(1, "f", {}, None)]
+PASTS = [CALLED, CALLED, CALLED, [*CALLED, msg.CancelCall(1)], [*CALLED, msg.Done(True, None)], []]
 ENDS = [end_after(is_host, past) for is_host in (True, False) for past in PASTS]
 """Ends in every state, where there can be one with a call outstanding."""
 

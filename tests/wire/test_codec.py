@@ -19,64 +19,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcell_bridge.wire import codec, connection, unpacking
+from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import decode, decode_counted, decode_in_steps, encode, to_the_end
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.framing import MAX_FRAME_BYTES, frame
-from toolcell_bridge.wire.messages import (
-    MAX_ELEMENTS,
-    MAX_GUEST_ELEMENTS,
-    TAGS,
-    AnnounceParts,
-    CallAhead,
-    CallTool,
-    CancelCall,
-    Done,
-    FilePart,
-    FileProblem,
-    Hello,
-    Leftover,
-    Log,
-    Message,
-    PartRetracted,
-    Progress,
-    PutFile,
-    Ran,
-    Result,
-    RunScript,
-    ScriptPart,
-    Stay,
-    ToolFail,
-    ToolReturn,
-)
 from toolcell_bridge.wire.plain import MAX_DEPTH, check_plain, pack_value, packed_size
 from wire.wire_strategies import messages, plain
 
-FORMAT: list[tuple[Message, str]] = [
+FORMAT: list[tuple[msg.Message, str]] = [
     (
-        RunScript(7, "1", {"q": 1}, ["a"], "off", 64, 2, 300, None, 0.5),
+        msg.RunScript(7, "1", {"q": 1}, ["a"], "off", 64, 2, 300, None, 0.5),
         "9d 01 07 a131 81a17101 91a161 a36f6666 40 02 cd012c c0 cb3fe0000000000000 ce00040000 ce00100000",
     ),
-    (PutFile("a.txt", b"\0\xff", True), "94 02 a5612e747874 c40200ff c3"),
-    (ToolReturn(1, [None, True, -1, 1.5, "é", b"x"]), "93 03 01 96 c0 c3 ff cb3ff8000000000000 a2c3a9 c40178"),
-    (Stay(100), "92 06 64"),
-    (ToolFail(1, "denied", "no", False, {}), "96 04 01 a664656e696564 a26e6f c2 80"),
-    (Hello(1, "0.1", "3.11", {"l": "7"}), "95 10 01 a3302e31 a4332e3131 81a16ca137"),
-    (CallTool(1, "f", {"q": "x"}, 3), "95 11 01 a166 81a171a178 03"),
-    (CallTool(2**64 - 1, "f", {}, None), "95 11 cfffffffffffffffff a166 80 c0"),
-    (CancelCall(300), "92 12 cd012c"),
-    (Log(1, "hi\n"), "93 13 01 a368690a"),
-    (Progress({"done": 0.5}), "92 14 81a4646f6e65cb3fe0000000000000"),
-    (Result(-(2**63), ["a"]), "93 15 d38000000000000000 91a161"),
-    (FilePart("a", "text/plain", b"", True), "95 16 a161 aa746578742f706c61696e c400 c3"),
-    (FileProblem("a", 9, "missing"), "94 17 a161 09 a76d697373696e67"),
-    (Leftover(["a"], []), "93 19 91a161 90"),
-    (AnnounceParts({"f": ["q"]}), "92 07 81a16691a171"),
-    (ScriptPart(3, "x", True, ""), "95 08 03 a178 c3 a0"),
-    (CallAhead("f", {"q": "x"}, 3), "94 1a a166 81a171a178 03"),
-    (PartRetracted(1, 2), "93 1b 01 02"),
-    (Ran(2, 3), "93 1c 02 03"),
-    (Done(True, None), "93 18 c3 c0"),
-    (Done(False, {"type": "E"}), "93 18 c2 81a474797065a145"),
+    (msg.PutFile("a.txt", b"\0\xff", True), "94 02 a5612e747874 c40200ff c3"),
+    (msg.ToolReturn(1, [None, True, -1, 1.5, "é", b"x"]), "93 03 01 96 c0 c3 ff cb3ff8000000000000 a2c3a9 c40178"),
+    (msg.Stay(100), "92 06 64"),
+    (msg.ToolFail(1, "denied", "no", False, {}), "96 04 01 a664656e696564 a26e6f c2 80"),
+    (msg.Hello(1, "0.1", "3.11", {"l": "7"}), "95 10 01 a3302e31 a4332e3131 81a16ca137"),
+    (msg.CallTool(1, "f", {"q": "x"}, 3), "95 11 01 a166 81a171a178 03"),
+    (msg.CallTool(2**64 - 1, "f", {}, None), "95 11 cfffffffffffffffff a166 80 c0"),
+    (msg.CancelCall(300), "92 12 cd012c"),
+    (msg.Log(1, "hi\n"), "93 13 01 a368690a"),
+    (msg.Progress({"done": 0.5}), "92 14 81a4646f6e65cb3fe0000000000000"),
+    (msg.Result(-(2**63), ["a"]), "93 15 d38000000000000000 91a161"),
+    (msg.FilePart("a", "text/plain", b"", True), "95 16 a161 aa746578742f706c61696e c400 c3"),
+    (msg.FileProblem("a", 9, "missing"), "94 17 a161 09 a76d697373696e67"),
+    (msg.Leftover(["a"], []), "93 19 91a161 90"),
+    (msg.AnnounceParts({"f": ["q"]}), "92 07 81a16691a171"),
+    (msg.ScriptPart(3, "x", True, ""), "95 08 03 a178 c3 a0"),
+    (msg.CallAhead("f", {"q": "x"}, 3), "94 1a a166 81a171a178 03"),
+    (msg.PartRetracted(1, 2), "93 1b 01 02"),
+    (msg.Ran(2, 3), "93 1c 02 03"),
+    (msg.Done(True, None), "93 18 c3 c0"),
+    (msg.Done(False, {"type": "E"}), "93 18 c2 81a474797065a145"),
 ]
 
 
@@ -89,18 +64,18 @@ def nested(depth: int) -> Any:
 
 @pytest.mark.conforms("T6")
 @pytest.mark.parametrize(("message", "hex_body"), FORMAT, ids=lambda item: type(item).__name__)
-def test_the_wire_format_never_changes_silently(message: Message, hex_body: str) -> None:
+def test_the_wire_format_never_changes_silently(message: msg.Message, hex_body: str) -> None:
     body = bytes.fromhex(hex_body)
     assert encode(message) == struct.pack(">I", len(body)) + body
     assert decode(body) == message
 
 
 def test_every_message_has_its_format_pinned() -> None:
-    assert {type(message) for message, _ in FORMAT} == set(TAGS.values())
+    assert {type(message) for message, _ in FORMAT} == set(msg.TAGS.values())
 
 
 @given(messages)
-def test_what_is_sent_is_what_is_received(message: Message) -> None:
+def test_what_is_sent_is_what_is_received(message: msg.Message) -> None:
     received = decode(encode(message)[4:])
     assert received == message
     assert repr(received) == repr(message)  # 1 == True == 1.0, and none of them may become another
@@ -164,9 +139,9 @@ WRONG = {
     "an encoded surrogate": bytes.fromhex("93 13 01 a3 eda080"),
     "an overlong encoding": bytes.fromhex("93 13 01 a2 c080"),
     "the unused byte": bytes.fromhex("92 14 c1"),
-    "bytes after the end": encode(Log(1, "x"))[4:] + b"\xc0",
-    "a second message after the end": encode(CancelCall(1))[4:] * 2,
-    "half a message": encode(CallTool(1, "search", {"q": "x"}, None))[4:-3],
+    "bytes after the end": encode(msg.Log(1, "x"))[4:] + b"\xc0",
+    "a second message after the end": encode(msg.CancelCall(1))[4:] * 2,
+    "half a message": encode(msg.CallTool(1, "search", {"q": "x"}, None))[4:-3],
     "nothing": b"",
 }
 
@@ -185,14 +160,14 @@ def test_what_is_not_exactly_a_message_is_refused(wrong: str, padding: int) -> N
 @pytest.mark.conforms("T6")
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_floats_that_json_lacks_cross_unchanged(number: float) -> None:
-    received = decode(encode(Result({"x": number}, []))[4:])
-    assert isinstance(received, Result)
+    received = decode(encode(msg.Result({"x": number}, []))[4:])
+    assert isinstance(received, msg.Result)
     assert repr(received.value) == repr({"x": number})
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**64 - 1])
 def test_the_extreme_ints_cross(value: int) -> None:
-    assert decode(encode(Progress(value))[4:]) == Progress(value)
+    assert decode(encode(msg.Progress(value))[4:]) == msg.Progress(value)
 
 
 @pytest.mark.conforms("T6", "C-b8")
@@ -213,24 +188,24 @@ def test_the_extreme_ints_cross(value: int) -> None:
 )
 def test_a_value_without_a_form_is_refused_by_its_sender(value: Any, problem: str) -> None:
     with pytest.raises(UnsendableValue, match=problem):
-        encode(ToolReturn(1, value))
+        encode(msg.ToolReturn(1, value))
     with pytest.raises(UnsendableValue, match=problem):
         packed_size(value)
-    assert decode(encode(ToolReturn(1, "next"))[4:]) == ToolReturn(1, "next")
+    assert decode(encode(msg.ToolReturn(1, "next"))[4:]) == msg.ToolReturn(1, "next")
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        CallTool(True, "f", {}, None),
-        CallTool("1", "f", {}, None),  # type: ignore[arg-type]
-        Log(3, "x"),
-        Log(1, b"x"),  # type: ignore[arg-type]
-        Result(1, ("a",)),  # type: ignore[arg-type]
-        Result(1, [2]),  # type: ignore[list-item]
-        Hello(1, "", "", {"a": None}),  # type: ignore[dict-item]
-        RunScript(1, "", {}, [], "off", 1, 1, 1, None, 1),
-        Done(True, []),  # type: ignore[arg-type]
+        msg.CallTool(True, "f", {}, None),
+        msg.CallTool("1", "f", {}, None),  # type: ignore[arg-type]
+        msg.Log(3, "x"),
+        msg.Log(1, b"x"),  # type: ignore[arg-type]
+        msg.Result(1, ("a",)),  # type: ignore[arg-type]
+        msg.Result(1, [2]),  # type: ignore[list-item]
+        msg.Hello(1, "", "", {"a": None}),  # type: ignore[dict-item]
+        msg.RunScript(1, "", {}, [], "off", 1, 1, 1, None, 1),
+        msg.Done(True, []),  # type: ignore[arg-type]
         "Log",
         None,
     ],
@@ -249,27 +224,27 @@ def test_every_field_of_every_message_is_checked() -> None:
 
 
 def test_a_message_over_the_frame_limit_is_not_sent() -> None:
-    size = len(encode(Log(1, "x" * 100))) - 4
-    assert encode(Log(1, "x" * 100), size)
+    size = len(encode(msg.Log(1, "x" * 100))) - 4
+    assert encode(msg.Log(1, "x" * 100), size)
     with pytest.raises(ValueTooLarge, match=f"{size} > {size - 1} bytes"):
-        encode(Log(1, "x" * 100), size - 1)
+        encode(msg.Log(1, "x" * 100), size - 1)
 
 
 @given(messages)
-def test_a_value_that_was_packed_before_gives_the_same_bytes(message: Message) -> None:
-    if isinstance(message, (CallTool, Result, Progress)):
-        field = "args" if isinstance(message, CallTool) else "value"
+def test_a_value_that_was_packed_before_gives_the_same_bytes(message: msg.Message) -> None:
+    if isinstance(message, (msg.CallTool, msg.Result, msg.Progress)):
+        field = "args" if isinstance(message, msg.CallTool) else "value"
         packed = dataclasses.replace(message, **{field: pack_value(getattr(message, field))})
         assert encode(packed) == encode(message)
 
 
 def test_a_packed_value_is_held_to_the_type_and_the_element_limit_of_its_field() -> None:
     with pytest.raises(LocalProtocolError, match="CallTool"):
-        encode(CallTool(1, "f", pack_value([1]), None))
-    most = pack_value([None] * (MAX_GUEST_ELEMENTS - 8))
-    assert encode(Result(most, []))
+        encode(msg.CallTool(1, "f", pack_value([1]), None))
+    most = pack_value([None] * (msg.MAX_GUEST_ELEMENTS - 8))
+    assert encode(msg.Result(most, []))
     with pytest.raises(ValueTooLarge, match="elements"):
-        encode(Result(pack_value([None] * (MAX_GUEST_ELEMENTS - 3)), []))
+        encode(msg.Result(pack_value([None] * (msg.MAX_GUEST_ELEMENTS - 3)), []))
 
 
 @given(plain)
@@ -281,12 +256,12 @@ def test_packed_size_is_the_size_on_the_wire(value: Any) -> None:
 @pytest.mark.parametrize("padding", [0, 600], ids=["small", "large"])
 def test_depth_ends_at_the_limit_on_both_sides(padding: int) -> None:
     pad = [""] * padding
-    fits = CallTool(1, "f", {"v": nested(MAX_DEPTH - 1), "pad": pad}, None)
+    fits = msg.CallTool(1, "f", {"v": nested(MAX_DEPTH - 1), "pad": pad}, None)
     assert decode(encode(fits)[4:]) == fits
 
     over = {"v": nested(MAX_DEPTH), "pad": pad}
     with pytest.raises(ValueTooLarge, match="65 > 64 levels deep"):
-        encode(CallTool(1, "f", over, None))
+        encode(msg.CallTool(1, "f", over, None))
     with pytest.raises(RemoteProtocolError, match="levels deep"):
         decode(msgpack.packb([17, 1, "f", over, None]))
 
@@ -295,12 +270,12 @@ def test_depth_ends_at_the_limit_on_both_sides(padding: int) -> None:
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (lambda value: Progress(value), MAX_GUEST_ELEMENTS - 1 - len([20, None]) - 1),
-        (lambda value: ToolReturn(1, value), MAX_ELEMENTS - 1 - len([3, 1, None]) - 1),
+        (lambda value: msg.Progress(value), msg.MAX_GUEST_ELEMENTS - 1 - len([20, None]) - 1),
+        (lambda value: msg.ToolReturn(1, value), msg.MAX_ELEMENTS - 1 - len([3, 1, None]) - 1),
     ],
     ids=["from the guest", "from the host"],
 )
-def test_elements_end_at_the_same_number_on_both_sides(make: Callable[[Any], Message], most: int) -> None:
+def test_elements_end_at_the_same_number_on_both_sides(make: Callable[[Any], msg.Message], most: int) -> None:
     assert decode(encode(make([None] * most))[4:]) == make([None] * most)
 
     with pytest.raises(ValueTooLarge, match="elements"):
@@ -311,7 +286,7 @@ def test_elements_end_at_the_same_number_on_both_sides(make: Callable[[Any], Mes
 
 
 @given(messages)
-def test_a_long_message_is_read_value_by_value_as_a_short_one_is_at_once(message: Message) -> None:
+def test_a_long_message_is_read_value_by_value_as_a_short_one_is_at_once(message: msg.Message) -> None:
     body = encode(message)[4:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "_SMALL_BYTES", 0)
@@ -323,7 +298,7 @@ def test_a_long_message_is_read_value_by_value_as_a_short_one_is_at_once(message
 
 
 @given(messages, st.integers(1, 40))
-def test_a_message_that_is_read_in_steps_is_the_same(message: Message, step: int) -> None:
+def test_a_message_that_is_read_in_steps_is_the_same(message: msg.Message, step: int) -> None:
     body = encode(message)[4:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacking, "_STEP_BYTES", step)
@@ -349,12 +324,12 @@ STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("shape", STEPS)
 def test_no_step_of_reading_a_message_makes_more_than_a_fraction_of_it(shape: str) -> None:
     body = msgpack.packb([20, STEPS[shape]])
-    steps, most, before = decode_in_steps(body, MAX_GUEST_ELEMENTS), 0, sys.getallocatedblocks()
+    steps, most, before = decode_in_steps(body, msg.MAX_GUEST_ELEMENTS), 0, sys.getallocatedblocks()
     for _ in steps:
         now = sys.getallocatedblocks()
         most, before = max(most, now - before), now
 
-    assert most <= MAX_GUEST_ELEMENTS // 8
+    assert most <= msg.MAX_GUEST_ELEMENTS // 8
 
 
 def test_containers_keys_and_values_all_count_as_elements() -> None:
@@ -388,14 +363,14 @@ def test_a_value_shared_many_times_is_counted_each_time() -> None:
     for _ in range(40):
         bomb = [bomb, bomb]
     with pytest.raises(ValueTooLarge, match="elements"):
-        encode(Progress(bomb))
+        encode(msg.Progress(bomb))
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(ValueTooLarge, match="levels deep"):
-        encode(Progress(loop))
+        encode(msg.Progress(loop))
 
 
 BOMBS = {
@@ -456,13 +431,14 @@ def chain(filling: bytes, frame_bytes: int, elements: int) -> bytes:
 
 
 @pytest.mark.conforms("T6", "T7")
+@pytest.mark.family
 @pytest.mark.parametrize(
     "share", [pytest.param(1, marks=pytest.mark.slow), 4], ids=["a full frame", "a frame read at once"]
 )
 @pytest.mark.parametrize("filling", DEAREST, ids=bytes.hex)
 @pytest.mark.parametrize("shape", [flat, rows, chain])
 def test_a_frame_of_the_dearest_elements_stays_within_the_stated_bound(filling: bytes, shape: Any, share: int) -> None:
-    body = shape(filling, MAX_FRAME_BYTES // share, MAX_GUEST_ELEMENTS)
+    body = shape(filling, MAX_FRAME_BYTES // share, msg.MAX_GUEST_ELEMENTS)
     assert len(body) <= MAX_FRAME_BYTES + 1024
     assert peak_bytes_refusing(b"\x92\x14" + body) < hostile_peak_bytes(MAX_FRAME_BYTES)
 
@@ -471,7 +447,7 @@ def peak_bytes_refusing(body: bytes) -> int:
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError):
-            decode(body, MAX_GUEST_ELEMENTS)
+            decode(body, msg.MAX_GUEST_ELEMENTS)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -493,7 +469,7 @@ def test_the_page_about_the_wire_lists_every_message_with_its_tag_and_fields() -
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([\w, ]+) \|", page, re.MULTILINE)
     assert rows == [
         (str(tag), kind.__name__, ", ".join(field.name for field in dataclasses.fields(kind)))
-        for tag, kind in TAGS.items()
+        for tag, kind in msg.TAGS.items()
     ]
 
 

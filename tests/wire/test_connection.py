@@ -9,45 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import GUEST_MOVES, HOST_MOVES, LATE_MOVES, Connection, State
 from toolcell_bridge.wire.errors import LocalProtocolError, RemoteProtocolError, UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import (
-    TAGS,
-    AnnounceParts,
-    CallAhead,
-    CallTool,
-    CancelCall,
-    Done,
-    FilePart,
-    FileProblem,
-    Hello,
-    Leftover,
-    Log,
-    Message,
-    PartRetracted,
-    Progress,
-    PutFile,
-    Ran,
-    Result,
-    ScriptPart,
-    Stay,
-    ToolFail,
-    ToolReturn,
-)
 from wire.wire_strategies import HELLO, RUN, deliver, idle_pair, running_pair
 
-SAMPLES: dict[type[Message], Message] = {
+SAMPLES: dict[type[msg.Message], msg.Message] = {
     type(message): message
     for message in (
-        *(HELLO, RUN, PutFile("a", b"", True), Stay(100), ToolReturn(1, None), ToolFail(1, "c", "m", False, None)),
-        *(CallTool(2, "f", {}, None), CancelCall(1), Log(1, ""), Progress(None), Result(None, [])),
-        *(FilePart("a", "", b"", True), FileProblem("a", 0, ""), Leftover([], []), Done(True, None)),
-        *(AnnounceParts({}), ScriptPart(0, "", False, ""), CallAhead("f", {}, 1), PartRetracted(0, 0), Ran(0, 0)),
+        *(
+            HELLO,
+            RUN,
+            msg.PutFile("a", b"", True),
+            msg.Stay(100),
+            msg.ToolReturn(1, None),
+            msg.ToolFail(1, "c", "m", False, None),
+        ),
+        *(msg.CallTool(2, "f", {}, None), msg.CancelCall(1), msg.Log(1, ""), msg.Progress(None), msg.Result(None, [])),
+        *(msg.FilePart("a", "", b"", True), msg.FileProblem("a", 0, ""), msg.Leftover([], []), msg.Done(True, None)),
+        *(
+            msg.AnnounceParts({}),
+            msg.ScriptPart(0, "", False, ""),
+            msg.CallAhead("f", {}, 1),
+            msg.PartRetracted(0, 0),
+            msg.Ran(0, 0),
+        ),
     )
 }
 
-call = CallTool(1, "search", {"q": "x"}, 3)
+call = msg.CallTool(1, "search", {"q": "x"}, 3)
 
 
 def ends_in(state: State) -> tuple[Connection, Connection]:
@@ -70,12 +61,12 @@ def ends_in(state: State) -> tuple[Connection, Connection]:
 
 
 def test_the_samples_hold_every_message() -> None:
-    assert set(SAMPLES) == set(TAGS.values())
+    assert set(SAMPLES) == set(msg.TAGS.values())
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
 @pytest.mark.parametrize("state", State)
-def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[Message]) -> None:
+def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[msg.Message]) -> None:
     for end, moves in zip(ends_in(state), (HOST_MOVES, GUEST_MOVES), strict=True):
         if (state, kind) in moves:
             assert end.send(SAMPLES[kind]) == encode(SAMPLES[kind])
@@ -89,7 +80,7 @@ def test_each_end_sends_exactly_what_its_table_allows(state: State, kind: type[M
 @pytest.mark.conforms("T7")
 @pytest.mark.parametrize("kind", SAMPLES)
 @pytest.mark.parametrize("state", [State.NEW, State.IDLE, State.RUNNING])
-def test_each_end_receives_exactly_what_the_others_table_allows(state: State, kind: type[Message]) -> None:
+def test_each_end_receives_exactly_what_the_others_table_allows(state: State, kind: type[msg.Message]) -> None:
     for end, moves in zip(ends_in(state), (GUEST_MOVES, HOST_MOVES), strict=True):
         end.receive_data(encode(SAMPLES[kind]))
         if (state, kind) in moves:
@@ -118,7 +109,7 @@ def test_garbage_from_a_guest_is_a_remote_protocol_error_and_nothing_else(garbag
 
 def test_a_dead_connection_stays_dead_and_says_why() -> None:
     host, _ = running_pair()
-    host.receive_data(encode(RUN) + encode(Log(1, "believe me")))
+    host.receive_data(encode(RUN) + encode(msg.Log(1, "believe me")))
     with pytest.raises(RemoteProtocolError, match="RunScript is illegal in state running"):
         host.next_message()
     for _ in range(2):
@@ -127,14 +118,14 @@ def test_a_dead_connection_stays_dead_and_says_why() -> None:
         with pytest.raises(RemoteProtocolError, match="dead: RunScript is illegal"):
             host.receive_data(b"")
         with pytest.raises(LocalProtocolError, match="dead: RunScript is illegal"):
-            host.send(ToolReturn(1, None))
+            host.send(msg.ToolReturn(1, None))
     assert not host.outstanding
 
 
 def test_messages_before_the_illegal_one_are_still_delivered() -> None:
     host, guest = running_pair()
-    host.receive_data(guest.send(Log(1, "a")) + encode(HELLO))
-    assert host.next_message() == Log(1, "a")
+    host.receive_data(guest.send(msg.Log(1, "a")) + encode(HELLO))
+    assert host.next_message() == msg.Log(1, "a")
     with pytest.raises(RemoteProtocolError):
         host.next_message()
 
@@ -142,19 +133,19 @@ def test_messages_before_the_illegal_one_are_still_delivered() -> None:
 @pytest.mark.conforms("T-b1")
 def test_another_protocol_version_is_refused_at_hello() -> None:
     host = Connection.host()
-    host.receive_data(encode(Hello(2, "9.9", "3.14", {})))
+    host.receive_data(encode(msg.Hello(2, "9.9", "3.14", {})))
     with pytest.raises(RemoteProtocolError, match="protocol version 2, 1 is spoken here"):
         host.next_message()
     with pytest.raises(LocalProtocolError):
-        Connection.guest().send(Hello(0, "", "", {}))
+        Connection.guest().send(msg.Hello(0, "", "", {}))
 
 
 def test_a_failed_send_changes_nothing() -> None:
     host, guest = running_pair(max_frame_bytes=1000)
     for bad, error in (
-        (CallTool(1, "f", {"x": 2**64}, None), UnsendableValue),
-        (CallTool(1, "f", {"x": "x" * 1000}, None), ValueTooLarge),
-        (CallTool(0, "f", {}, None), LocalProtocolError),
+        (msg.CallTool(1, "f", {"x": 2**64}, None), UnsendableValue),
+        (msg.CallTool(1, "f", {"x": "x" * 1000}, None), ValueTooLarge),
+        (msg.CallTool(0, "f", {}, None), LocalProtocolError),
     ):
         with pytest.raises(error):
             guest.send(bad)
@@ -165,15 +156,19 @@ def test_a_failed_send_changes_nothing() -> None:
 def test_messages_sent_together_are_all_sent_or_none() -> None:
     host, guest = running_pair(max_outstanding=2)
     deliver(guest, call, host)
-    second, third = CallTool(2, "f", {}, None), CallTool(3, "f", {}, None)
-    for last, error in ((third, LocalProtocolError), (Progress(2**64), UnsendableValue), (HELLO, LocalProtocolError)):
+    second, third = msg.CallTool(2, "f", {}, None), msg.CallTool(3, "f", {}, None)
+    for last, error in (
+        (third, LocalProtocolError),
+        (msg.Progress(2**64), UnsendableValue),
+        (HELLO, LocalProtocolError),
+    ):
         with pytest.raises(error):
-            guest.send(Log(1, "x"), CancelCall(1), second, FilePart("a", "", b"", False), last)
+            guest.send(msg.Log(1, "x"), msg.CancelCall(1), second, msg.FilePart("a", "", b"", False), last)
         assert list(guest.outstanding) == [1]
         assert not guest.is_cancelled(1)
 
-    host.receive_data(guest.send(second, Log(1, "x"), Done(True, None)))
-    assert list(iter(host.next_message, None)) == [second, Log(1, "x"), Done(True, None)]
+    host.receive_data(guest.send(second, msg.Log(1, "x"), msg.Done(True, None)))
+    assert list(iter(host.next_message, None)) == [second, msg.Log(1, "x"), msg.Done(True, None)]
     assert guest.send() == b""
 
 
@@ -188,7 +183,7 @@ def test_a_frame_over_the_limit_kills_the_connection() -> None:
 @pytest.mark.conforms("T-b1")
 @given(st.lists(st.sampled_from(list(SAMPLES.values())), max_size=12), st.booleans())
 def test_any_order_of_wellformed_messages_is_followed_or_ends_the_connection(
-    order: list[Message], at_host: bool
+    order: list[msg.Message], at_host: bool
 ) -> None:
     end = running_pair()[0 if at_host else 1]
     end.receive_data(b"".join(map(encode, order)))
@@ -208,31 +203,31 @@ def test_a_run_says_how_many_elements_its_messages_may_have_and_the_next_run_beg
     assert guest.next_message() is not None
     for size, fits in ((4000, True), (6000, False)):
         if fits:
-            host.receive_data(guest.send(Progress([None] * size)))
-            assert host.next_message() == Progress([None] * size)
+            host.receive_data(guest.send(msg.Progress([None] * size)))
+            assert host.next_message() == msg.Progress([None] * size)
         else:
             with pytest.raises(ValueTooLarge, match=r"> 5000 elements\).*message_elements"):
-                guest.send(Progress([None] * size))
-    host.receive_data(guest.send(CallTool(1, "search", {}, None)))
+                guest.send(msg.Progress([None] * size))
+    host.receive_data(guest.send(msg.CallTool(1, "search", {}, None)))
     assert host.next_message() is not None
     with pytest.raises(ValueTooLarge, match=r"> 6000 elements\).*answer_elements"):
-        host.send(ToolReturn(1, [None] * 7000))
-    guest.receive_data(host.send(ToolReturn(1, [None] * 5500)))
-    assert guest.next_message() == ToolReturn(1, [None] * 5500)
-    host.receive_data(guest.send(Done(True, None)))
-    assert host.next_message() == Done(True, None)
+        host.send(msg.ToolReturn(1, [None] * 7000))
+    guest.receive_data(host.send(msg.ToolReturn(1, [None] * 5500)))
+    assert guest.next_message() == msg.ToolReturn(1, [None] * 5500)
+    host.receive_data(guest.send(msg.Done(True, None)))
+    assert host.next_message() == msg.Done(True, None)
 
     guest.receive_data(host.send(replace(RUN, inputs={"x": [None] * 7000})))
     assert guest.next_message() is not None
-    host.receive_data(guest.send(Progress([None] * 7000)))
-    assert host.next_message() == Progress([None] * 7000)
+    host.receive_data(guest.send(msg.Progress([None] * 7000)))
+    assert host.next_message() == msg.Progress([None] * 7000)
 
 
 def test_a_host_refuses_more_elements_than_the_run_allows() -> None:
     host, guest = idle_pair()
     guest.receive_data(host.send(replace(RUN, message_elements=5000)))
     assert guest.next_message() is not None
-    host.receive_data(encode(Progress([None] * 6000)))
+    host.receive_data(encode(msg.Progress([None] * 6000)))
     with pytest.raises(RemoteProtocolError, match="5000"):
         host.next_message()
 
@@ -249,14 +244,14 @@ def test_joined_texts_are_those_that_were_sent_up_to_the_ends_of_lines(
     host, guest = Connection.host(joins_logs=True), Connection.guest()
     deliver(guest, HELLO, host)
     deliver(host, RUN, guest)
-    data = b"".join(guest.send(Log(stream, text)) for stream, text in pieces)
+    data = b"".join(guest.send(msg.Log(stream, text)) for stream, text in pieces)
     received: list[tuple[int, str]] = []
     while data:
         size = splits.pop() if splits else len(data)
         host.receive_data(data[:size])
         data = data[size:]
         while (message := host.next_message()) is not None:
-            assert isinstance(message, Log)
+            assert isinstance(message, msg.Log)
             received.append((message.stream, message.text))
     for stream in (1, 2):
         assert "".join(text for each, text in received if each == stream) == "".join(

@@ -7,34 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from toolcell_bridge.wire import messages as msg
 from toolcell_bridge.wire.connection import Connection
-from toolcell_bridge.wire.messages import (
-    PROTOCOL_VERSION,
-    AnnounceParts,
-    CallAhead,
-    CallTool,
-    CancelCall,
-    Done,
-    FilePart,
-    FileProblem,
-    Hello,
-    Leftover,
-    Log,
-    Message,
-    PartRetracted,
-    Progress,
-    PutFile,
-    Ran,
-    Result,
-    RunScript,
-    ScriptPart,
-    Stay,
-    ToolFail,
-    ToolReturn,
-)
 
-HELLO = Hello(PROTOCOL_VERSION, "0.1.0", "3.11.0", {"landlock": "ABI 7"})
-RUN = RunScript(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
+HELLO = msg.Hello(msg.PROTOCOL_VERSION, "0.1.0", "3.11.0", {"landlock": "ABI 7"})
+RUN = msg.RunScript(1, "1+1", {}, ["search"], "off", 4096, 4, 4096, None, None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ints = st.integers(-(2**63), 2**64 - 1)
@@ -45,9 +22,9 @@ plain: st.SearchStrategy[Any] = st.recursive(
 plain_dicts = st.dictionaries(texts, plain, max_size=3)
 names = st.text(string.ascii_lowercase, min_size=1, max_size=6)
 
-messages: st.SearchStrategy[Message] = st.one_of(
+messages: st.SearchStrategy[msg.Message] = st.one_of(
     st.builds(
-        RunScript,
+        msg.RunScript,
         ints,
         texts,
         plain_dicts,
@@ -59,29 +36,29 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.none() | ints,
         st.none() | st.just(0.5),
     ),
-    st.builds(PutFile, texts, st.binary(max_size=600), st.booleans()),
-    st.builds(Stay, ints),
-    st.builds(ToolReturn, ints, plain),
-    st.builds(ToolFail, ints, texts, texts, st.booleans(), plain),
-    st.builds(Hello, ints, texts, texts, st.dictionaries(texts, texts, max_size=3)),
-    st.builds(CallTool, ints, texts, plain_dicts, st.none() | ints),
-    st.builds(CancelCall, ints),
-    st.builds(Log, st.sampled_from([1, 2]), texts),
-    st.builds(Progress, plain),
-    st.builds(Result, plain, st.lists(texts, max_size=3)),
-    st.builds(FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
-    st.builds(FileProblem, texts, ints, texts),
-    st.builds(Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
-    st.builds(AnnounceParts, plain_dicts),
-    st.builds(ScriptPart, ints, texts, st.booleans(), texts),
-    st.builds(CallAhead, texts, plain_dicts, st.none() | ints),
-    st.builds(PartRetracted, ints, ints),
-    st.builds(Ran, ints, ints),
-    st.builds(Done, st.booleans(), st.none() | plain_dicts),
+    st.builds(msg.PutFile, texts, st.binary(max_size=600), st.booleans()),
+    st.builds(msg.Stay, ints),
+    st.builds(msg.ToolReturn, ints, plain),
+    st.builds(msg.ToolFail, ints, texts, texts, st.booleans(), plain),
+    st.builds(msg.Hello, ints, texts, texts, st.dictionaries(texts, texts, max_size=3)),
+    st.builds(msg.CallTool, ints, texts, plain_dicts, st.none() | ints),
+    st.builds(msg.CancelCall, ints),
+    st.builds(msg.Log, st.sampled_from([1, 2]), texts),
+    st.builds(msg.Progress, plain),
+    st.builds(msg.Result, plain, st.lists(texts, max_size=3)),
+    st.builds(msg.FilePart, texts, texts, st.binary(max_size=600), st.booleans()),
+    st.builds(msg.FileProblem, texts, ints, texts),
+    st.builds(msg.Leftover, st.lists(texts, max_size=3), st.lists(texts, max_size=3)),
+    st.builds(msg.AnnounceParts, plain_dicts),
+    st.builds(msg.ScriptPart, ints, texts, st.booleans(), texts),
+    st.builds(msg.CallAhead, texts, plain_dicts, st.none() | ints),
+    st.builds(msg.PartRetracted, ints, ints),
+    st.builds(msg.Ran, ints, ints),
+    st.builds(msg.Done, st.booleans(), st.none() | plain_dicts),
 )
 
 
-def deliver(sender: Connection, message: Message, receiver: Connection) -> Message | None:
+def deliver(sender: Connection, message: msg.Message, receiver: Connection) -> msg.Message | None:
     """Send one message and return what the other end makes of it; None when it was dropped."""
     receiver.receive_data(sender.send(message))
     received = receiver.next_message()
