@@ -108,7 +108,7 @@ async def measure(rounds: int) -> dict[str, list[float]]:
         async with Runtime(tools) as runtime:
 
             async def check(source: str, **inputs: int) -> None:
-                assert await runtime._type_checker.findings(source, tools.snapshot(), inputs) == ()
+                assert await runtime.checks.type_checker.findings(source, tools.snapshot(), inputs) == ()
 
             async def run(source: str, **options: Any) -> None:
                 result = await runtime.execute_code(source, **options)

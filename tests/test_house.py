@@ -47,7 +47,7 @@ LAYERS = (
         "toolcell.text",
     ),
     ("toolcell.sandbox", "toolcell.tools", "toolcell.journal"),
-    ("toolcell.run",),
+    ("toolcell.options", "toolcell.run"),
     ("toolcell.audit",),
     ("toolcell.control",),
     ("toolcell.sessions",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
 
 from toolcell.errors import UsageError
@@ -50,6 +50,24 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
         return await called(*args, **kwargs)  # type: ignore[misc]  # it returns a coroutine
 
     return awaited  # type: ignore[return-value]
+
+
+def check_keywords(door: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Check the keywords that a method hands on to another one.
+
+    Raises:
+        UsageError: names one that is not known, and the one that was probably meant.
+    """
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{door}() has no argument {name!r:.80}; {_hint(name, list(known))}")
+
+
+@functools.cache
+def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the keyword-only parameters of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def fields_known(kind: type[Made]) -> type[Made]:

@@ -6,69 +6,60 @@ backend, the connection and the registry.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
-from toolcell import daemon_threads
-from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, names_of, settings_of
-from toolcell.control.before_run import PreflightRuntime
-from toolcell.control.controlled import RunHandlers
-from toolcell.control.draft import Draft
-from toolcell.control.mapping import MappingRuntime
-from toolcell.control.plans import PlanningRuntime
-from toolcell.control.run_control import Begin, Refresh
-from toolcell.control.scripts import Script, script_from
-from toolcell.control.suspension import OnApproval
-from toolcell.control.type_check import TypeChecker
+from toolcell.config import CheckTypes, Limits, LintProfile, Policy, PoolConfig, check_types_of, settings_of
+from toolcell.control.script_checks import ScriptChecks
+from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
-from toolcell.host_work import HostWork
 from toolcell.journal.config import JournalConfig
 from toolcell.journal.store import JournalStore
-from toolcell.keywords import keywords_known
+from toolcell.keywords import check_keywords, keywords_known, keywords_of
 from toolcell.lifetime import Lifetime, OpenedInBlock
-from toolcell.results import AbandonedThread, ExecutionResult
-from toolcell.run.arguments import check_run_arguments
+from toolcell.options import OnApproval, Refresh, RunOptions
+from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.connection import GuestConnection
-from toolcell.run.feed import OnRetract, ScriptFeed
-from toolcell.run.held import HeldRuns, check_hold
-from toolcell.run.input_files import FileContent, FileInput, guest_files
-from toolcell.run.monitor import RunMonitor
-from toolcell.run.nested import NestedRuns
-from toolcell.run.observer import NULL_OBSERVER, RunObserver
-from toolcell.run.request import RunRequest, are_large, run_message
-from toolcell.run.tool_bridge import ToolBridge
-from toolcell.sandbox.backend import Backend, check_choice
-from toolcell.sandbox.built_in import built_in_backend
+from toolcell.run.feed import OnRetract
+from toolcell.run.input_files import FileContent, FileInput
+from toolcell.run.reverts import Reverts
+from toolcell.run.runs import Runs
+from toolcell.run.sandboxes import Sandboxes
+from toolcell.sandbox.backend import Backend
+from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
-from toolcell.sandbox.shortages import check_supported, possible_cap
-from toolcell.sandbox.start_clock import StartClock
-from toolcell.sessions.keeper import SessionKeeper, SessionRuntime
-from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
-from toolcell.tools.checks import check_kind
+from toolcell.tools.checks import check_kind, shown
+from toolcell.tools.placeholders import DryRun
 from toolcell.tools.registry import registry_of
-from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 
 if TYPE_CHECKING:
     from toolcell.audit.log import AuditLog
-    from toolcell.audit.recorder import Recorder
+    from toolcell.control.decisions import ResumeDecision
+    from toolcell.control.draft import Approved, Draft
+    from toolcell.control.dry_runs import DryRuns
+    from toolcell.control.kept_drafts import EffectDecision
+    from toolcell.control.map_stream import OnError, RunMap
+    from toolcell.control.plans import PlanRuns
+    from toolcell.control.resumption import Resumption
+    from toolcell.control.steps_of_plans import PlanRows
+    from toolcell.effects import CommitResult, Preflight, RevertResult
     from toolcell.quotas import Quotas
     from toolcell.run.streaming import RunStream
     from toolcell.sessions.eager_run import EagerRun
+    from toolcell.sessions.keeper import Sessions
+    from toolcell.sessions.session import Session
 
 
-class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, MappingRuntime):
+class Runtime(OpenedInBlock):
     """Runs scripts in single-use sandboxes, with the registry's tools as their only way out."""
 
     @keywords_known
@@ -91,43 +82,106 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
     ) -> None:
         """`registry` may be a list of tools. `journal`: a directory in which the journals of runs outlive this process.
         `allow_unisolated`: take a backend without isolation, in tests of your own code, never for a model's."""
-        check_choice(backend, python)
         if not (audit is None or isinstance(audit, str | os.PathLike) or hasattr(audit, "is_open")):
             raise UsageError(f"audit= takes a folder or an AuditLog, not {type(audit).__name__} {audit!r:.80}")
+        self.environment = Environment(
+            backend, python=python, packages=packages, preload=preload, allow_unisolated=allow_unisolated
+        )
         self.registry = registry_of(registry, "Runtime")
         if quotas is not None:
             from toolcell.quotas import Quotas
 
             check_kind("quotas=", quotas, Quotas, cure="write Quotas(Quota(runs=100), by=...)")
         self.limits, self.quotas = settings_of(Limits, limits, "limits"), quotas
-        self.policy = settings_of(Policy, policy, "policy")
+        policy = settings_of(Policy, policy, "policy")
         if (degree := check_types_of(check_types)) is not None:
-            self.policy = self.policy.model_copy(update={"check_types": degree})
+            policy = policy.model_copy(update={"check_types": degree})
         self.pool_config = settings_of(PoolConfig, pool, "pool")
-        self._python = python
-        self._packages, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
-        self.packages = self._packages
-        """What scripts may import besides the standard library; with versions once the runtime is open."""
-        self._backend_choice = backend
-        self._allow_unisolated = allow_unisolated
-        self._audit = audit
-        self._recorder: Recorder | None = None
-        self._journals = JournalStore(journal)
-        self._begin_drafting()
-        self._about_environment: dict[str, Any] = {"packages": self._packages, "preload": self._preload}
-        self._backend: Backend | None = None
-        self._fixed: Collection[str] = ()
-        self.pool: Pool[GuestConnection] | None = None
-        """The sandboxes; None before the runtime is opened."""
-        self._sessions = SessionKeeper(self.pool_config.cap)
+        self.audit = audit
+        self.journals = JournalStore(journal)
         self._lifetime = Lifetime("Runtime", self._open)
-        self._clock = StartClock(self.pool_config.start_s)
-        self._monitor = RunMonitor()
-        self._nested = NestedRuns()
-        self._held = HeldRuns(self.pool_config.held, self._let_go)
-        self._numbers = itertools.count(1)
-        self._abandoned = AbandonedThreads(OF_THIS_PROCESS)
-        self._type_checker = TypeChecker(Runtime, lambda: self._tasks)
+        self.sandboxes = Sandboxes(self.environment, self.pool_config, self.limits, lambda: self._lifetime.is_open)
+        self.reverts = Reverts()
+        self.runs = Runs(
+            registry=self.registry,
+            limits=self.limits,
+            policy=policy,
+            quotas=quotas,
+            environment=self.environment,
+            sandboxes=self.sandboxes,
+            lifetime=self._lifetime,
+            runtime=self,
+            reverts=self.reverts,
+        )
+        self.checks = ScriptChecks(self.runs, Runtime)
+        self.scripts = ScriptRuns(self.runs, self.journals, self.checks, lambda: self.dry_runs)
+        self._sessions: Sessions | None = None
+
+    # Parts that are loaded when they are used first.
+
+    @cached_property
+    def dry_runs(self) -> DryRuns:
+        """Its dry runs, and their commits."""
+        from toolcell.control.dry_runs import DryRuns
+
+        return DryRuns(self.runs, self.journals, self.reverts)
+
+    @cached_property
+    def plans(self) -> PlanRuns:
+        """Its plans."""
+        from toolcell.control.plans import PlanRuns
+
+        return PlanRuns(self.runs, self.journals, self.dry_runs, self.reverts)
+
+    @cached_property
+    def resumption(self) -> Resumption:
+        """Carries its suspended and interrupted runs on."""
+        from toolcell.control.resumption import Resumption
+
+        return Resumption(self.runs, self.journals, self.scripts, self.plans)
+
+    @property
+    def sessions(self) -> Sessions:
+        """Its sessions."""
+        if self._sessions is None:
+            from toolcell.sessions.host import SessionHost
+            from toolcell.sessions.keeper import Sessions
+
+            host = SessionHost(
+                runs=self.runs,
+                journals=self.journals,
+                checks=self.checks,
+                dry_runs=self.dry_runs,
+                resumption=self.resumption,
+            )
+            self._sessions = Sessions(self.pool_config.cap, host)
+        return self._sessions
+
+    # What it was given, and has become.
+
+    @property
+    def policy(self) -> Policy:
+        """Which isolation is required, and what a run is given that its caller does not say."""
+        return self.runs.policy
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What scripts may import besides the standard library; with versions once the runtime is open."""
+        return self.environment.packages
+
+    @property
+    def pool(self) -> Pool[GuestConnection] | None:
+        """The sandboxes; None before the runtime is opened."""
+        return self.sandboxes.pool
+
+    @property
+    def on_end(self) -> Callable[[ExecutionResult | PlanRows], object] | None:
+        """Called with what each script and each plan left behind, also those of sessions. What it raises is logged."""
+        return self.runs.on_end
+
+    @on_end.setter
+    def on_end(self, function: Callable[[ExecutionResult | PlanRows], object] | None) -> None:
+        self.runs.on_end = function
 
     # Opening and closing.
 
@@ -153,45 +207,27 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         self._lifetime.check()
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        """Open the parts; `stack` closes them in the opposite order."""
         self._warn_of_labels()
         self._open_audit(stack)
-        self._journals.open()
-        if isinstance(self._backend_choice, str) and self.policy.hash_seed is None:
-            self.policy = self.policy.model_copy(update={"hash_seed": self._journals.hash_seed})
-        self._backend = await built_in_backend(
-            self._backend_choice, self.policy, self._python, self._packages, self._preload, self._environment
-        )
-        if not (self._backend.isolates or self._allow_unisolated):
-            raise UsageError(
-                f"the backend {self._backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
-            )
-        await self._backend.open()
-        stack.push_async_callback(self._backend.close)
-        self._fixed = self._backend.fixed
-        check_supported(self._backend, self.limits)
-        self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
+        self.journals.open()
+        runs, sandboxes = self.runs, self.sandboxes
+        if self.environment.is_built_in and runs.policy.hash_seed is None:
+            runs.policy = runs.policy.model_copy(update={"hash_seed": self.journals.hash_seed})
+        await self.environment.open(runs.policy, self.limits, stack)
+        tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        config = self.pool_config
-        self.pool = Pool(
-            self._connect,
-            lambda connection: connection.sandbox.destroy(),
-            lambda connection: connection.is_usable,
-            warm=config.warm,
-            cap=possible_cap(config.cap, self._backend.descriptors_per_sandbox),
-            idle_s=config.idle_s,
-            clock=self._clock,
-            make_room=self._held.make_room,
-        )
-        stack.push_async_callback(self.pool.close)
-        stack.push_async_callback(self._type_checker.close)
-        stack.push_async_callback(self._sessions.close)
-        stack.push_async_callback(self._monitor.abort_all, "the Runtime was closed")
-        self._held.open(tasks)
-        stack.push_async_callback(self._held.close)
-        stack.callback(self.pool.refuse)
-        tasks.start_soon(self._monitor.tick)
-        tasks.start_soon(self._sessions.tick)
-        await self.pool.open(tasks)
+        runs.open(tasks)
+        sandboxes.make_pool()
+        stack.push_async_callback(sandboxes.close)
+        stack.push_async_callback(self.checks.close)
+        stack.push_async_callback(self._close_sessions)
+        stack.push_async_callback(sandboxes.end_runs, "the Runtime was closed")
+        await sandboxes.open(tasks)
+
+    async def _close_sessions(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.close()
 
     def _warn_of_labels(self) -> None:
         """Warn of a flow that is about no tool's label. Without any labels here, tools may come with each run."""
@@ -201,33 +237,21 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
             warn_user(f"Policy(flows=): {problem}")
 
     def _open_audit(self, stack: AsyncExitStack) -> None:
-        if self._audit is None:
+        if self.audit is None:
             return
         from toolcell.audit.log import AuditLog
         from toolcell.audit.recorder import Recorder
 
-        log = self._audit if isinstance(self._audit, AuditLog) else AuditLog(self._audit)
+        log = self.audit if isinstance(self.audit, AuditLog) else AuditLog(self.audit)
         if not log.is_open:
             stack.callback(log.open().close)
-        self._recorder = Recorder(log)
-        if isinstance(self._backend_choice, str):
-            self.policy = self._recorder.policy(self.policy)
-
-    async def _environment(self) -> Any:
-        if not self._packages:
-            return None
-        from toolcell.sandbox.process import packages
-        from toolcell.sandbox.process.root_filesystem import interpreter
-
-        resolved = await daemon_threads.run_sync(
-            lambda: packages.resolve(self._packages, python=interpreter(self._python).executable)
-        )
-        self._about_environment["digest"] = resolved.digest
-        self.packages = resolved.versions(self._packages)
-        return resolved.path
+        self.runs.recorder = recorder = Recorder(log)
+        if self.environment.is_built_in:
+            self.runs.policy = recorder.policy(self.runs.policy)
 
     # Running scripts.
 
+    @keywords_known
     async def execute_code(
         self,
         source: str,
@@ -265,28 +289,27 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
 
         Cancellation: the sandbox is killed with everything in it.
         """
-        registry = self._tools(tools)
-        check_run_arguments(lint, seed, clock, cancel, context, on_log=on_log, on_progress=on_progress)
-        hold_s = check_hold(hold_s, on_approval)
-        context = self._drafting(dry_run, context, on_approval)
-        if limits is not None:
-            check_supported(self._backend, settings_of(Limits, limits, "limits"))
-        seed, clock = self._seed_and_clock(seed, clock, self._journals.is_durable or on_approval == "suspend")
-        own = (limits or self.limits, lint or self.policy.lint, seed, clock)
-        script = script_from(source, inputs, guest_files(files), *own, hold_s=hold_s)
-        control = (registry, on_approval, repairs, refresh)
-        begin = self._first_run(script, *control)
-        types = await self._checked_types(check_types, source, registry, inputs, context)
-        if types.refuses:
-            return types.refusal(context)
-        planned = await self._planned(script, registry, context) if preflight else script
-        if isinstance(planned, ExecutionResult):
-            return planned
-        begin = begin if planned is script else self._first_run(planned, *control)
-        result = await self._execute(planned, registry, context, (cancel, on_log, on_progress), begin)
-        if context is not None and context.dry_run is not None:
-            self._keep_draft(context.dry_run, result)
-        return types.with_result(result)
+        options = RunOptions(
+            inputs=inputs,
+            files=files,
+            tools=tools,
+            limits=limits,
+            lint=lint,
+            context=context,
+            seed=seed,
+            clock=clock,
+            on_approval=on_approval,
+            hold_s=hold_s,
+            repairs=repairs,
+            refresh=refresh,
+            dry_run=dry_run,
+            preflight=preflight,
+            check_types=check_types,
+            cancel=cancel,
+            on_log=on_log,
+            on_progress=on_progress,
+        )
+        return await self.scripts.execute(source, options)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events, for `async for`.
@@ -302,8 +325,9 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         """
         from toolcell.run.streaming import RunStream
 
-        self._lifetime.check()
-        return RunStream(partial(self.execute_code, source), options, self._open_tasks)
+        self.check_open()
+        check_keywords("stream", options, keywords_of(type(self).execute_code))
+        return RunStream(partial(self.scripts.execute, source), RunOptions(**options), self.runs.task_group)
 
     def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
         """Return a run whose script is written to it as a model streams it: each statement runs once it is complete.
@@ -316,75 +340,272 @@ class Runtime(OpenedInBlock, SessionRuntime, PlanningRuntime, PreflightRuntime, 
         """
         from toolcell.sessions.eager_run import eager_run
 
-        self._lifetime.check()
-        return eager_run(self, self.execute_code, options, self.limits, speculate=speculate, on_retract=on_retract)
+        self.check_open()
+        check_keywords("feed", options, keywords_of(type(self).execute_code))
+        return eager_run(
+            self.runs,
+            self.scripts.execute,
+            RunOptions(**options),
+            self.limits,
+            speculate=speculate,
+            on_retract=on_retract,
+        )
 
-    def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
-        self._lifetime.check()
-        given: CallableTools = self.registry if tools is None else registry_of(tools, "tools=")
-        return given.snapshot()
+    @keywords_known
+    def map(
+        self,
+        source: str,
+        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        concurrency: int = 8,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_on: Collection[Outcome | str] | None = None,
+        on_error: OnError = "yield",
+        map_id: str | None = None,
+        resume: bool = False,
+        progress: bool = False,
+        total: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> RunMap:
+        """Run a script once for each of many inputs, and return what became of them, for `async for`.
 
-    async def _execute(
-        self, script: Script, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, begin: Begin,
-        held: GuestConnection | None = None,
-    ) -> ExecutionResult:  # fmt: skip
-        limits, settings = script.limits, (script.lint, script.seed, script.clock)
-        names = tools.names(Origin.CODE)
-        feed = script.feed or (ScriptFeed.whole(script.source) if script.is_fed else None)
-        source = script.source if feed is None else ""
-        given = (script.number or next(self._numbers), source, script.inputs, names, limits, *settings)
-        is_large = are_large(script.inputs)
-        message = await daemon_threads.run_sync(run_message, *given) if is_large else run_message(*given)
-        above = context.scope.work if context is not None and context.scope.scripts else None
-        work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self._abandoned)
-        made = MadeCalls(context.scope.made if context is not None else None)
-        context = context or RunContext(run_id=os.urandom(16).hex())
-        context = context.within(work=work, abandoned=abandoned, made=made, runtime=self)
-        if limits is not self.limits:
-            context = context.child(limits=limits)  # of saved scripts that it calls, too
-        control = begin(message, self._under_rules(context))
-        context, journal = control.context, control.journal
-        request = RunRequest(
-            message, limits, script.files, context.run_id, *handlers, work, journal.id, journal.answer,
-            context.dry_run.key if context.dry_run is not None else "", script.hold_s, control.held, feed, is_large,
-        )  # fmt: skip
-        observer, started = NULL_OBSERVER, time.perf_counter()
-        try:
-            observer = await self._observer(request, tools, context)
-            if feed is not None and feed.speculates and context.dry_run is None:
-                feed.early = control.start_early(observer.context_of, limits, work)
-            bridge = ToolBridge(control.tools, context, observer)
-            result = control.finish(await self._run(request, bridge, observer, abandoned, held))
-            if script.preflight is not None:
-                result = dataclasses.replace(result, preflight=script.preflight)
-        except BaseException as exc:
-            self._held.drop(journal.id)
-            self._count_run(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
-            control.abandon()
-            observer.on_failure(exc)
-            raise
-        self._count_run(context, result.usage.cpu_s - (control.held.cpu_s if control.held is not None else 0.0))
-        self._reverts.keep(result.journal_id, made)
-        observer.on_end(result)
-        if self.on_end is not None:
-            self._tell_end(result)
-        return result
+        Shape: a `MapItem` for each input, in order or (`ordered=False`) as they end. Inputs are pulled as needed; at
+        most four for each of `concurrency` are in memory. `options` are those of `execute_code` for every run.
 
-    async def _observer(self, request: RunRequest, registry: CallableTools, context: RunContext) -> RunObserver:
-        """Return the observer that writes to the audit log, or the null one."""
-        if self._recorder is None:
-            return NULL_OBSERVER
-        return await self._recorder.run_observer(
-            request.message, request.limits, request.files, registry, context, self.policy, self._about_environment,
-            request.feed,
-        )  # fmt: skip
+        `retries`: how often an item is tried again whose failure was the machine's (`retry_on`: other outcomes), if its
+        run provably had no effect. `on_error`: "stop" begins no more items after one that failed, "raise" raises.
+        `map_id` keeps a record in the journal directory: after a crash the same call with `resume=True` carries the map
+        on; what had ended is answered from the record, and no call is made twice. docs/scale.md says more.
+
+        Raises:
+            UsageError: an argument is wrong, or this runtime is not open here.
+        """
+        self.check_open()
+        from toolcell.control.maps import Maps
+
+        maps = Maps(self.runs, self.journals, self.scripts, lambda: self.resumption)
+        return maps.map(
+            source,
+            inputs,
+            concurrency=concurrency,
+            ordered=ordered,
+            retries=retries,
+            retry_on=retry_on,
+            on_error=on_error,
+            map_id=map_id,
+            resume=resume,
+            progress=progress,
+            total=total,
+            options=options,
+        )
+
+    @keywords_known
+    async def preflight(
+        self, source: str, *, tools: CallableTools | Iterable[Any] | None = None, limits: Limits | None = None
+    ) -> Preflight:
+        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+
+        Raises:
+            UsageError: `source` is no text, or too large.
+            SandboxUnavailable: no sandbox could be started.
+        """
+        return await self.checks.preflight(source, self.runs.tools(tools), limits)
+
+    # Plans.
+
+    @keywords_known
+    async def execute_plan(
+        self,
+        steps: Sequence[Mapping[str, Any]],
+        *,
+        tools: ToolRegistry | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        on_approval: OnApproval = "ask",
+        dry_run: Draft | None = None,
+    ) -> PlanRows:
+        """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
+
+        Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
+        "error" with "error". docs/tools.md has the further keys of a step. `on_approval="suspend"`: steps that need
+        approval have the status "waiting", the others run, and the rows have a `suspension` for `resume`. `dry_run`:
+        collects the calls that write.
+
+        Raises:
+            UsageError: the plan cannot run as written, or this runtime is not open here; no step ran. A step that
+                fails is a row, not an exception.
+        """
+        self.check_open()
+        if not (dry_run is None or isinstance(dry_run, DryRun)):
+            raise UsageError(
+                f"dry_run of a plan takes a Draft, not {shown(dry_run)}: draft = Draft(), then commit(draft)"
+            )
+        options = RunOptions(tools=tools, context=context, on_approval=on_approval, dry_run=dry_run or False)
+        return await self.plans.execute(steps, options)
+
+    # What waits: for a decision, for its host, for its commit.
+
+    @keywords_known
+    async def resume(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None = None,
+        *,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+        cancel: anyio.Event | None = None,
+        on_log: OnLog | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> ExecutionResult:
+        """Carry a suspended run on: its script runs again in a fresh sandbox, and its calls get their recorded answers.
+        One that is still held (`hold_s`) goes on in its own sandbox instead.
+
+        A plan is carried on too: the steps without a result run, and the rows of all are the `value`.
+
+        `decisions`: by the id of the pending call; a call without one suspends the run again. A run that was
+        interrupted, and has no token, is carried on with its id (`interrupted_runs`).
+
+        Raises:
+            ResumeError: the token is no token, changed, foreign, expired or used; its run is unknown or under way; or
+                the tools are not those that it began with. Nothing was made.
+            UsageError: a decision is about a call that does not wait for one, or an argument is of the wrong kind.
+            SandboxUnavailable, AuditError: as from `execute_code`. The run can be resumed with its id.
+        """
+        if self._sessions is not None and (session := self._sessions.waiting_for(token)) is not None:
+            return await session.resume(
+                token,
+                decisions,
+                tools=tools,
+                context=context,
+                cancel=cancel,
+                on_log=on_log,
+                on_progress=on_progress,
+            )
+        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
+        return await self.resumption.resume(token, decisions, options)
+
+    def suspended_runs(self) -> list[Suspension]:
+        """Return what each suspended run waits for, with its token: also those whose token got lost with its host."""
+        return self.journals.suspensions()
+
+    def interrupted_runs(self) -> list[str]:
+        """Return the ids of runs whose host was killed, or which were cancelled, and that `resume` can carry on."""
+        return self.journals.interrupted()
+
+    def calls_of_interrupted(self, run_id: str) -> list[dict[str, Any]] | None:
+        """Return the calls that an interrupted run had made or begun, in order; None if it has no journal.
+
+        Shape: `tool`, `args`, and `state`: `answered`, `in doubt` (its tool had begun), or `not begun`.
+        """
+        return self.resumption.calls_of_interrupted(run_id)
+
+    @keywords_known
+    async def commit(
+        self,
+        draft: ExecutionResult | Draft | str,
+        approve: Approved = "all",
+        *,
+        recheck: bool = False,
+        decisions: Mapping[str, EffectDecision] | None = None,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+    ) -> CommitResult:
+        """Make the effects of a dry run, in their order, as calls like any other; stop at the first that fails.
+
+        `approve`: "all" of a draft whose text shows it whole, the draft's digest, or the ids of the effects to make.
+        This is the approval that tools with `requires_approval` need. `recheck`: make the reads of the dry run again
+        first, and make nothing if one has another result now. `draft` may be a `draft_id`: with
+        `Runtime(journal=DIRECTORY)` another process commits a draft, with the same `tools`. A commit whose host was
+        killed goes on when it is called again: what was made is not made again, and `decisions` say about each effect
+        in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
+
+        Raises:
+            UsageError: the draft is none, of another Runtime, committed, or expired; an id is unknown; an effect needs
+                the result of one that is not approved; "all" would approve what the draft's text cuts; a read has
+                changed; or this Runtime is not open. Nothing was made.
+
+        Cancellation: the effects before it are made, and the draft is used up; one on disk can be committed on.
+        """
+        options = RunOptions(tools=tools, context=context)
+        return await self.dry_runs.commit(draft, approve, recheck=recheck, decisions=decisions, options=options)
+
+    def waiting_drafts(self) -> list[Draft]:
+        """Return the drafts that this runtime's dry runs have made and that can be committed, the oldest first."""
+        return self.dry_runs.waiting()
+
+    @keywords_known
+    async def revert(
+        self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
+    ) -> RevertResult:
+        """Undo what a run or a commit has made, with the `revert=` of its tools: the last call first, until one fails.
+
+        Raises:
+            UsageError: `result` is of neither, or this Runtime knows of nothing to revert, or is not open.
+
+        Cancellation: what was reverted until then is reverted; a second call goes on with the rest.
+        """
+        from toolcell.control.revert import revert
+
+        return await revert(self.runs, self.reverts, result, context)
+
+    # Sessions.
+
+    @keywords_known
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        limits: Limits | None = None,
+        idle_s: float | None = None,
+        cpu_s: float | None = None,
+        tool_calls: int | None = None,
+        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
+        tools: CallableTools | Iterable[Any] | None = None,
+        context: RunContext | None = None,
+    ) -> Session:
+        """Return a session, to be opened with `async with`: its scripts share a sandbox, its names and its files.
+
+        `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
+        `cpu_s` and `tool_calls`: of all scripts together, by default ten times what one may use. `idle_s`: after so
+        long without a script the sandbox is destroyed. `restore`: what the next script finds then, and after the
+        sandbox was lost: the state, rebuilt from the journal without making any call again, or nothing. True goes on
+        from the journal that an earlier session of this name has left, and opening the session fails if there is
+        none; "if_kept" begins anew then.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        return self.sessions.make(
+            name,
+            limits=limits,
+            idle_s=idle_s,
+            cpu_s=cpu_s,
+            tool_calls=tool_calls,
+            restore=restore,
+            tools=tools,
+            context=context,
+        )
+
+    def kept_sessions(self) -> list[str]:
+        """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
+        return self.sessions.kept()
+
+    def session_of(self, ident: str) -> str:
+        """Return the name of the session that a run which waits is a script of; empty if it is of none."""
+        return self.journals.session_of(ident)
+
+    def forget_session(self, name: str) -> None:
+        """Remove the journal of a session that is closed. It cannot be restored any more.
+
+        Raises:
+            UsageError: there is none of this name.
+            SessionError: it is open.
+        """
+        self.sessions.forget(name)
 
     def abandoned_threads(self) -> tuple[AbandonedThread, ...]:
         """Return threads of synchronous tools that still run although their calls timed out or were cancelled.
 
         They are those of calls that scripts and plans of this runtime made. A closed runtime lists them too.
         """
-        return self._abandoned.list()
-
-    def _observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
-        return self._recorder.observe(context, kind) if self._recorder is not None else nullcontext(context)
+        return self.runs.abandoned.list()

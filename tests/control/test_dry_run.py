@@ -203,7 +203,7 @@ def test_a_draft_is_committed_once_here_and_in_time(opened: SyncRuntime, folders
     with pytest.raises(UsageError, match="a Draft, not 7"):
         opened.commit(7)
     with pytest.raises(UsageError, match="no draft of run"):
-        foreign.runtime._drafts.find(draft)
+        foreign.runtime.dry_runs.drafts.find(draft)
     with pytest.raises(UsageError, match="cannot be suspended"):
         dry(opened, folders, "1", on_approval="suspend")
     with pytest.raises(UsageError, match="takes True or a Draft"):

@@ -328,15 +328,15 @@ def test_inputs_that_are_no_dicts_are_refused(opened: SyncRuntime, given: Any) -
 
 
 class Unsteady:
-    """A stand-in for `Runtime.execute_code` whose first answers are prescribed."""
+    """A stand-in for what runs the items of a map, whose first answers are prescribed."""
 
     def __init__(self, runtime: Runtime, *first: Any) -> None:
-        self._execute, self._first = runtime.execute_code, list(first)
+        self._execute, self._first = runtime.scripts.execute, list(first)
         self.attempts = 0
 
-    async def __call__(self, source: str, **options: Any) -> Any:
+    async def __call__(self, source: str, options: Any) -> Any:
         self.attempts += 1
-        result = await self._execute(source, **options)
+        result = await self._execute(source, options)
         if not self._first:
             return result
         prescribed = self._first.pop(0)
@@ -350,7 +350,7 @@ class Unsteady:
 async def one(effects: Effects, source: str, *first: Any, **options: Any) -> tuple[MapItem, int]:
     async with Runtime(effects.registry, pool=PoolConfig(warm=1)) as runtime:
         unsteady = Unsteady(runtime, *first)
-        runtime.execute_code = unsteady  # type: ignore[method-assign]
+        runtime.scripts.execute = unsteady  # type: ignore[method-assign]
         found = [item async for item in runtime.map(source, [{"n": 1}], **options)]
     return found[0], unsteady.attempts
 
@@ -389,15 +389,15 @@ async def test_an_item_that_made_calls_does_not_end_as_one_that_got_no_sandbox(
 ) -> None:
     async with Runtime(effects.registry, journal=tmp_path / "j", pool=PoolConfig(warm=0)) as runtime:
         execute = Unsteady(runtime, Outcome.LOST)
-        runtime.execute_code = execute  # type: ignore[method-assign]
-        start = runtime._backend.start
+        runtime.scripts.execute = execute  # type: ignore[method-assign]
+        start = runtime.environment.backend.start
 
         async def one_sandbox(limits: Limits) -> Any:
             if execute.attempts and effects.of("write"):
                 raise SandboxUnavailable("no node is left")
             return await start(limits)
 
-        runtime._backend.start = one_sandbox  # type: ignore[method-assign]
+        runtime.environment.backend.start = one_sandbox  # type: ignore[method-assign]
         (item,) = [item async for item in runtime.map("call_tool('write', text='a')", [{}], map_id="m", retries=2)]
 
         assert (item.outcome, item.attempts) == (Outcome.LOST, 3)

@@ -114,7 +114,7 @@ RIGHT = (
 async def test_scripts_that_a_sandbox_takes_have_no_findings(runtime: Runtime) -> None:
     registry = runtime.registry.snapshot()
     for source in RIGHT:
-        found = await runtime._type_checker.findings(source, registry, {"rows": [1], "text": "x"})
+        found = await runtime.checks.type_checker.findings(source, registry, {"rows": [1], "text": "x"})
         assert found == (), (source, found)
 
 
@@ -178,7 +178,7 @@ async def test_the_checker_reads_no_file_of_the_host_opens_no_connection_and_exe
     secret.write_text("value: int = 1\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
         shown = {"path": str(secret), "port": server.getsockname()[1]}
-        opened = await runtime._type_checker._checkers._open()
+        opened = await runtime.checks.type_checker._checkers._open()
         result = await opened.execute_code(ATTACK, inputs=shown, tools=[], cancel=anyio.Event())
 
     assert result.ok, result.error
@@ -191,7 +191,7 @@ async def test_the_checker_reads_no_file_of_the_host_opens_no_connection_and_exe
 
 
 async def test_no_check_sees_a_script_or_the_names_of_another(runtime: Runtime) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     first = "class Mine:\n    secret = 1\ntools.web.search(limmit=1)\n"
     assert len(await checker.findings(first, tools, {"given": 1})) == 2
 
@@ -205,7 +205,7 @@ async def test_no_check_sees_a_script_or_the_names_of_another(runtime: Runtime) 
 
 
 async def test_checks_at_the_same_time_do_not_mix_and_checkers_stay_bounded(runtime: Runtime) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     found = dict[int, Any]()
 
     async def check(number: int) -> None:
@@ -222,7 +222,7 @@ async def test_checks_at_the_same_time_do_not_mix_and_checkers_stay_bounded(runt
 async def test_a_script_that_ends_its_checker_costs_other_checks_nothing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     await checker.findings("1", tools, None)
     [*before] = checker._checkers._alive
     monkeypatch.setattr(checkers, "CHECK_S", 0.0)  # so nothing is ever in time
@@ -240,7 +240,7 @@ DOUBLING = "x = 1\n" + 60 * "x = (x, x)\n" + "x + 1\n"
 
 
 async def test_while_a_checker_is_busy_with_one_script_others_are_checked(runtime: Runtime) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     await checker.findings("1", tools, None)
     async with anyio.create_task_group() as tasks:
         ended = anyio.Event()
@@ -260,7 +260,7 @@ async def test_while_a_checker_is_busy_with_one_script_others_are_checked(runtim
 
 
 async def test_a_checker_that_died_is_replaced_within_the_check(runtime: Runtime) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     await checker.findings("1", tools, None)
     for each in checker._checkers._alive:
         each.checks = 1
@@ -273,7 +273,7 @@ async def test_a_checker_that_died_is_replaced_within_the_check(runtime: Runtime
 
 
 async def test_a_check_whose_caller_gives_up_leaves_no_answer_for_the_next(runtime: Runtime) -> None:
-    tools, checker = runtime.registry.snapshot(), runtime._type_checker
+    tools, checker = runtime.registry.snapshot(), runtime.checks.type_checker
     await checker.findings("1", tools, None)
     with anyio.CancelScope() as scope:
         scope.cancel()

@@ -114,9 +114,9 @@ async def test_each_mcp_session_has_a_session_of_its_own_that_ends_with_it() -> 
             await one.call_tool("execute_code", {"code": "x = 40"})
             kept = await one.call_tool("execute_code", {"code": "x + 2"})
             foreign = await other.call_tool("execute_code", {"code": "x + 2"})
-            assert len(runtime._sessions._open) == 2
+            assert len(runtime.sessions._open) == 2
         with anyio.fail_after(60):
-            while runtime._sessions._open:
+            while runtime.sessions._open:
                 await anyio.sleep(0.01)
 
     assert kept.structured_content["value"] == 42

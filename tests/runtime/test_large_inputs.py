@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolcell import Outcome, Runtime, UsageError
-from toolcell import runtime as runtime_module
+from toolcell.run import runs as runs_module
 from toolcell.run.connection import GuestConnection
 from toolcell.run.request import LARGE, are_large
 from toolcell_bridge.wire.messages import RunScript
@@ -22,18 +22,18 @@ MANY = 2 * LARGE
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The thread that makes the message of a script, and the one that packs it."""
     seen: dict[str, int] = {}
-    make, post = runtime_module.run_message, GuestConnection.post
+    make, post = runs_module.run_message, GuestConnection.post
 
-    def make_noted(*args: Any) -> RunScript:
+    def make_noted(*args: Any, **options: Any) -> RunScript:
         seen["check"] = threading.get_ident()
-        return make(*args)
+        return make(*args, **options)
 
     def post_noted(self: GuestConnection, message: Any) -> bytes:
         if isinstance(message, RunScript):
             seen["pack"] = threading.get_ident()
         return post(self, message)
 
-    monkeypatch.setattr(runtime_module, "run_message", make_noted)
+    monkeypatch.setattr(runs_module, "run_message", make_noted)
     monkeypatch.setattr(GuestConnection, "post", post_noted)
     return seen
 

@@ -8,6 +8,7 @@ import pytest
 
 from toolcell import Limits
 from toolcell.host_work import HostWork
+from toolcell.run.callbacks import RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest, run_message
@@ -39,8 +40,10 @@ async def output(printed: list[tuple[str, str]]) -> RunOutput:
     sandbox: Any = DeadSandbox()
     connection = GuestConnection(sandbox)
     connection.wire.message_bytes = 1_000_000
-    message = run_message(1, "", None, [], LIMITS, "off", None, None)
-    request = RunRequest(message, LIMITS, on_log=lambda *what: printed.append(what))
+    message = run_message(1, "", limits=LIMITS)
+    request = RunRequest(
+        message=message, limits=LIMITS, handlers=RunHandlers(on_log=lambda *what: printed.append(what))
+    )
     return RunOutput(request, connection, lambda call: None, HostWork(2**20))
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from toolcell import Limits, Outcome, RunContext, Runtime, SandboxUnavailable, Suspension, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit
-from toolcell.control.controlled import ControlledRuntime
 from toolcell.effects import CommitResult
 from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
@@ -109,10 +108,6 @@ SESSION_ELSEWHERE = {
 """The same of `Session`."""
 
 
-SIGNED = {"resume": ControlledRuntime.resume}
-"""Methods whose parameters are written somewhere else."""
-
-
 def public_methods(kind: type) -> dict[str, Any]:
     return {name: each for name, each in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
 
@@ -134,7 +129,7 @@ def test_every_method_is_there_with_the_same_parameters_or_named_with_a_reason(
             assert name not in theirs or (there is Client and name in REFUSED)
             continue
         assert name in theirs, f"{there.__name__} has no {name}"
-        mine, its = parameters(SIGNED.get(name, method)), parameters(theirs[name])
+        mine, its = parameters(method), parameters(theirs[name])
         for parameter in mine.keys() | its.keys():
             if parameter not in reasons:
                 kinds = [each[parameter].kind if parameter in each else None for each in (mine, its)]

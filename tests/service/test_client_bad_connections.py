@@ -107,7 +107,7 @@ async def test_a_client_that_stays_away_has_its_runs_and_sessions_ended(tmp_path
             proxy.is_closed_to_all = True
             proxy.cut_all()
             tenant = await service.tenants.get("default")
-            await until(lambda: not (len(service.sockets) or len(service.runs) or tenant.runtime._sessions._open))
+            await until(lambda: not (len(service.sockets) or len(service.runs) or tenant.runtime.sessions._open))
             with pytest.raises(ServiceError, match="wait") as caught:
                 await running
             assert caught.value.may_have_begun and not caught.value.is_safe_to_retry

@@ -196,7 +196,7 @@ def test_each_tenant_has_its_own_zygote_folders_and_signing_key(
     acme, bolt = sorted(made.tenants, key=lambda each: each.name)
     state = made.config.state / "tenants"
 
-    assert acme.runtime is not bolt.runtime and acme.runtime._backend is not bolt.runtime._backend
+    assert acme.runtime is not bolt.runtime and acme.runtime.environment.backend is not bolt.runtime.environment.backend
     assert acme.config.audit != bolt.config.audit
     assert (state / "acme" / "audit.key").read_bytes() != (state / "bolt" / "audit.key").read_bytes()
     for name in ("acme", "bolt"):

@@ -79,7 +79,7 @@ def runtime(request: pytest.FixtureRequest) -> SyncRuntime:
 
 def another(runtime: SyncRuntime) -> SyncRuntime:
     """A Runtime on the same directory, as in another process."""
-    config = runtime.runtime._journals.config
+    config = runtime.runtime.journals.config
     assert config is not None
     return SyncRuntime(pool=PoolConfig(warm=1), journal=config.directory)
 
@@ -235,7 +235,7 @@ def test_a_token_of_an_earlier_life_of_a_session_is_refused(on_disk: SyncRuntime
 
 
 def test_the_file_of_a_session_is_private_and_that_of_a_nameless_one_does_not_stay(on_disk: SyncRuntime) -> None:
-    config = on_disk.runtime._journals.config
+    config = on_disk.runtime.journals.config
     assert config is not None
     with on_disk.session() as nameless, on_disk.session("named") as named:
         nameless.execute_code("1")
@@ -274,7 +274,7 @@ def test_a_session_that_is_forgotten_cannot_be_restored(on_disk: SyncRuntime) ->
 def test_restoring_what_nobody_kept_is_refused_and_leaves_no_file(on_disk: SyncRuntime) -> None:
     with on_disk.session("known") as session:
         session.execute_code("x = 1")
-    config = on_disk.runtime._journals.config
+    config = on_disk.runtime.journals.config
     assert config is not None
     damaged = config.directory / "session.cut-short.session"
     damaged.touch()  # a host was killed when it had just made the file

@@ -17,7 +17,7 @@ from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, Sy
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.audit.reader import read_log
-from toolcell.control.suspension import OnApproval
+from toolcell.options import OnApproval
 from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
@@ -228,7 +228,7 @@ async def test_scripts_that_call_each_other_in_a_circle_or_too_deep_are_refused(
 
 async def test_the_audit_log_has_a_saved_script_as_a_run_below_the_call(runtime: Runtime) -> None:
     outer = await runtime.execute_code("tools.big_orders(since='x')", tools=with_script())
-    found = [each.record.fields for each in read_log(Path(str(runtime._audit)))]
+    found = [each.record.fields for each in read_log(Path(str(runtime.audit)))]
     runs = [each for each in found if each.get("who", {}).get("run") == outer.run_id]
     assert [each["source"] for each in runs] == ["tools.big_orders(since='x')", SOURCE]
     inner = runs[1]

@@ -203,7 +203,7 @@ async def test_an_index_that_a_tool_loses_is_logged(caplog: pytest.LogCaptureFix
 def test_an_index_that_an_input_loses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     frame = pd.DataFrame({"a": [1]}, index=["x"])
 
-    message = run_message(1, "df", {"df": frame}, [], Limits(), "off", None, None)
+    message = run_message(1, "df", inputs={"df": frame}, limits=Limits())
 
     assert message.inputs == {"df": [{"a": 1}]}
     assert "an input is not sent whole: the index of a DataFrame is not sent: reset_index() keeps it" in caplog.text

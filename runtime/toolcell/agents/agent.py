@@ -16,18 +16,20 @@ from toolcell.agents.loop_result import EMPTY, FINAL, SUSPENDED, TERMINATED, TRU
 from toolcell.agents.offer import add_search
 from toolcell.agents.providers.provider import Message, Provider, system, user
 from toolcell.agents.transcript import check_messages
-from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.repair import RepairingScripts
-from toolcell.control.revert import Reverts, revert_calls
+from toolcell.control.revert import revert_calls
 from toolcell.control.run_control import DENIED
-from toolcell.control.suspension import Denial, OnApproval, check_on_approval
+from toolcell.control.suspension import Denial
 from toolcell.control.turns import SuspendingScripts, Turn, TurnApprovals
 from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
 from toolcell.keywords import ELSEWHERE
+from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import Suspension
+from toolcell.run.reverts import Reverts
+from toolcell.runtime import Runtime
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
@@ -93,7 +95,7 @@ class Agent:
         check_on_approval(on_approval)
         self._on_approval = on_approval
         runtime: object = code_execution
-        self._store = runtime._journals if isinstance(runtime, ControlledRuntime) else JournalStore(None)
+        self._store = runtime.journals if isinstance(runtime, Runtime) else JournalStore(None)
         if repair:
             _check_repairs(runtime)
         self._runs_code = code_execution
@@ -101,7 +103,7 @@ class Agent:
         """Runs the scripts in place of the runtime itself, if they may wait."""
         if code_execution is not None:
             check_code_runtime(code_execution, CODE_TOOL)
-            if on_approval == "suspend" and isinstance(runtime, ControlledRuntime):
+            if on_approval == "suspend" and isinstance(runtime, Runtime):
                 self._execute = SuspendingScripts(code_execution.execute_code, runtime.resume).execute_code
         self._is_repairing, self._reverts = repair, Reverts()
         self.name = name
@@ -322,7 +324,7 @@ def _check_repairs(runtime: object) -> None:
     Raises:
         UsageError: there is no Runtime.
     """
-    if not isinstance(runtime, ControlledRuntime):
+    if not isinstance(runtime, Runtime):
         raise UsageError(f"repair=True needs code_execution=Runtime(...), not {type(runtime).__name__}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,14 @@ from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import FedText, RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.packing import text_digest, value_digest
+from toolcell.run.runs import replay_seed
 from toolcell.tools.catalogue import returns_of
 from toolcell.tools.options import Origin
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy
     from toolcell.results import ExecutionResult
+    from toolcell.run.request import RunRequest
     from toolcell.sandbox.backend import GuestFile, Sandbox
     from toolcell.tools.call import CallableTools, RunContext
     from toolcell.tools.definition import ToolDefinition
@@ -44,13 +45,6 @@ SMALL_FILES_BYTES = 128 * 1024
 
 MAX_REMEMBERED_IDS = 4096
 MAX_SHARED = 64
-
-
-def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:
-    """Return the seed and clock of a run that can be repeated: those given, or new ones."""
-    if seed is None:
-        seed = int.from_bytes(os.urandom(6), "big")
-    return seed, round(time.time(), 6) if clock is None else clock
 
 
 class Recorder:
@@ -108,28 +102,26 @@ class Recorder:
 
     async def run_observer(
         self,
-        message: RunScript,
-        limits: Limits,
-        files: Sequence[GuestFile],
-        registry: CallableTools,
+        request: RunRequest,
+        *,
+        tools: CallableTools,
         context: RunContext,
         policy: Policy,
         environment: Mapping[str, Any],
-        feed: FedText | None = None,
     ) -> AuditRunObserver:
         """Return the observer of a script's run, which begins its record when the script was sent."""
-        entries = await self.file_entries(files, context) if files else []
+        entries = await self.file_entries(request.files, context) if request.files else []
         return AuditRunObserver(
             lambda sandbox: self.begin(
-                message,
-                limits=limits,
+                request.message,
+                limits=request.limits,
                 policy=policy,
-                registry=registry,
+                registry=tools,
                 context=context,
                 files=entries,
                 sandbox=sandbox,
                 environment=environment,
-                feed=feed,
+                feed=request.feed,
             )
         )
 

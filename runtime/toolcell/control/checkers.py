@@ -47,7 +47,7 @@ class NotChecked(Exception):
     """A script could not be checked; says why."""
 
 
-class Sandboxes(Protocol):
+class CheckerHost(Protocol):
     """As much of a Runtime as a checker needs."""
 
     async def open(self) -> None:
@@ -80,7 +80,7 @@ class Checker:
         self._answered = anyio.Event()
         self._answer: Any = None
 
-    async def run(self, sandboxes: Sandboxes, inputs: Mapping[str, Any]) -> None:
+    async def run(self, sandboxes: CheckerHost, inputs: Mapping[str, Any]) -> None:
         """Run until it is ended, or ends by itself. Raises nothing."""
 
         async def next_check(answer: Any = None) -> dict[str, Any] | None:
@@ -145,10 +145,10 @@ class Checker:
 class Checkers:
     """The checkers of one Runtime. They are started when they are needed."""
 
-    def __init__(self, runtime: Callable[..., Sandboxes], tasks: Callable[[], TaskGroup]) -> None:
+    def __init__(self, runtime: Callable[..., CheckerHost], tasks: Callable[[], TaskGroup]) -> None:
         """`runtime` makes the Runtime of their sandboxes; each runs in a task of `tasks`."""
         self._make, self._tasks = runtime, tasks
-        self._runtime: Sandboxes | None = None
+        self._runtime: CheckerHost | None = None
         self._alive: list[Checker] = []
         """The one that was used last is the last."""
         self._lock: anyio.Lock | None = None
@@ -211,7 +211,7 @@ class Checkers:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _open(self) -> Sandboxes:
+    async def _open(self) -> CheckerHost:
         self._lock = self._lock or anyio.Lock()
         async with self._lock:
             if self._runtime is None:

@@ -7,23 +7,26 @@ were made, and holds the run at a call in doubt.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import anyio
 
 from toolcell import daemon_threads
-from toolcell.control.controlled import ControlledRuntime
 from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
+from toolcell.control.resumption import Resumption
 from toolcell.control.run_control import RESUMABLE
+from toolcell.control.script_runs import ScriptRuns
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.directory import item_run
 from toolcell.journal.ledger import Journal
-from toolcell.journal.store import NoSuchRun
+from toolcell.journal.store import JournalStore, NoSuchRun
+from toolcell.options import RunOptions
 from toolcell.packing import text_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
+from toolcell.run.callbacks import NO_HANDLERS
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_count, shown
 
@@ -37,16 +40,18 @@ class ItemRuns:
 
     def __init__(
         self,
-        runtime: ControlledRuntime,
-        execute: Callable[..., Awaitable[ExecutionResult]],
+        journals: JournalStore,
+        scripts: ScriptRuns,
+        resumption: Resumption,
+        *,
         source: str,
         tools: CallableTools,
-        options: dict[str, Any],
+        options: RunOptions,
     ) -> None:
-        self._runtime, self._execute = runtime, execute
+        """`options`: of each run. `tools`: what they may call, unchanging."""
+        self._journals, self._scripts, self._resumption = journals, scripts, resumption
         self._source, self._tools = source, tools
-        self._context: RunContext | None = options.pop("context", None)
-        self._options = options
+        self._options = replace(options, tools=tools)
         self._retries = 0
         self._retry_on: frozenset[Outcome] = OF_THE_MACHINE
         self.name = f"map_{os.urandom(4).hex()}"
@@ -71,10 +76,10 @@ class ItemRuns:
         """
         if not NAME.fullmatch(str(name)):
             raise UsageError(f"map_id= must be 1 to 48 letters, digits, '_' or '-', not {shown(name)}")
-        if not self._runtime._journals.is_durable:
+        if not self._journals.is_durable:
             raise UsageError("map_id= keeps a record in the journal directory: use a Runtime(journal=DIRECTORY)")
         self.name = name
-        self._file = MapFile(self._runtime._journals, name)
+        self._file = MapFile(self._journals, name)
 
     async def open(self, resume: bool) -> Callable[[], None]:
         """Open the record, if there is one, and return what closes it.
@@ -150,23 +155,23 @@ class ItemRuns:
 
     async def _begun(self, index: int, inputs: Mapping[str, Any], run_id: str) -> ExecutionResult | Suspension:
         """Begin the run of an item, or carry it on; return its result, or what it waits for since an earlier life."""
-        context = (self._context or RunContext()).within(item=run_id).child(run_id=run_id)
+        context = (self._options.context or RunContext()).within(item=run_id).child(run_id=run_id)
         if self._file is None or not self._file.has_run(index):
-            return await self._execute(self._source, inputs=inputs, tools=self._tools, context=context, **self._options)
-        runtime, digest, file = self._runtime, input_digest(inputs), self._file
+            return await self._scripts.execute(self._source, replace(self._options, inputs=inputs, context=context))
+        digest, file = input_digest(inputs), self._file
 
         def check(journal: Journal) -> None:
             file.check_inputs(index, journal.header["inputs"], digest)
 
-        if isinstance(waits := runtime._journals.waiting(run_id), Suspension):
+        if isinstance(waits := self._journals.waiting(run_id), Suspension):
             return waits
         try:
-            journal = runtime._taken(run_id, None, self._tools, check, even_ended=True)
+            journal = self._resumption.take(run_id, None, self._tools, check, even_ended=True)
         except NoSuchRun:  # its host was killed before it began
             file.remove_run(index)
             return await self._begun(index, inputs, run_id)
         again = context.child(run_id=f"{run_id}.{os.urandom(4).hex()}")
-        return await runtime._carry_on(journal, self._tools, again, (None, None, None))
+        return await self._scripts.carry_on(journal, self._tools, again, NO_HANDLERS)
 
     def _record(self, item: MapItem) -> None:
         """Record the end of an item. The journal of its run has done its work."""
@@ -177,7 +182,7 @@ class ItemRuns:
 
     def _forget(self, item: MapItem) -> None:
         if item.result is not None:
-            self._runtime._journals.remove(item.result.journal_id)
+            self._journals.remove(item.result.journal_id)
 
 
 def _nothing() -> None:

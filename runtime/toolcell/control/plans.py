@@ -1,70 +1,52 @@
-"""Plans as methods of `Runtime`: run one, suspend it for approval, carry it on. `PlanningRuntime` is a base of it."""
+"""`PlanRuns`: run a plan, suspend it for approval, carry it on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from toolcell.control.controlled import PLAN, ControlledRuntime
-from toolcell.control.draft import Draft
-from toolcell.control.drafting import DraftingRuntime, draft_of_plan
+from toolcell.control.dry_runs import DryRuns
 from toolcell.control.run_control import DENIED
 from toolcell.control.steps_of_plans import JournaledSteps, PlanRows
-from toolcell.control.suspension import Denial, OnApproval, check_on_approval
+from toolcell.control.suspension import Denial
 from toolcell.errors import UsageError
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal, pending_of
-from toolcell.keywords import keywords_known
+from toolcell.journal.store import JournalStore
+from toolcell.options import RunOptions
 from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension
-from toolcell.run.arguments import check_run_arguments
-from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.run.reverts import Reverts
+from toolcell.run.runs import Runs
+from toolcell.tools import Origin, RunContext
 from toolcell.tools.call import CallableTools
 from toolcell.tools.code import plan_of
 from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.threads import AbandonedThreads
+
+PLAN: Final = "steps"
+"""In the header of a journal: it is that of a plan."""
 
 
-class PlanningRuntime(ControlledRuntime, DraftingRuntime):
-    """The part of a runtime that runs plans."""
+class PlanRuns:
+    """Runs the plans of one runtime."""
 
-    _abandoned: AbandonedThreads
+    def __init__(self, runs: Runs, journals: JournalStore, dry_runs: DryRuns, reverts: Reverts) -> None:
+        self._runs, self._journals, self._dry_runs, self._reverts = runs, journals, dry_runs, reverts
 
-    @keywords_known
-    async def execute_plan(
-        self,
-        steps: Sequence[Mapping[str, Any]],
-        *,
-        tools: ToolRegistry | Iterable[Any] | None = None,
-        context: RunContext | None = None,
-        on_approval: OnApproval = "ask",
-        dry_run: Draft | None = None,
-    ) -> PlanRows:
-        """Run independent tool calls at once, without a sandbox; return one row for each step, in order.
-
-        Shape: {"tool": ..., "args": {...}} in; {"step": 0, "tool": ..., "status": "ok", "result": ...} out, or status
-        "error" with "error". docs/tools.md has the further keys of a step. `on_approval="suspend"`: steps that need
-        approval have the status "waiting", the others run, and the rows have a `suspension` for `resume`. `dry_run`:
-        collects the calls that write.
-
-        Raises:
-            UsageError: the plan cannot run as written, or this runtime is not open here; no step ran. A step that
-                fails is a row, not an exception.
-        """
-        self._lifetime.check()
-        check_run_arguments(context=context)
-        check_on_approval(on_approval)
+    async def execute(self, steps: Sequence[Mapping[str, Any]], options: RunOptions) -> PlanRows:
+        """Run a plan; see `Runtime.execute_plan`."""
         plan = plan_of(steps)
-        registry: Any = self._tools(tools)
-        context = self._drafting(draft_of_plan(dry_run), context, on_approval)
+        registry: Any = self._runs.tools(options.tools)
+        on_approval = options.on_approval
+        context = self._dry_runs.begin(options.dry_run, options.context, on_approval)
         context = context or RunContext(run_id=os.urandom(16).hex())
         if on_approval == "deny":
             context = context.within(approvals=Denial(DENIED))
         store = self._journals
         if not (on_approval == "suspend" or (store.is_durable and context.dry_run is None)):
             rows, _ = await self._run_plan(registry, plan, context, Journal(os.urandom(16).hex()), None)
-            self._keep_draft(context.dry_run)
+            self._dry_runs.keep(context.dry_run)
             return rows
         journal = store.make(context.run_id)
         journal.header = {
@@ -78,7 +60,7 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             store.write(journal)
         return (await self._journaled_plan(registry, context, journal))[0]
 
-    async def _resume_plan(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
+    async def carry_on(self, journal: Journal, tools: CallableTools, context: RunContext | None) -> ExecutionResult:
         journal.begin_again()
         context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
         rows, suspension = await self._journaled_plan(tools, context, journal)
@@ -128,8 +110,10 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
     ) -> tuple[PlanRows, JournaledSteps | None]:
         made, record = MadeCalls(context.scope.made), None
         try:
-            with self._observed(context.within(abandoned=self._abandoned, made=made, runtime=self), "plan") as run:
-                run = self._under_rules(run)
+            with self._runs.observed(
+                context.within(abandoned=self._runs.abandoned, made=made, runtime=self._runs.runtime), "plan"
+            ) as run:
+                run = self._runs.under_rules(run)
                 if header is not None:
                     record = JournaledSteps(journal, run.observer)
                     run = run.child(observer=record)
@@ -142,6 +126,5 @@ class PlanningRuntime(ControlledRuntime, DraftingRuntime):
             raise UsageError(result.text)
         rows = PlanRows(result.value, context.run_id, journal.id)
         rows.files = tuple(OutputFile(each.name, each.media_type, len(each.data), each.data) for each in result.files)
-        if self.on_end is not None:
-            self._tell_end(rows)
+        self._runs.tell_end(rows)
         return rows, record

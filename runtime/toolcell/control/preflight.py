@@ -42,7 +42,7 @@ def preflight_request(number: int, source: str, limits: Limits) -> RunRequest:
     check_kind("source", source, str)
     limits = limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)})
     inputs = {"source": sendable(source)}
-    return RunRequest(run_message(number, SCRIPT, inputs, [], limits, "off", None, None), limits)
+    return RunRequest(message=run_message(number, SCRIPT, inputs=inputs, limits=limits), limits=limits)
 
 
 def read_preflight(result: ExecutionResult, tools: CallableTools) -> Preflight:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.effects import CommitResult, RevertedCall, RevertResult
-from toolcell.errors import AuditError, ToolAbort, UnknownId, UsageError
-from toolcell.host_work import KEPT_BYTES
+from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
+from toolcell.run.reverts import Reverts
+from toolcell.run.runs import Runs
 from toolcell.tools.adapters import is_async, positional_spec
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
@@ -21,56 +22,31 @@ from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.reverts import MadeCall, MadeCalls
 from toolcell.tools.spec import ToolSpec
 
-RUNS: Final = 64
-"""Runs and commits that a Runtime can revert, the latest."""
-
 NAME_CHARS: Final = 64
 SCHEMA: Final = {"type": "object", "properties": {"args": {"type": "object"}}}
 
 
-class Reverts:
-    """What the runs and commits of one runtime have made, by the id of their journal."""
+def made_by(reverts: Reverts, given: ExecutionResult | CommitResult | PlanRows) -> MadeCalls:
+    """Return what a run or a commit has made.
 
-    def __init__(self) -> None:
-        self._made: OrderedDict[str, MadeCalls] = OrderedDict()
+    Raises:
+        UsageError: `given` is neither, was a dry run, or is not known here.
+    """
+    if not isinstance(given, ExecutionResult | CommitResult | PlanRows):
+        raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(given)}")
+    if isinstance(given, ExecutionResult) and given.draft_id:
+        raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
+    return reverts.made_by(given.journal_id, given.run_id)
 
-    def keep(self, ident: str, made: MadeCalls) -> None:
-        """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""
-        if not made.calls:
-            return
-        known = self._made.setdefault(ident, made)
-        if known is not made:
-            known.calls += made.calls
-        self._made.move_to_end(ident)
-        sizes = {name: sum(call.size for call in each.calls) for name, each in self._made.items()}
-        while len(self._made) > 1 and (len(self._made) > RUNS or sum(sizes.values()) > KEPT_BYTES):
-            del sizes[self._made.popitem(last=False)[0]]
 
-    def find(self, given: ExecutionResult | CommitResult | PlanRows) -> MadeCalls:
-        """Return what a run or a commit has made.
-
-        Raises:
-            UsageError: `given` is neither, was a dry run, or is not known here.
-        """
-        if not isinstance(given, ExecutionResult | CommitResult | PlanRows):
-            raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(given)}")
-        if isinstance(given, ExecutionResult) and given.draft_id:
-            raise UsageError(f"run {given.run_id} was a dry run and made nothing; revert the result of its commit")
-        return self.made_by(given.journal_id, given.run_id)
-
-    def made_by(self, ident: str, run_id: str = "") -> MadeCalls:
-        """Return what is kept under this id.
-
-        Raises:
-            UnknownId: nothing is.
-        """
-        found = self._made.get(ident)
-        if found is None:
-            raise UnknownId(
-                f"there is nothing of run {run_id or ident} to revert: it made no call of a tool that writes, it ran "
-                f"elsewhere, or it is not among the last {RUNS} runs here with at most {KEPT_BYTES} bytes together"
-            )
-        return found
+async def revert(
+    runs: Runs, reverts: Reverts, result: ExecutionResult | CommitResult | PlanRows, context: RunContext | None
+) -> RevertResult:
+    """Undo what a run or a commit has made; see `Runtime.revert`."""
+    runs.check_open()
+    made = made_by(reverts, result)
+    with runs.observed(context or RunContext(run_id=os.urandom(16).hex()), "revert") as run:
+        return await revert_calls(made, run)
 
 
 async def revert_calls(made: MadeCalls, run: RunContext) -> RevertResult:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from toolcell.config import Limits
 from toolcell.control.answering import JournaledTools
-from toolcell.control.draft import Draft
-from toolcell.control.suspension import BELOW, Denial, OnApproval, StartObserver, Suspender
+from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
 from toolcell.host_work import HostWork
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalOwner
+from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell_bridge.wire.messages import CallTool, RunScript
+from toolcell_bridge.wire.messages import CallTool
 
-Refresh = Literal["", "reads"]
+if TYPE_CHECKING:
+    from toolcell.control.draft import Draft
 
 DENIED: Final = "this run cannot ask for approval (on_approval='deny')"
 
@@ -36,6 +37,7 @@ class RunControl:
 
     def __init__(
         self,
+        *,
         store: JournalOwner,
         journal: Journal,
         tools: CallableTools,
@@ -49,12 +51,15 @@ class RunControl:
         self._store = store
         self._repaired = repaired
         self.journal = journal
+        self.answer = journal.answer
+        """Takes the answer to a call before it is sent."""
         self.held: HeldRun | None = None
         """The run with which this one goes on, if its sandbox was kept."""
         suspender = Suspender(journal)
         self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
         self.context = context
-        self._first_effect = context.dry_run.count if isinstance(context.dry_run, Draft) else 0
+        self._draft = _draft_of(context)
+        self._first_effect = self._draft.count if self._draft is not None else 0
         if on_approval == "suspend":
             self.context = self.context.within(approvals=suspender)
         elif on_approval == "deny" or context.scope.approvals is not None:
@@ -62,12 +67,17 @@ class RunControl:
         if on_approval == "suspend" or journal.records is not None:
             self.context = self.context.child(observer=StartObserver(journal, context.observer))
 
+    @property
+    def journal_id(self) -> str:
+        """The name of its journal."""
+        return self.journal.id
+
     def finish(self, result: ExecutionResult) -> ExecutionResult:
         """Return the result with what its journal adds, and keep the journal for what may come after."""
         outcome, self.journal.labels = result.outcome, self.journal.held.held
         if result.error is not None and result.error.frames and len(self.context.secrets):
             result = _redacted(result, self.context.secrets.redact)
-        if isinstance(draft := self.context.dry_run, Draft):  # its journal is not kept: what it has was not made
+        if (draft := self._draft) is not None:  # its journal is not kept: what it has was not made
             return draft.finish(result, self._first_effect, lambda call: self.journal.entry_of(call) is not None)
         if self.journal.turns is not None or outcome in (Outcome.SUSPENDED, Outcome.DIVERGED):
             result = self._compared(result)
@@ -127,6 +137,15 @@ class RunControl:
         return dataclasses.replace(result, error=error, suspension=suspension)
 
 
+def _draft_of(context: RunContext) -> Draft | None:
+    """Return the draft of a dry run."""
+    if context.dry_run is None:
+        return None
+    from toolcell.control.draft import Draft
+
+    return context.dry_run if isinstance(context.dry_run, Draft) else None
+
+
 def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> ExecutionResult:
     """Return the result without the secrets of the run in the local variables of its error."""
     assert result.error is not None
@@ -135,7 +154,3 @@ def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> Executio
         for frame in result.error.frames
     )
     return dataclasses.replace(result, error=dataclasses.replace(result.error, frames=frames))
-
-
-Begin = Callable[[RunScript, RunContext], RunControl]
-"""Begins the journal's part, once it is certain that the script can be sent."""

@@ -6,20 +6,17 @@ What is suspended is the journal. The sandbox is destroyed, or kept for a while,
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import anyio
 
 from toolcell.control.decisions import answer_of
-from toolcell.errors import RunEnded, UsageError
+from toolcell.errors import RunEnded
 from toolcell.journal.identity import digest_of_call
 from toolcell.journal.ledger import Journal, JournalEntry, pending_of
 from toolcell.results import Outcome, PendingCall
 from toolcell.tools.call import Call, CallObserver
-from toolcell.tools.checks import shown
 from toolcell.tools.hooks import Approve, Modify, Reject
-
-OnApproval = Literal["ask", "deny", "suspend"]
 
 SETTLE_S: Final = 0.02
 """A run in which nothing happens for so long, but for calls that wait for decisions, is suspended. Calls that a script
@@ -31,16 +28,6 @@ BELOW: Final = (
     "it needs approval, and a call below a script's own call cannot wait for it: let the tool that the script calls "
     "require approval, or answer with an approval hook (on_approval='ask')"
 )
-
-
-def check_on_approval(value: object) -> None:
-    """Check the argument `on_approval`.
-
-    Raises:
-        UsageError: it is none of its values.
-    """
-    if value not in ("ask", "deny", "suspend"):
-        raise UsageError(f'on_approval must be "ask", "deny" or "suspend", not {shown(value)}')
 
 
 class Denial:

@@ -16,13 +16,13 @@ from typing import Any, Final
 from anyio.abc import TaskGroup
 
 from toolcell.config import CheckTypes
-from toolcell.control.checkers import Checkers, NotChecked, Sandboxes
-from toolcell.control.scripts import Script
+from toolcell.control.checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
 from toolcell.packing import bytes_digest, pack
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable
+from toolcell.run.script import Script
 from toolcell.text import shown_findings
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
@@ -133,7 +133,7 @@ NOT_CHECKED: Final = TypeFindings()
 class TypeChecker:
     """Checks scripts. The checkers are started with the first check."""
 
-    def __init__(self, runtime: Callable[..., Sandboxes], tasks: Callable[[], TaskGroup]) -> None:
+    def __init__(self, runtime: Callable[..., CheckerHost], tasks: Callable[[], TaskGroup]) -> None:
         """`runtime` makes the Runtime of the checkers' sandboxes; each checker runs in a task of `tasks`."""
         self._checkers = Checkers(runtime, tasks)
         self._known: list[_KnownTools] = []

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from toolcell.config import Limits
-from toolcell.control.suspension import OnApproval
 from toolcell.errors import UsageError
 from toolcell.integrations.base import missing_package
+from toolcell.options import OnApproval
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
@@ -137,7 +137,7 @@ class CodeInterpreterMiddleware(AgentMiddleware[CodeInterpreterState, Any, Any])
     async def _session(self, name: str) -> Session:
         session = self._sessions.pop(name, None)
         if session is None:
-            durable = self._home._journals.is_durable
+            durable = self._home.journals.is_durable
             session = self._home.session(name, restore="if_kept" if durable else None)
             await session.open()
         self._sessions[name] = session  # the last one now

@@ -20,9 +20,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from toolcell.config import Limits
 from toolcell.control.decisions import Deny, Edit, ResumeDecision
-from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
+from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
@@ -113,7 +113,7 @@ def registry_with(registry: ToolRegistry, tools: Iterable[Any], ask: Iterable[st
 
 def inner_runtime(runtime: Any) -> Runtime:
     """Return the Runtime behind what a program gave."""
-    home: Any = runtime._host if isinstance(runtime, Session) else runtime
+    home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
     return cast(Runtime, home.runtime if isinstance(home, SyncRuntime) else home)
 
 

@@ -66,7 +66,7 @@ class CodeInterpreterToolSpec(BaseToolSpec):
         check_kind("runtime", runtime, Runtime, Session, cure=cure)
         if isinstance(tools, BaseTool):
             raise UsageError(f"tools= takes a list of tools, not one; write tools=[{tools.metadata.get_name()}]")
-        home: Any = runtime._host if isinstance(runtime, Session) else runtime
+        home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
         given = [_spec(each) if isinstance(each, BaseTool) else each for each in tools]
         self.registry: ToolRegistry = tools_with(home.registry, given)
         """What scripts may call."""

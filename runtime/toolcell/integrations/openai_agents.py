@@ -16,9 +16,9 @@ from typing import Any
 
 from toolcell.config import Limits
 from toolcell.control.decisions import Deny, ResumeDecision
-from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import Misconfigured, ToolcellError, ToolError, UsageError
 from toolcell.integrations.base import framework_tool, missing_package, text_for_model, tools_with
+from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, PendingCall
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
@@ -145,7 +145,7 @@ def code_execution_tool(
 
 
 def _home(runtime: Runtime | Session) -> Runtime:
-    home: Any = runtime._host if isinstance(runtime, Session) else runtime
+    home: Any = runtime.runtime if isinstance(runtime, Session) else runtime
     found: Runtime = home
     return found
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from toolcell.control.decisions import Deny
-from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import ResumeError, ToolAbort, ToolError
 from toolcell.integrations.base import RuntimeOwner, framework_tool, missing_package, text_for_model, tools_with
+from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.runtime import Runtime
 from toolcell.tools.checks import check_kind

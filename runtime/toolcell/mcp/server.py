@@ -23,6 +23,7 @@ from toolcell.errors import ToolcellError, UsageError
 from toolcell.json_text import json_start
 from toolcell.mcp import listing
 from toolcell.mcp.content import VALUE_BYTES, answer, decision, failed, file_blocks, question, readable_only, said
+from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
@@ -181,8 +182,17 @@ class McpServer:
         return await self._finish(ctx, await self._carry_on(ctx, token, decisions))
 
     async def _carry_on(self, ctx: Context, token: str, decisions: Mapping[str, Any]) -> ExecutionResult:
-        resume = partial(self.runtime.resume, token, decisions)
-        return await self._relay(ctx, RunStream(resume, {}, lambda: self.runtime._tasks))
+        async def resume(options: RunOptions) -> ExecutionResult:
+            return await self.runtime.resume(
+                token,
+                decisions,
+                context=options.context,
+                cancel=options.cancel,
+                on_log=options.on_log,
+                on_progress=options.on_progress,
+            )
+
+        return await self._relay(ctx, RunStream(resume, RunOptions(), self.runtime.runs.task_group))
 
     async def _finish(self, ctx: Context, result: ExecutionResult) -> Answer:
         """Return the answer, after every decision that the client's user can make."""

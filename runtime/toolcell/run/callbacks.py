@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import anyio
 
@@ -17,6 +18,21 @@ OnLog = Callable[[str, str], object]
 """Takes stream and text; may be async."""
 OnProgress = Callable[[object], object]
 """Takes the reported value; may be async."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandlers:
+    """How a caller cancels a run, and hears from it while it runs."""
+
+    cancel: anyio.Event | None = None
+    """Setting it ends the run with outcome `cancelled`."""
+    on_log: OnLog | None = None
+    """Called with stream and text for everything the script prints."""
+    on_progress: OnProgress | None = None
+    """Called with every value the script reports as its progress."""
+
+
+NO_HANDLERS: Final = RunHandlers()
 
 CALLBACK_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 """What ends one run when a callback raises it. Let out in a task of the monitor, it would end every run."""
@@ -29,9 +45,9 @@ class Callbacks:
     """The callbacks of one run. As a context manager: what was not awaited by its end is dropped, and what another
     task awaits then is cancelled."""
 
-    def __init__(self, on_log: OnLog | None, on_progress: OnProgress | None) -> None:
-        self._on_log = on_log
-        self._on_progress = on_progress
+    def __init__(self, handlers: RunHandlers) -> None:
+        self._on_log = handlers.on_log
+        self._on_progress = handlers.on_progress
         self._lock: anyio.Lock | None = None
         self._hearing: anyio.CancelScope | None = None
         """Of the task that awaits something now."""

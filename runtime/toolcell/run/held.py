@@ -6,35 +6,12 @@ Nothing depends on a held run. One that is let go is carried on by its journal, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.errors import SandboxUnavailable, UsageError
+from toolcell.errors import SandboxUnavailable
 from toolcell.run.connection import GuestConnection
-from toolcell.tools.checks import shown
-
-HOLD_S: Final = 3600.0
-"""Most seconds for which a sandbox is held. It takes a place and its memory meanwhile; a journal takes neither."""
-
-
-def check_hold(hold_s: object, on_approval: object) -> float:
-    """Return the argument `hold_s`.
-
-    Raises:
-        UsageError: it is no number of seconds within bounds, or the run is never suspended.
-    """
-    is_number = isinstance(hold_s, int | float) and not isinstance(hold_s, bool)
-    if not is_number or not 0 <= hold_s <= HOLD_S:  # type: ignore[operator]
-        raise UsageError(
-            f"hold_s= must be a number of seconds from 0 to {HOLD_S:g}, not {shown(hold_s)}; a run that waits longer "
-            "is resumed by its journal"
-        )
-    if hold_s and on_approval != "suspend":
-        raise UsageError(f'hold_s={hold_s!r} needs on_approval="suspend": no other run is suspended, so none is held')
-    assert isinstance(hold_s, int | float)
-    return float(hold_s)
 
 
 class HeldRun:

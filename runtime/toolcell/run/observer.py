@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from toolcell.config import Policy
 from toolcell.errors import AuditError
 from toolcell.results import ExecutionResult
+from toolcell.run.request import RunRequest
 from toolcell.sandbox.backend import Sandbox
 from toolcell.tools import RunContext
+from toolcell.tools.call import CallableTools
 from toolcell_bridge.wire.messages import CallTool
 
 
@@ -51,6 +56,30 @@ class RunObserver(Protocol):
 
     def on_failure(self, error: BaseException) -> None:
         """The run ends with an exception. Must not raise."""
+
+
+class RunRecorder(Protocol):
+    """Begins the records of runs: `Recorder` of the audit log does."""
+
+    async def run_observer(
+        self,
+        request: RunRequest,
+        *,
+        tools: CallableTools,
+        context: RunContext,
+        policy: Policy,
+        environment: Mapping[str, Any],
+    ) -> RunObserver:
+        """Return the observer of a script's run."""
+        ...
+
+    def observe(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
+        """Record the calls that are made with the yielded context."""
+        ...
+
+    def replay_seed(self, seed: int | None, clock: float | None) -> tuple[int | None, float | None]:
+        """Return the seed and clock of a run: those given, or new ones that a replay can repeat."""
+        ...
 
 
 class NullObserver:

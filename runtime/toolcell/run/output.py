@@ -45,7 +45,7 @@ class RunOutput:
         self.value: Any = None
         self.has_value = False
         self._limits = request.limits
-        self.callbacks = Callbacks(request.on_log, request.on_progress)
+        self.callbacks = Callbacks(request.handlers)
         self._connection = connection
         self._cancel_call = cancel_call
         self._work = work

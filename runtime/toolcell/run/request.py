@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import keyword
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
-
-import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.host_work import HostWork
 from toolcell.results import ExecutionResult
-from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
@@ -76,7 +74,7 @@ class Feed(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """What one run is asked to do, and what it may use."""
 
@@ -85,12 +83,8 @@ class RunRequest:
     limits: Limits
     files: tuple[GuestFile, ...] = ()
     run_id: str = ""
-    cancel: anyio.Event | None = None
-    """Setting it ends the run with outcome `cancelled`."""
-    on_log: OnLog | None = None
-    """Called with stream and text for everything the script prints."""
-    on_progress: OnProgress | None = None
-    """Called with every value the script reports as its progress."""
+    handlers: RunHandlers = NO_HANDLERS
+    """How the caller cancels the run, and hears from it."""
     work: HostWork | None = None
     """Where the run's work is counted; its calls count theirs in the same place."""
     journal_id: str = ""
@@ -144,12 +138,13 @@ def are_large(inputs: Mapping[str, Any] | None) -> bool:
 def run_message(
     number: int,
     source: str,
-    inputs: Mapping[str, Any] | None,
-    tools: list[str],
+    *,
     limits: Limits,
-    lint: str,
-    seed: int | None,
-    clock: float | None,
+    inputs: Mapping[str, Any] | None = None,
+    tools: Iterable[str] = (),
+    lint: str = "off",
+    seed: int | None = None,
+    clock: float | None = None,
 ) -> RunScript:
     """Build the message that carries the script.
 
@@ -174,9 +169,19 @@ def run_message(
         raise UsageError(f"source is too large ({len(source)} characters, limit frame_bytes={limits.frame_bytes})")
     assert isinstance(plain, dict)
     return RunScript(
-        number, source, plain, tools, lint, limits.result_bytes, limits.files, limits.files_bytes, seed, clock,
-        limits.message_elements, limits.answer_elements,
-    )  # fmt: skip
+        run=number,
+        source=source,
+        inputs=plain,
+        tools=list(tools),
+        lint=lint,
+        result_bytes=limits.result_bytes,
+        files=limits.files,
+        files_bytes=limits.files_bytes,
+        seed=seed,
+        clock=clock,
+        message_elements=limits.message_elements,
+        answer_elements=limits.answer_elements,
+    )
 
 
 def sendable(source: str) -> str:

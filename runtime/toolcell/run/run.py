@@ -112,7 +112,7 @@ class Run:
         with connection.scope_type(deadline=connection.now() + self._limits.wall_s - connection.spent_s) as scope:
             connection.on_interrupt, self._scope = scope.cancel, scope
             await self._send_script()
-            cancel = self._request.cancel
+            cancel = self._request.handlers.cancel
             if cancel is not None and cancel.is_set():
                 self.abort(CANCELLED)  # now: the script may be over before another task has its turn
             # Most scripts make no call, and reading alone needs no task group.
@@ -248,8 +248,8 @@ class Run:
         async with anyio.create_task_group() as tasks:
             if self._feed is not None:
                 self._begin_feed(tasks, self._feed)
-            if self._request.cancel is not None:
-                self._start(tasks, self._abort_on, self._request.cancel)
+            if self._request.handlers.cancel is not None:
+                self._start(tasks, self._abort_on, self._request.handlers.cancel)
             await self._serve(tasks, call)
 
     def _begin_feed(self, tasks: TaskGroup, feed: Feed) -> None:

@@ -1,18 +1,19 @@
-"""A sandbox for each run: one of the pool, or one that is started with limits that those of the pool do not have."""
+"""`Sandboxes`: a sandbox for each run: one of the pool, or one that is started with limits that those of the pool do
+not have.
+"""
 
 from __future__ import annotations
 
 import errno
 import time
-from abc import ABC
-from collections.abc import Collection
+from collections.abc import Callable
 from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
 
-from toolcell.config import Limits
+from toolcell.config import Limits, PoolConfig
 from toolcell.errors import SandboxUnavailable
-from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
 from toolcell.run.connection import GuestConnection
 from toolcell.run.held import HeldRun, HeldRuns
@@ -22,42 +23,86 @@ from toolcell.run.observer import RunObserver
 from toolcell.run.request import RunRequest, fits
 from toolcell.run.run import Run
 from toolcell.run.tool_bridge import ToolBridge
-from toolcell.sandbox.backend import Backend, check_sandbox
+from toolcell.sandbox.backend import check_sandbox
+from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
-from toolcell.sandbox.shortages import unavailable
+from toolcell.sandbox.shortages import possible_cap, unavailable
 from toolcell.sandbox.start_clock import StartClock
 from toolcell.tools.threads import AbandonedThreads
 
 
-class SandboxRuntime(ABC):
-    """The part of a runtime that finds a sandbox for a run, and destroys it after the run."""
+class Sandboxes:
+    """The sandboxes of one runtime, and the runs in them."""
 
-    limits: Limits
-    pool: Pool[GuestConnection] | None
-    """The sandboxes; None before the runtime is opened."""
-    _backend: Backend | None
-    _fixed: Collection[str]
-    _lifetime: Lifetime
-    _clock: StartClock
-    _monitor: RunMonitor
-    _held: HeldRuns
-    _nested: NestedRuns
+    def __init__(
+        self, environment: Environment, config: PoolConfig, limits: Limits, is_open: Callable[[], bool]
+    ) -> None:
+        """`limits`: of the sandboxes of the pool. `is_open`: whether the runtime is."""
+        self.config = config
+        self._environment, self._limits, self._is_open = environment, limits, is_open
+        self._clock = StartClock(config.start_s)
+        self.monitor = RunMonitor()
+        self.nested = NestedRuns()
+        self.held = HeldRuns(config.held, self.let_go)
+        self.pool: Pool[GuestConnection] | None = None
+        """None before the runtime is opened."""
 
-    async def _run(
+    async def open(self, tasks: TaskGroup) -> None:
+        """Begin to start sandboxes, in `tasks`.
+
+        Raises:
+            SandboxUnavailable: none can be started on this machine.
+        """
+        self.held.open(tasks)
+        tasks.start_soon(self.monitor.tick)
+        assert self.pool is not None
+        await self.pool.open(tasks)
+
+    def make_pool(self) -> None:
+        """Make the pool of a runtime that is being opened."""
+        config = self.config
+        self.pool = Pool(
+            self._connect,
+            lambda connection: connection.sandbox.destroy(),
+            lambda connection: connection.is_usable,
+            warm=config.warm,
+            cap=possible_cap(config.cap, self._environment.descriptors_per_sandbox),
+            idle_s=config.idle_s,
+            clock=self._clock,
+            make_room=self.held.make_room,
+        )
+
+    async def end_runs(self, why: str) -> None:
+        """Begin no more runs, and end those under way with outcome `cancelled`."""
+        assert self.pool is not None
+        self.pool.refuse()
+        try:
+            await self.held.close()
+        finally:
+            await self.monitor.abort_all(why)
+
+    async def close(self) -> None:
+        """Destroy the sandboxes of the pool."""
+        if self.pool is not None:
+            await self.pool.close()
+
+    # Running
+
+    async def run(
         self,
         request: RunRequest,
         bridge: ToolBridge,
         observer: RunObserver,
         abandoned: AbandonedThreads,
-        held: GuestConnection | None,
+        own: GuestConnection | None = None,
     ) -> ExecutionResult:
-        """Run a script in `held`, the sandbox of a session, or in one of its own."""
+        """Run a script in `own`, the sandbox of a session, or in one that is destroyed afterwards."""
         waiting = time.perf_counter()
         assert self.pool is not None
-        if held is not None:
-            observer.on_sandbox(held.sandbox)
-            with Holding(held):  # a run keeps the context in which it was made
-                run = Run(held, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named)
+        if own is not None:
+            observer.on_sandbox(own.sandbox)
+            with Holding(own):  # a run keeps the context in which it was made
+                run = Run(own, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named)
                 return await self._monitored(run)
         connection = await self._sandbox_for(request)
         is_kept = False
@@ -73,16 +118,46 @@ class SandboxRuntime(ABC):
             return result
         finally:
             if not is_kept:
-                await self._let_go(connection)
+                await self.let_go(connection)
+
+    async def hold(self, limits: Limits) -> GuestConnection:
+        """Start a sandbox for a session.
+
+        Raises:
+            SandboxUnavailable: none could be started.
+        """
+        is_pooled = fits(limits, self._limits, self._environment.fixed)
+        connection = await self._acquire(None if is_pooled else limits)
+        try:
+            await connection.sandbox.prepare(limits)
+        except BaseException as exc:
+            await self.let_go(connection)
+            if isinstance(exc, OSError):
+                raise unavailable(exc) from exc
+            raise
+        return connection
+
+    async def let_go(self, connection: GuestConnection) -> None:
+        """Destroy a sandbox whose script or session has ended.
+
+        Cancellation: shielded.
+        """
+        try:
+            if not (connection.place == "pool" and self.pool is not None and self.pool.release(connection)):
+                with anyio.CancelScope(shield=True):
+                    await connection.sandbox.destroy()
+        finally:
+            if self.pool is not None:
+                self.nested.note_end(self.pool, connection)
 
     async def _sandbox_for(self, request: RunRequest) -> GuestConnection:
         """Return the sandbox of a held run, or one of its own."""
         if (before := request.held) is not None:
-            connection = await self._held.go_on(before)
+            connection = await self.held.go_on(before)
             if connection is not None:
                 return connection
         # A sandbox of the pool will do if its limits can be lowered to those of the run.
-        is_pooled = fits(request.limits, self.limits, self._fixed)
+        is_pooled = fits(request.limits, self._limits, self._environment.fixed)
         return await self._acquire(None if is_pooled else request.limits)
 
     async def _prepare(self, connection: GuestConnection, request: RunRequest) -> None:
@@ -91,7 +166,7 @@ class SandboxRuntime(ABC):
             await connection.sandbox.prepare(request.limits)
         except OSError as exc:
             raise unavailable(exc) from exc
-        if request.hold_s and self._held.can_hold:
+        if request.hold_s and self.held.can_hold:
             connection.record()
 
     def _keep(self, connection: GuestConnection, request: RunRequest, result: ExecutionResult) -> bool:
@@ -100,20 +175,19 @@ class SandboxRuntime(ABC):
         if connection.place == "extra" or (connection.place == "pool" and self.pool.is_short):
             return False
         connection.spent_s = result.usage.wall_s
-        return self._held.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
+        return self.held.keep(request.journal_id, request.hold_s, HeldRun(connection, result.usage.cpu_s))
 
     async def _monitored(self, run: Run) -> ExecutionResult:
-        self._monitor.add(run)
+        self.monitor.add(run)
         try:
             return await run.execute()
         finally:
-            self._monitor.discard(run)
+            self.monitor.discard(run)
 
     async def _connect(self, limits: Limits | None = None) -> GuestConnection:
         """Start a sandbox and wait for its Hello. A shortage of the machine fails this start only."""
-        assert self._backend is not None
         try:
-            connection = GuestConnection(check_sandbox(await self._backend.start(limits or self.limits)))
+            connection = GuestConnection(check_sandbox(await self._environment.backend.start(limits or self._limits)))
             await connection.hello()
         except OSError as exc:
             raise unavailable(exc) from exc
@@ -126,35 +200,9 @@ class SandboxRuntime(ABC):
         assert self.pool is not None
         try:
             if limits is None:
-                return await self._nested.acquire(self.pool, partial(self._clock.run, self._connect))
+                return await self.nested.acquire(self.pool, partial(self._clock.run, self._connect))
             return await self._clock.run(partial(self._connect, limits))
         except SandboxUnavailable as exc:
-            if self._lifetime.is_open:
+            if self._is_open():
                 raise
             raise SandboxUnavailable("the Runtime was closed before the run had a sandbox; no code ran") from exc
-
-    async def _hold(self, limits: Limits) -> GuestConnection:
-        """Start a sandbox for a session."""
-        is_pooled = fits(limits, self.limits, self._fixed)
-        connection = await self._acquire(None if is_pooled else limits)
-        try:
-            await connection.sandbox.prepare(limits)
-        except BaseException as exc:
-            await self._let_go(connection)
-            if isinstance(exc, OSError):
-                raise unavailable(exc) from exc
-            raise
-        return connection
-
-    async def _let_go(self, connection: GuestConnection) -> None:
-        """Destroy a sandbox whose script or session has ended.
-
-        Cancellation: shielded.
-        """
-        try:
-            if not (connection.place == "pool" and self.pool is not None and self.pool.release(connection)):
-                with anyio.CancelScope(shield=True):
-                    await connection.sandbox.destroy()
-        finally:
-            if self.pool is not None:
-                self._nested.note_end(self.pool, connection)

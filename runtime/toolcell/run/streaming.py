@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,9 +17,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import UsageError
+from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, OutputFile
 from toolcell.tools.call import Call, CallObserver, RunContext
-from toolcell.tools.checks import check_kind
 from toolcell.tools.run_state import new_id
 
 QUEUE_EVENTS = 256
@@ -167,13 +167,15 @@ class _Feed:
         self._change()
         return event
 
-    async def run(self, execute: Callable[..., Awaitable[ExecutionResult]], context: RunContext) -> None:
+    async def run(self, execute: Callable[[RunOptions], Awaitable[ExecutionResult]], given: RunOptions) -> None:
         """Be the task of the run."""
+        context = given.context or RunContext(run_id=new_id())
         context = context.child(observer=_CallWatcher(self, context.observer))
+        options = replace(given, context=context, cancel=self.cancel, on_log=self.log, on_progress=self.progress)
         self.failure = UsageError("the Runtime was closed before the run had a result")
         try:
             with self.scope:
-                result = await execute(context=context, cancel=self.cancel, on_log=self.log, on_progress=self.progress)
+                result = await execute(options)
                 self.failure = None
                 self.finish(result)
         except anyio.get_cancelled_exc_class():
@@ -224,22 +226,21 @@ class RunStream:
 
     def __init__(
         self,
-        execute: Callable[..., Awaitable[ExecutionResult]],
-        options: dict[str, Any],
+        execute: Callable[[RunOptions], Awaitable[ExecutionResult]],
+        options: RunOptions,
         tasks: Callable[[], TaskGroup],
         max_events: int = QUEUE_EVENTS,
     ) -> None:
         """`execute` runs the script with `options`, in a task of `tasks`.
 
         Raises:
-            UsageError: `options` has callbacks, or something of the wrong kind.
+            UsageError: `options` has callbacks.
         """
-        if wrong := next((name for name in ("on_log", "on_progress") if options.get(name) is not None), None):
+        if options.on_log is not None or options.on_progress is not None:
+            wrong = "on_log" if options.on_log is not None else "on_progress"
             raise UsageError(f"a stream has what is printed and reported as events; leave out {wrong}=")
-        check_kind("cancel=", options.get("cancel"), type(None), anyio.Event, cure="write anyio.Event()")
-        check_kind("context=", options.get("context"), type(None), RunContext, cure="write RunContext()")
         self._execute, self._tasks, self._max_events = execute, tasks, max_events
-        self._options = {**options}
+        self._options = options
         self._feed: _Feed | None = None
         self._thread = threading.get_ident()
 
@@ -265,16 +266,9 @@ class RunStream:
         return event
 
     def _start(self) -> _Feed:
-        options = dict(self._options)
-        context, cancel = options.pop("context", None), options.pop("cancel", None)
-        self._feed = feed = _Feed(cancel, self._max_events)
+        self._feed = feed = _Feed(self._options.cancel, self._max_events)
         self._thread = threading.get_ident()
-        execute = self._execute
-
-        async def run_it(**handlers: Any) -> ExecutionResult:
-            return await execute(**options, **handlers)
-
-        self._tasks().start_soon(feed.run, run_it, context or RunContext(run_id=new_id()), name="toolcell stream")
+        self._tasks().start_soon(feed.run, self._execute, self._options, name="toolcell stream")
         return feed
 
     async def aclose(self) -> None:

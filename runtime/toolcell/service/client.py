@@ -12,29 +12,24 @@ from typing import Any, Literal, NoReturn
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
+from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
-from toolcell.control.run_control import Refresh
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.keywords import keywords_known
+from toolcell.keywords import check_keywords, keywords_known, keywords_of
 from toolcell.lifetime import Lifetime, OpenedInBlock
+from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, ExecutionResult, Suspension
-from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
-from toolcell.run.held import check_hold
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.run.streaming import RunStream
 from toolcell.service.client_base import AskingClient
 from toolcell.service.client_session import ClientSession
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.asked import (
-    asked_dry_run,
-    asked_files,
     asked_limits,
-    asked_repairs,
+    asked_run,
     asked_script,
     asked_token,
 )
@@ -157,18 +152,37 @@ class Client(OpenedInBlock, AskingClient):
 
         Cancellation: the run is ended. When the service is not there to answer, that is not waited for.
         """
-        check_run_arguments(lint, seed, clock, cancel, context, on_log=on_log, on_progress=on_progress)
-        check_on_approval(on_approval)
-        asked = asked_script(source, inputs) | {
-            "files": asked_files(files), "limits": asked_limits(limits), "lint": lint, "seed": seed,
-            "clock": None if clock is None else float(clock), "on_approval": on_approval,
-            "hold_s": check_hold(hold_s, on_approval) or None, "repairs": asked_repairs(repairs),
-            "refresh": refresh or None, "dry_run": asked_dry_run(dry_run) or None, "preflight": bool(preflight) or None,
-            "check_types": check_types_of(check_types),
-        }  # fmt: skip
-        handlers = (cancel, on_log, on_progress)
+        options = RunOptions(
+            inputs=inputs,
+            files=files,
+            tools=tools,
+            limits=limits,
+            lint=lint,
+            context=context,
+            seed=seed,
+            clock=clock,
+            on_approval=on_approval,
+            hold_s=hold_s,
+            repairs=repairs,
+            refresh=refresh,
+            dry_run=dry_run,
+            preflight=preflight,
+            check_types=check_types,
+            cancel=cancel,
+            on_log=on_log,
+            on_progress=on_progress,
+        )
+        return await self._execute_script(source, options)
+
+    async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
         result = await self._ask(
-            "execute_code", asked, "result", tools=tools, context=context, limits=limits, handlers=handlers
+            "execute_code",
+            asked_run(source, options),
+            "result",
+            tools=options.tools,
+            context=options.context,
+            limits=options.limits,
+            handlers=options.handlers,
         )
         assert isinstance(result, ExecutionResult)
         return result
@@ -176,7 +190,8 @@ class Client(OpenedInBlock, AskingClient):
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Runtime.stream`."""
         self._lifetime.check()
-        return RunStream(partial(self.execute_code, source), options, self._open_tasks)
+        check_keywords("stream", options, keywords_of(type(self).execute_code))
+        return RunStream(partial(self._execute_script, source), RunOptions(**options), self._open_tasks)
 
     def _open_tasks(self) -> TaskGroup:
         self._lifetime.check()
@@ -191,6 +206,7 @@ class Client(OpenedInBlock, AskingClient):
         """Refuse: what is fed runs in a sandbox of a `Runtime` in this process."""
         raise UsageError("feed needs a Runtime in this process; execute_code takes the whole script")
 
+    @keywords_known
     async def execute_plan(
         self,
         steps: Sequence[Mapping[str, Any]],
@@ -200,14 +216,13 @@ class Client(OpenedInBlock, AskingClient):
         on_approval: OnApproval = "ask",
     ) -> PlanRows:
         """Run independent tool calls at once; see `Runtime.execute_plan`."""
-        check_run_arguments(context=context)
-        check_on_approval(on_approval)
+        options = RunOptions(tools=tools, context=context, on_approval=on_approval)
         try:
             plain = to_plain(plan_of(steps)["steps"], "steps")
         except (UnsendableValue, ValueTooLarge) as exc:
             raise UsageError(str(exc)) from exc
         asked = {"steps": plain, "on_approval": on_approval}
-        rows = await self._ask("execute_plan", asked, "plan", tools=tools, context=context)
+        rows = await self._ask("execute_plan", asked, "plan", tools=options.tools, context=options.context)
         assert isinstance(rows, PlanRows)
         return rows
 
@@ -234,10 +249,11 @@ class Client(OpenedInBlock, AskingClient):
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Carry a suspended run on; see `Runtime.resume`."""
-        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
         asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
-        handlers = (cancel, on_log, on_progress)
-        result = await self._ask("resume", asked, "result", tools=tools, context=context, handlers=handlers)
+        result = await self._ask(
+            "resume", asked, "result", tools=options.tools, context=options.context, handlers=options.handlers
+        )
         assert isinstance(result, ExecutionResult)
         return result
 
@@ -253,7 +269,7 @@ class Client(OpenedInBlock, AskingClient):
         context: RunContext | None = None,
     ) -> CommitResult:
         """Make the effects of a dry run; see `Runtime.commit`."""
-        check_run_arguments(context=context)
+        RunOptions(context=context)  # checks it
         if not isinstance(draft, ExecutionResult | str):
             raise UsageError(f"commit takes the result of a dry run or a draft_id, not {shown(draft)}")
         asked = {
@@ -270,7 +286,7 @@ class Client(OpenedInBlock, AskingClient):
         self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
     ) -> RevertResult:
         """Undo what a run or a commit has made; see `Runtime.revert`. The tools' `revert=` runs here."""
-        check_run_arguments(context=context)
+        RunOptions(context=context)  # checks it
         if not isinstance(result, ExecutionResult | CommitResult | PlanRows):
             raise UsageError(f"revert takes the result of a run, a plan or a commit, not {shown(result)}")
         asked = {"result": reference_to(result)}
@@ -317,7 +333,7 @@ class Client(OpenedInBlock, AskingClient):
         context: RunContext | None = None,
     ) -> ClientSession:
         """Return a session, to be opened with `async with`: its scripts share a sandbox; see `Runtime.session`."""
-        check_run_arguments(context=context)
+        RunOptions(context=context)  # checks it
         asked = {
             "name": name, "limits": asked_limits(limits), "cpu_s": None if cpu_s is None else float(cpu_s),
             "idle_s": None if idle_s is None else float(idle_s), "tool_calls": tool_calls, "restore": restore,

@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import anyio
-
 from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
 from toolcell.lifetime import Lifetime
-from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.asked import asked_context, given_only
 from toolcell.service.socket.caller_tools import CallerTools
 from toolcell.service.socket.exchange import Exchange
@@ -55,7 +53,7 @@ class AskingClient:
         tools: Any = None,
         context: RunContext | None = None,
         limits: Any = None,
-        handlers: tuple[anyio.Event | None, OnLog | None, OnProgress | None] = (None, None, None),
+        handlers: RunHandlers = NO_HANDLERS,
         makes_calls: bool = True,
         offers: bool | None = None,
         session: str = "",
@@ -73,12 +71,11 @@ class AskingClient:
         abandoned = AbandonedThreads(self._abandoned)
         context = (context or RunContext()).within(abandoned=abandoned, runtime=self).child(limits=limits)
         caller = CallerTools(registry, context)
-        cancel, on_log, on_progress = handlers
         plain = given_only(arguments)
         if makes_calls:
             plain |= given_only({"context": asked_context(context), "notes_calls": caller.is_heard or None})
-        plain |= {"wants_logs": True} if on_log is not None else {}
-        plain |= {"wants_progress": True} if on_progress is not None else {}
+        plain |= {"wants_logs": True} if handlers.on_log is not None else {}
+        plain |= {"wants_progress": True} if handlers.on_progress is not None else {}
         for _ in range(ATTEMPTS):
             await self._link.ready()
             if session and session != self._link.session:
@@ -86,13 +83,13 @@ class AskingClient:
             try:
                 if (makes_calls if offers is None else offers) and (tools is not None or self._has_tools):
                     plain["toolset"] = await self._offered(registry)
-                answer = await self._exchanged(method, plain, caller, on_log, on_progress, cancel)
+                answer = await self._exchanged(method, plain, caller, handlers)
             except ChannelLost:
                 continue  # nothing of it was sent, so it is safe to send it
             return self._read(kind, answer, abandoned)
         raise ServiceUnavailable(f"the service at {self._link.url} is lost again and again: {self._link.problem}")
 
-    async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, *handlers: Any) -> Any:
+    async def _exchanged(self, method: str, plain: dict[str, Any], caller: CallerTools, handlers: RunHandlers) -> Any:
         channel = await self._link.channel(is_run=not method.startswith("session.") or method.endswith("_code"))
         try:
             most = self._link.peer.protocol.sent_bytes
@@ -103,7 +100,7 @@ class AskingClient:
             if len(body) > most:
                 raise UsageError(f"{method} takes {len(body)} bytes, and the service takes {most} (message_bytes)")
             channel.send_encoded(body)
-            return await Exchange(channel, most, caller, *handlers).answer()
+            return await Exchange(channel, most, caller, handlers).answer()
         finally:
             channel.close()
             self._link.note_change()
@@ -130,7 +127,7 @@ class AskingClient:
             return number
         number = next(self._numbers)
         offer = {"toolset": number, "tools": offered_tools(registry), "with_own": self._server_tools}
-        await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), None, None, None)
+        await self._exchanged("offer_tools", offer, CallerTools(registry, RunContext()), NO_HANDLERS)
         while len(self._offers) >= KEPT_OFFERS:
             del self._offers[next(iter(self._offers))]
         self._offers[key] = self._link.session, number, registry  # keeps the tools, so that their ids stay theirs

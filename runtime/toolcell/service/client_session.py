@@ -8,24 +8,21 @@ from typing import Any
 
 import anyio
 
-from toolcell.config import CheckTypes, Limits, LintProfile, check_types_of
+from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
-from toolcell.control.suspension import OnApproval, check_on_approval
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
-from toolcell.keywords import keywords_known
+from toolcell.keywords import check_keywords, keywords_known, keywords_of
 from toolcell.lifetime import OpenedInBlock
+from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, Suspension
-from toolcell.run.arguments import check_run_arguments
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.run.streaming import RunStream
 from toolcell.service.socket.arguments import plain_decisions
-from toolcell.service.socket.asked import asked_dry_run, asked_files, asked_limits, asked_script, asked_token
+from toolcell.service.socket.asked import asked_files, asked_run, asked_token
 from toolcell.service.socket.values import READERS
 from toolcell.tools import RunContext
 from toolcell.tools.call import CallableTools
-
-Handlers = tuple[anyio.Event | None, OnLog | None, OnProgress | None]
 
 
 class ClientSession(OpenedInBlock):
@@ -138,18 +135,30 @@ class ClientSession(OpenedInBlock):
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Run a script in the session's sandbox; see `Session.execute_code` and `Client.execute_code`."""
-        check_run_arguments(lint, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
-        check_on_approval(on_approval)
-        asked = asked_script(source, inputs) | {
-            "files": asked_files(files), "limits": asked_limits(limits), "lint": lint, "on_approval": on_approval,
-            "dry_run": asked_dry_run(dry_run) or None, "check_types": check_types_of(check_types),
-        }  # fmt: skip
-        return await self._run("execute_code", asked, tools, context, (cancel, on_log, on_progress))
+        options = RunOptions(
+            inputs=inputs,
+            files=files,
+            tools=tools,
+            limits=limits,
+            lint=lint,
+            context=context,
+            on_approval=on_approval,
+            dry_run=dry_run,
+            check_types=check_types,
+            cancel=cancel,
+            on_log=on_log,
+            on_progress=on_progress,
+        )
+        return await self._execute_script(source, options)
+
+    async def _execute_script(self, source: str, options: RunOptions) -> ExecutionResult:
+        return await self._run("execute_code", asked_run(source, options), options)
 
     def stream(self, source: str, **options: Any) -> RunStream:
         """Run a script as `execute_code` does, and return what happens as events; see `Session.stream`."""
+        check_keywords("stream", options, keywords_of(type(self).execute_code))
         options = {**options, "context": options.get("context") or self._context}
-        return RunStream(partial(self.execute_code, source), options, lambda: self._client._tasks)
+        return RunStream(partial(self._execute_script, source), RunOptions(**options), lambda: self._client._tasks)
 
     @keywords_known
     async def resume(
@@ -164,15 +173,20 @@ class ClientSession(OpenedInBlock):
         on_progress: OnProgress | None = None,
     ) -> ExecutionResult:
         """Carry the script on that waits; see `Session.resume`."""
-        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
+        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
         asked = {"token": asked_token(token), "decisions": plain_decisions(decisions)}
-        return await self._run("resume", asked, tools, context, (cancel, on_log, on_progress))
+        return await self._run("resume", asked, options)
 
-    async def _run(
-        self, method: str, asked: Mapping[str, Any], tools: Any, context: RunContext | None, handlers: Handlers
-    ) -> ExecutionResult:
-        options = {"tools": tools if tools is not None else self._tools, "context": context or self._context}
-        result = await self._does(method, "result", asked, makes_calls=True, handlers=handlers, **options)
+    async def _run(self, method: str, asked: Mapping[str, Any], options: RunOptions) -> ExecutionResult:
+        result = await self._does(
+            method,
+            "result",
+            asked,
+            makes_calls=True,
+            tools=options.tools if options.tools is not None else self._tools,
+            context=options.context or self._context,
+            handlers=options.handlers,
+        )
         assert isinstance(result, ExecutionResult)
         return result
 

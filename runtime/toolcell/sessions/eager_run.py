@@ -5,8 +5,8 @@ The run is a task. It begins with the first text.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,12 +15,12 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from toolcell.config import Limits, check_types_of, settings_of
-from toolcell.control.controlled import ControlledRuntime
+from toolcell.config import Limits, check_types_of
 from toolcell.errors import UsageError
+from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult
 from toolcell.run.feed import OnRetract, ScriptFeed
-from toolcell.tools.checks import check_kind
+from toolcell.run.runs import Runs
 
 LEAVE_S: Final = 2.0
 """What a run that was left may take to end by itself, before its task is cancelled."""
@@ -35,7 +35,7 @@ WHOLE_ONLY: Final = {
 }
 """Options that need the whole script before it runs, and why."""
 
-Execute = Callable[..., Awaitable[ExecutionResult]]
+Execute = Callable[[ScriptFeed, RunOptions], Awaitable[ExecutionResult]]
 
 
 class EagerRun:
@@ -44,13 +44,11 @@ class EagerRun:
     Leaving the block without `finish` ends the run, as `cancel=` does.
     """
 
-    def __init__(
-        self, feed: ScriptFeed, execute: Execute, options: Mapping[str, Any], tasks: Callable[[], TaskGroup]
-    ) -> None:
+    def __init__(self, feed: ScriptFeed, execute: Execute, options: RunOptions, tasks: Callable[[], TaskGroup]) -> None:
         """`execute` runs what `feed` brings, with `options`, in a task of `tasks`."""
         self._feed, self._execute, self._tasks = feed, execute, tasks
-        self._cancel: anyio.Event = options.get("cancel") or anyio.Event()
-        self._options = {**options, "cancel": self._cancel}
+        self._cancel = options.cancel or anyio.Event()
+        self._options = replace(options, cancel=self._cancel)
         self._scope = anyio.CancelScope()
         self._over = anyio.Event()
         self._is_begun = self._is_left = False
@@ -126,7 +124,7 @@ class EagerRun:
         """Be the task of the run."""
         try:
             with self._scope:
-                self._result = await self._execute(self._feed, **self._options)
+                self._result = await self._execute(self._feed, self._options)
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as exc:  # it is the writer's; in the task group of the Runtime it would end every run
@@ -158,38 +156,32 @@ class EagerRun:
 
 
 def eager_run(
-    host: ControlledRuntime,
+    runs: Runs,
     execute: Execute,
-    options: Mapping[str, Any],
+    options: RunOptions,
     limits: Limits,
     *,
     speculate: bool,
     on_retract: OnRetract,
 ) -> EagerRun:
-    """Return a run that has not begun. `execute`: what runs a whole script, and takes `options`.
+    """Return a run that has not begun. `execute`: what runs a script with `options`.
 
     Raises:
         UsageError: an option is wrong, or needs the whole script.
     """
-    known = inspect.signature(execute).parameters
-    for name, value in options.items():
-        if name not in known:
-            raise UsageError(f"feed() has no argument {name!r:.80}; it takes those of execute_code, but for the script")
-        if name in WHOLE_ONLY and value:
-            raise UsageError(
-                f"feed() runs statements before the script is whole, and {WHOLE_ONLY[name]}: leave out {name}="
-            )
-    if options.get("on_approval", "ask") == "suspend":
+    if name := next((name for name in WHOLE_ONLY if getattr(options, name)), ""):
+        raise UsageError(
+            f"feed() runs statements before the script is whole, and {WHOLE_ONLY[name]}: leave out {name}="
+        )
+    if options.on_approval == "suspend":
         raise UsageError('a run that is fed cannot be suspended: use on_approval="ask" or "deny", or execute_code()')
-    if (check_types_of(options.get("check_types")) or host.policy.check_types or "off") != "off":
+    if (check_types_of(options.check_types) or runs.policy.check_types or "off") != "off":
         raise UsageError(
             "feed() runs statements before the script is whole, so its types cannot be checked before: pass "
             "check_types=False, or use execute_code()"
         )
-    check_kind("cancel=", options.get("cancel"), type(None), anyio.Event, cure="write anyio.Event()")
-    own = settings_of(Limits, options.get("limits") or limits, "limits")
-    feed = ScriptFeed(own.frame_bytes, on_retract, speculate)
-    return EagerRun(feed, execute, options, lambda: host._tasks)
+    feed = ScriptFeed((options.limits or limits).frame_bytes, on_retract, speculate)
+    return EagerRun(feed, execute, options, runs.task_group)
 
 
 class SyncEagerRun:

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.control.run_control import Begin, RunControl
-from toolcell.control.scripts import Script, header_of, script_of
-from toolcell.control.suspension import OnApproval
+from toolcell.control.run_control import RunControl
+from toolcell.control.script_header import header_of, script_of
 from toolcell.copies import changed
 from toolcell.eager import EagerReport
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.store import JournalStore
+from toolcell.options import OnApproval
 from toolcell.packing import pack
 from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.run.script import Script
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import ToolRegistry
@@ -90,25 +91,19 @@ class NotKept:
         raise SessionError("a script that is run again to rebuild a state cannot wait")
 
 
-class Repetition:
-    """Begins the second run of a step."""
+def rebuilding(tools: CallableTools, context: RunContext, step: SessionScript | None = None) -> RunControl:
+    """Return what a run is controlled by that only rebuilds a state: it makes no call, and nothing of it is kept.
 
-    def __init__(self, step: SessionScript) -> None:
-        self._step = step
-
-    def begin(self, _message: RunScript, context: RunContext) -> RunControl:
-        """Answer the calls from the journal of the step; make none."""
-        step = self._step
-        return RunControl(NotKept(), step.journal_again(), step.tools, context, "deny", is_rebuilding=True)
-
-
-def begin_without_calls(tools: CallableTools) -> Begin:
-    """Return how a script of ours begins that makes no call and is kept nowhere."""
-
-    def begin(_message: RunScript, context: RunContext) -> RunControl:
-        return RunControl(NotKept(), Journal(os.urandom(16).hex()), tools, context, "deny", is_rebuilding=True)
-
-    return begin
+    Calls are answered from the journal of `step`, if it runs that again.
+    """
+    return RunControl(
+        store=NotKept(),
+        journal=step.journal_again() if step is not None else Journal(os.urandom(16).hex()),
+        tools=tools,
+        context=context,
+        on_approval="deny",
+        is_rebuilding=True,
+    )
 
 
 def as_sent(script: Script, message: RunScript, eager: EagerReport | None) -> Script:

@@ -1,21 +1,20 @@
-"""The open sessions of a runtime: each has a name of its own, and those that idle too long give up their sandboxes."""
+"""`Sessions`: makes the sessions of a runtime, knows which are open, and puts down those that idle too long."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
+from anyio.abc import TaskGroup
 
 from toolcell.config import Limits, settings_of
-from toolcell.control.controlled import ControlledRuntime
-from toolcell.control.decisions import ResumeDecision
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.tokens import run_of
-from toolcell.keywords import keywords_known
-from toolcell.results import ExecutionResult, Suspension
+from toolcell.results import Suspension
+from toolcell.sessions.host import SessionHost
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import registry_of
 
@@ -24,11 +23,14 @@ if TYPE_CHECKING:
     from toolcell.sessions.settings import Restores
 
 
-class SessionKeeper:
-    """Knows the open sessions, and puts idle ones down."""
+class Sessions:
+    """The sessions of one runtime: makes them, knows which are open, and puts idle ones down."""
 
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
+    def __init__(self, cap: int, host: SessionHost) -> None:
+        """`cap`: how many may have sandboxes at once."""
+        self._cap, self._host = cap, host
+        self._tasks: TaskGroup | None = None
+        """In which idle sessions are looked at."""
         self._open: dict[str, Session] = {}
         self._changed = anyio.Event()
         self._next_look = math.inf
@@ -43,6 +45,9 @@ class SessionKeeper:
         if session.id in self._open:
             raise UsageError(f"a session named {session.id!r} is open already; use that one, or another name")
         self._open[session.id] = session
+        if self._tasks is not (tasks := self._host.runs.task_group()):
+            self._tasks = tasks
+            tasks.start_soon(self.tick)
 
     def leave(self, session: Session) -> None:
         """Forget a session that closes."""
@@ -99,31 +104,15 @@ class SessionKeeper:
         for session in list(self._open.values()):
             await session.close()
 
+    # Making and forgetting them
 
-class SessionRuntime(ControlledRuntime):
-    """The part of a runtime that opens sessions."""
-
-    _sessions: SessionKeeper
-
-    async def resume(
-        self, token: str | Suspension, decisions: Mapping[str, ResumeDecision] | None = None, **options: Any
-    ) -> ExecutionResult:
-        """Carry a suspended run on; see `ControlledRuntime.resume`. A script of an open session goes on there."""
-        session = self._sessions.waiting_for(token)
-        resume = super().resume if session is None else session.resume
-        return await resume(token, decisions, **options)
-
-    def kept_sessions(self) -> list[str]:
+    def kept(self) -> list[str]:
         """Return the names of the sessions whose journals are kept here: each can be restored, or is open."""
         from toolcell.sessions.journal import recorded_names
 
-        return recorded_names(self._journals)
+        return recorded_names(self._host.journals)
 
-    def session_of(self, ident: str) -> str:
-        """Return the name of the session that a run which waits is a script of; empty if it is of none."""
-        return self._journals.session_of(ident)
-
-    def forget_session(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Remove the journal of a session that is closed. It cannot be restored any more.
 
         Raises:
@@ -132,49 +121,37 @@ class SessionRuntime(ControlledRuntime):
         """
         from toolcell.sessions.journal import SessionJournalFile
 
-        if name not in self.kept_sessions():
+        if name not in self.kept():
             raise UsageError(f"there is no journal of a session named {name!r:.80} here")
-        SessionJournalFile(self._journals, name).close(is_kept=False)
+        SessionJournalFile(self._host.journals, name).close(is_kept=False)
 
-    @keywords_known
-    def session(
+    def make(
         self,
-        name: str | None = None,
+        name: str | None,
         *,
-        limits: Limits | None = None,
-        idle_s: float | None = None,
-        cpu_s: float | None = None,
-        tool_calls: int | None = None,
-        restore: Literal["journal", "empty", "if_kept"] | bool | None = None,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
+        limits: Limits | None,
+        idle_s: float | None,
+        cpu_s: float | None,
+        tool_calls: int | None,
+        restore: Literal["journal", "empty", "if_kept"] | bool | None,
+        tools: CallableTools | Iterable[Any] | None,
+        context: RunContext | None,
     ) -> Session:
-        """Return a session, to be opened with `async with`: its scripts share a sandbox, its names and its files.
-
-        `limits` are those of each script; a limit of the sandbox, such as memory, holds for all of them together.
-        `cpu_s` and `tool_calls`: of all scripts together, by default ten times what one may use. `idle_s`: after so
-        long without a script the sandbox is destroyed. `restore`: what the next script finds then, and after the
-        sandbox was lost: the state, rebuilt from the journal without making any call again, or nothing. True goes on
-        from the journal that an earlier session of this name has left, and opening the session fails if there is
-        none; "if_kept" begins anew then.
-
-        Raises:
-            UsageError: an argument is wrong.
-        """
+        """Return a session; see `Runtime.session`."""
         from toolcell.sessions.session import Session
         from toolcell.sessions.settings import check_name, session_settings
 
         restores: Restores = "always" if restore is True else "if_kept" if restore == "if_kept" else "never"
-        if restores != "never" and (name is None or not self._journals.is_durable):
+        if restores != "never" and (name is None or not self._host.journals.is_durable):
             lacks = "the name of the session" if name is None else "Runtime(journal=DIRECTORY)"
             raise UsageError(f"restore={restore!r} needs {lacks}: without it there is nothing to go on from")
         if isinstance(restore, bool) or restore == "if_kept":
             restore = "journal" if restore else None
-        limits = settings_of(Limits, limits or self.limits, "limits")
+        limits = settings_of(Limits, limits or self._host.runs.limits, "limits")
         given = {"idle_s": idle_s, "cpu_s": cpu_s, "tool_calls": tool_calls, "restore": restore}
         settings = session_settings(limits, given)
         ident = os.urandom(16).hex() if name is None else check_name(name)
         own = registry_of(tools, "tools=") if tools is not None else None
         return Session(
-            self, self._sessions, ident, limits, settings, own, context, is_named=name is not None, restores=restores
+            self._host, self, ident, limits, settings, own, context, is_named=name is not None, restores=restores
         )

@@ -14,28 +14,26 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 import anyio.lowlevel
 
-from toolcell.config import CheckTypes, Limits, LintProfile, settings_of
-from toolcell.control.controlled import ControlledRuntime
+from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
-from toolcell.control.scripts import Script, script_from
-from toolcell.control.suspension import OnApproval, check_on_approval
-from toolcell.control.type_check import TypeFindings
 from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
-from toolcell.keywords import keywords_known
+from toolcell.keywords import check_keywords, keywords_known, keywords_of
 from toolcell.lifetime import OpenedInBlock
+from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
-from toolcell.run.arguments import check_run_arguments
-from toolcell.run.callbacks import OnLog, OnProgress
-from toolcell.run.feed import OnRetract
+from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
+from toolcell.run.feed import OnRetract, ScriptFeed
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.run import CANCELLED
+from toolcell.run.script import Script, script_from
 from toolcell.run.streaming import RunStream
 from toolcell.sessions.eager_run import EagerRun, eager_run
+from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import SessionScript
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
-from toolcell.sessions.state import NO_HANDLERS, SessionState
+from toolcell.sessions.state import SessionState
 from toolcell.tools.call import CallableTools, RunContext
 
 LISTING = (
@@ -67,7 +65,7 @@ class Session(OpenedInBlock):
 
     def __init__(
         self,
-        host: ControlledRuntime,
+        host: SessionHost,
         place: SessionPlace,
         ident: str,
         limits: Limits,
@@ -96,6 +94,11 @@ class Session(OpenedInBlock):
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r} {self._life} scripts={self._state.position} live={self.is_live}>"
+
+    @property
+    def runtime(self) -> Any:
+        """The `Runtime` that opened it."""
+        return self._host.runs.runtime
 
     @property
     def is_live(self) -> bool:
@@ -143,7 +146,7 @@ class Session(OpenedInBlock):
         """
         if self._life != "new":
             raise UsageError(f"session {self.id!r} was opened already; runtime.session() makes another one")
-        self._host._tools(None)  # checks that the runtime is open here
+        self._host.runs.check_open()
         self._place.enter(self)
         self._life, self._loop = "open", anyio.lowlevel.current_token()
         try:
@@ -228,26 +231,39 @@ class Session(OpenedInBlock):
 
         Cancellation: the sandbox is lost, and the script with it.
         """
-        check_run_arguments(lint, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
-        check_on_approval(on_approval)
-        host: Any = self._host
-        context = host._drafting(dry_run, context or self._context, on_approval)
-        own = settings_of(Limits, limits or self.limits, "limits")
-        check_script_limits(own, self.limits)
-        script = script_from(source, inputs, guest_files(files), own, lint or self._host.policy.lint, None, None)
-        callable_tools = self._host._tools(tools if tools is not None else self._tools)
-        handlers = (cancel, on_log, on_progress)
+        options = RunOptions(
+            inputs=inputs,
+            files=files,
+            tools=tools,
+            limits=limits,
+            lint=lint,
+            context=context,
+            on_approval=on_approval,
+            dry_run=dry_run,
+            check_types=check_types,
+            cancel=cancel,
+            on_log=on_log,
+            on_progress=on_progress,
+        )
+        return await self._execute_script(source, options)
+
+    async def _execute_script(self, source: str | ScriptFeed, options: RunOptions) -> ExecutionResult:
+        """Run a script, or the one that a feed brings; see `execute_code`."""
+        host = self._host
+        context = host.dry_runs.begin(options.dry_run, options.context or self._context, options.on_approval)
+        check_script_limits(options.limits or self.limits, self.limits)
+        script = script_from(source, options, self.limits, host.runs.policy.lint)
+        callable_tools = host.runs.tools(options.tools if options.tools is not None else self._tools)
 
         async def run(session: Session) -> ExecutionResult:
-            earlier = session._state.earlier
-            types: TypeFindings = await host._checked_types(
-                check_types, source, callable_tools, inputs, context, earlier
+            types = await host.checks.types(
+                options.check_types, source, callable_tools, options.inputs, context, session._state.earlier
             )
-            if types.refuses:
+            if types is not None and types.refuses:
                 report = SessionReport(session.id, session._state.position + 1, "live" if session.is_live else "new")
                 return changed(types.refusal(context), session=report)
-            given = (script, callable_tools, context, handlers, on_approval)
-            return types.with_result(await session._state.run(*given))
+            result = await session._state.run(script, callable_tools, context, options.handlers, options.on_approval)
+            return result if types is None else types.with_result(result)
 
         if context is None or context.dry_run is None:
             async with self._exclusively():
@@ -265,8 +281,7 @@ class Session(OpenedInBlock):
             await copy.close()
             self._state.count(copy._state)
         if result.draft_id:
-            host: Any = self._host
-            host._keep_draft(draft, result)
+            self._host.dry_runs.keep(draft, result)
         assert result.session is not None
         return changed(result, session=changed(result.session, id=self.id))
 
@@ -276,14 +291,21 @@ class Session(OpenedInBlock):
         Leaving the loop early interrupts the script. The state is kept if it ends within 100 ms.
         """
         self._check_open()
+        check_keywords("stream", options, keywords_of(type(self).execute_code))
         options = {**options, "context": options.get("context") or self._context}
-        return RunStream(partial(self.execute_code, source), options, lambda: self._host._tasks)
+        return RunStream(partial(self._execute_script, source), RunOptions(**options), self._host.runs.task_group)
 
     def feed(self, *, speculate: bool = False, on_retract: OnRetract = "report", **options: Any) -> EagerRun:
         """Return a run whose script is written to it as a model streams it; see `Runtime.feed`."""
         self._check_open()
+        check_keywords("feed", options, keywords_of(type(self).execute_code))
         return eager_run(
-            self._host, self.execute_code, options, self.limits, speculate=speculate, on_retract=on_retract
+            self._host.runs,
+            self._execute_script,
+            RunOptions(**options),
+            self.limits,
+            speculate=speculate,
+            on_retract=on_retract,
         )
 
     @property
@@ -310,16 +332,16 @@ class Session(OpenedInBlock):
             ResumeError, UsageError, SandboxUnavailable, AuditError: as from `Runtime.resume`; or the script is not the
                 next one of this session.
         """
-        check_run_arguments(None, None, None, cancel, context, on_log=on_log, on_progress=on_progress)
-        callable_tools = self._host._tools(tools if tools is not None else self._tools)
-        context = context or self._context
+        options = RunOptions(tools=tools, context=context, cancel=cancel, on_log=on_log, on_progress=on_progress)
+        callable_tools = self._host.runs.tools(options.tools if options.tools is not None else self._tools)
+        context = options.context or self._context
         async with self._exclusively():
             state = self._state
             began = await state.bring_up(context)
             state.check_left()
             check = partial(state.journal.check_belongs, position=state.position)
-            journal = self._host._taken(token, decisions, callable_tools, check)
-            return await state.carry_on(journal, callable_tools, context, (cancel, on_log, on_progress), began)
+            journal = self._host.resumption.take(token, decisions, callable_tools, check)
+            return await state.carry_on(journal, callable_tools, context, options.handlers, began)
 
     async def abandon(self) -> None:
         """Give up the script that waits, if there is one: the next begins with the state before it. What it has made
@@ -331,7 +353,7 @@ class Session(OpenedInBlock):
         """Interrupt the script under way: it gets a KeyboardInterrupt, and its outcome is `cancelled`. Else False."""
         if self._life != "open":
             return False
-        self._host._tools([])  # checks that this is the event loop of the runtime
+        self._host.runs.check_open()
         return self._state.stop(CANCELLED)
 
     # Files in the workspace. They are put there, listed and read by scripts of ours.
@@ -342,9 +364,9 @@ class Session(OpenedInBlock):
         Raises:
             UsageError: a file cannot be read or sent, or there is no room for it.
         """
-        script = Script("", None, guest_files(files), self._without_files(), "off", None, None)
+        script = Script(source="", files=guest_files(files), limits=self._without_files())
         async with self._exclusively():
-            result = await self._state.run(script, self._host._tools([]), self._context, NO_HANDLERS, "ask")
+            result = await self._state.run(script, self._host.runs.tools([]), self._context, NO_HANDLERS, "ask")
         if result.error is not None:
             raise UsageError(f"the files were not written: {result.error.message}")
 
@@ -375,15 +397,15 @@ class Session(OpenedInBlock):
         return self.limits.model_copy(update={"files": 0})
 
     async def _read(self, source: str, limits: Limits | None = None) -> ExecutionResult:
-        script = Script(source, None, (), limits or self.limits, "off", None, None)
+        script = Script(source=source, limits=limits or self.limits)
         async with self._exclusively():
-            return await self._state.read(script, self._host._tools([]), self._context)
+            return await self._state.read(script, self._host.runs.tools([]), self._context)
 
     # The state as a whole.
 
     async def reset(self) -> None:
         """Forget everything: the next script begins in a new sandbox. What was used stays used."""
-        self._host._tools([])  # checks that this is the event loop of the runtime
+        self._host.runs.check_open()
         async with self._exclusively():
             await self._state.reset()
 
@@ -393,7 +415,7 @@ class Session(OpenedInBlock):
         Raises:
             SessionError: the state cannot be rebuilt.
         """
-        self._host._tools([])  # checks that this is the event loop of the runtime
+        self._host.runs.check_open()
         async with self._exclusively():
             if self.settings.restore == "journal":
                 self._state.check_repeatable()
@@ -409,7 +431,7 @@ class Session(OpenedInBlock):
 
         Returns False where the backend cannot, and without a sandbox.
         """
-        self._host._tools([])  # checks that this is the event loop of the runtime
+        self._host.runs.check_open()
         async with self._exclusively():
             return await self._state.pause()
 
@@ -429,7 +451,7 @@ class Session(OpenedInBlock):
             UsageError: the name is none, or taken.
         """
         ident = os.urandom(16).hex() if name is None else check_name(name)
-        self._host._tools([])  # checks that this is the event loop of the runtime
+        self._host.runs.check_open()
         return await self._copied(ident, is_named=name is not None)
 
     async def _copied(self, ident: str, *, is_named: bool = False, is_scratch: bool = False) -> Session:

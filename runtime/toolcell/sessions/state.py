@@ -11,38 +11,38 @@ from typing import Literal, cast
 import anyio
 
 from toolcell.config import Limits
-from toolcell.control.controlled import ControlledRuntime, RunHandlers
-from toolcell.control.run_control import Begin, RunControl
-from toolcell.control.scripts import Script, script_of
-from toolcell.control.suspension import OnApproval
+from toolcell.control.run_control import RunControl
+from toolcell.control.script_header import script_of
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
 from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
+from toolcell.options import OnApproval
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, SessionReport
+from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, leftover_names
+from toolcell.run.runs import PreparedRun
+from toolcell.run.script import Script
+from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import (
     REPEATED_BYTES,
-    Repetition,
     ScriptEnd,
     SessionJournal,
     SessionScript,
     as_sent,
-    begin_without_calls,
     context_again,
     difference,
+    rebuilding,
 )
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell_bridge.wire.messages import RunScript, Stay
+from toolcell_bridge.wire.messages import Stay
 
 END_MS = 100
 """How long threads that a script left running have to end."""
-
-NO_HANDLERS: RunHandlers = (None, None, None)
 
 Began = Literal["new", "live", "journal", "empty"]
 
@@ -65,7 +65,7 @@ class SessionState:
     def __init__(
         self,
         ident: str,
-        host: ControlledRuntime,
+        host: SessionHost,
         limits: Limits,
         settings: SessionSettings,
         make_room: Callable[[], Awaitable[None]],
@@ -88,7 +88,7 @@ class SessionState:
         """Why the sandbox was lost; empty again when there is another one."""
         self.not_repeatable = ""
         """Why the state cannot be rebuilt from the journal."""
-        self.journal = SessionJournal(ident, host._journals)
+        self.journal = SessionJournal(ident, host.journals)
         self._ended_cpu_s = 0.0
         """Of sandboxes that are gone."""
         self.used_calls = 0
@@ -105,7 +105,7 @@ class SessionState:
             SessionError: it is open elsewhere, or damaged.
             UsageError: there is none, and it is to be restored.
         """
-        if not self._host._journals.is_durable or self.settings.restore != "journal":
+        if not self._host.journals.is_durable or self.settings.restore != "journal":
             return False
         kept = self.journal.open(restores)
         if kept is None:
@@ -139,22 +139,22 @@ class SessionState:
         began = await self.bring_up(context)
         limits = self._left(script.limits, self._begin_script())
         is_repeatable = self.settings.restore == "journal"
-        seed, clock = self._host._seed_and_clock(None, None, is_repeatable)
+        seed, clock = self._host.runs.seed_and_clock(None, None, is_repeatable)
         number = self.position + 1
         seed = seed if number == 1 else None
         script = changed(script, limits=limits, seed=seed, clock=clock, number=number)
         context = self._context(context, str(number))
-        journals = self._host._journals
+        journals = self._host.journals
         is_kept = (self.journal.is_on_disk or on_approval == "suspend") and not script.is_fed
         store = ScriptEnd(journals) if is_kept else None
 
-        def start(message: RunScript, given: RunContext) -> RunControl:
-            journal = self.journal.journal(message, script, tools, on_approval)
-            return RunControl(store or journals, journal, tools, given, on_approval)
+        prepared = await self._host.runs.prepare(script, tools, context)
+        journal = self.journal.journal(prepared.message, script, tools, on_approval)
+        control = RunControl(
+            store=store or journals, journal=journal, tools=tools, context=prepared.context, on_approval=on_approval
+        )
+        return await self._conduct(prepared, control, handlers, began, store, context)
 
-        return await self._conduct(script, tools, context, handlers, start, began, store)
-
-    @property
     def earlier(self) -> Earlier:
         """What the scripts until now have left."""
         if self.settings.restore != "journal":
@@ -166,55 +166,50 @@ class SessionState:
         self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers, began: Began
     ) -> ExecutionResult:
         """Run a script again that waited, on its journal. The state before it is there."""
-        number, store = self.position + 1, ScriptEnd(self._host._journals)
+        number, store = self.position + 1, ScriptEnd(self._host.journals)
         journal.begin_again()
         has_begun = False
-
-        def start(_message: RunScript, given: RunContext) -> RunControl:
-            nonlocal has_begun
-            has_begun = True
-            journal.share_labels(given.state.labels)
-            return RunControl(store, journal, tools, given, journal.header["on_approval"])
-
         self.journal.waiting = ""
         try:
             script = script_of(journal.header, number)
             script = replace(script, limits=self._left(script.limits, self._begin_script()))
             context = self._context(context, str(number))
-            return await self._conduct(script, tools, context, handlers, start, began, store)
+            prepared = await self._host.runs.prepare(script, tools, context)
+            has_begun = True
+            journal.share_labels(prepared.context.state.labels)
+            control = RunControl(
+                store=store,
+                journal=journal,
+                tools=tools,
+                context=prepared.context,
+                on_approval=journal.header["on_approval"],
+            )
+            return await self._conduct(prepared, control, handlers, began, store, context)
         finally:
             if not has_begun:  # its token is used, and it has its decisions: it waits to be carried on by its id
-                self._host._journals.put_down(journal)
+                self._host.journals.put_down(journal)
                 self.journal.waiting = journal.id
 
     async def _conduct(
         self,
-        script: Script,
-        tools: CallableTools,
-        context: RunContext,
+        run: PreparedRun,
+        control: RunControl,
         handlers: RunHandlers,
-        start: Begin,
         began: Began,
         store: ScriptEnd | None,
+        context: RunContext,
     ) -> ExecutionResult:
-        """Run a script in the sandbox, and record what became of it."""
-        begun: list[tuple[Journal, RunScript]] = []
-
-        def begin(message: RunScript, given: RunContext) -> RunControl:
-            control = start(message, given)
-            begun.append((control.journal, message))
-            return control
-
+        """Run a script in the sandbox, and record what became of it. `context`: the caller's."""
+        script, journal = run.script, control.journal
         connection = self.connection
         assert connection is not None
         try:
-            result = await self._execute(script, tools, context, handlers, begin)
+            result = await self._execute(run, control, handlers)
         except BaseException:  # it made these calls all the same
-            self.used_calls += sum(len(journal.entries) for journal, _ in begun)
+            self.used_calls += len(journal.entries)
             self._note_used()
             if store is not None:
-                for journal, _ in begun:
-                    store.conclude(journal)
+                store.conclude(journal)
             raise
         if result.suspension is not None:  # its calls count when it is carried on, all of them
             self.journal.waiting = result.suspension
@@ -224,12 +219,11 @@ class SessionState:
             return replace(result, session=report)
         self.used_calls += len(result.calls)
         lost = await self._drop_if_lost(result)
-        journal, message = begun[0]
-        script = as_sent(script, message, result.eager)
+        script = as_sent(script, run.message, result.eager)
         if not lost:
             self.position = script.number
             if self.settings.restore == "journal":
-                self._keep(SessionScript(script, tools, journal, result.outcome, context))
+                self._keep(SessionScript(script, run.tools, journal, result.outcome, context))
             else:
                 self._unkept.append(script)
         else:
@@ -244,12 +238,16 @@ class SessionState:
         """Run a script of ours that changes nothing. It is recorded as any, and no part of the journal."""
         await self.bring_up(context)
         self._sandbox.begin_script()
-
-        def begin(_message: RunScript, given: RunContext) -> RunControl:
-            return RunControl(self._host._journals, Journal(os.urandom(16).hex()), tools, given, "ask")
-
         script = changed(script, number=self.position + 1)
-        result = await self._execute(script, tools, self._context(context, "read"), NO_HANDLERS, begin)
+        prepared = await self._host.runs.prepare(script, tools, self._context(context, "read"))
+        control = RunControl(
+            store=self._host.journals,
+            journal=Journal(os.urandom(16).hex()),
+            tools=tools,
+            context=prepared.context,
+            on_approval="ask",
+        )
+        result = await self._execute(prepared, control)
         await self._drop_if_lost(result)
         return result
 
@@ -260,14 +258,14 @@ class SessionState:
         return context
 
     async def _execute(
-        self, script: Script, tools: CallableTools, context: RunContext, handlers: RunHandlers, begin: Begin
+        self, run: PreparedRun, control: RunControl, handlers: RunHandlers = NO_HANDLERS
     ) -> ExecutionResult:
         connection = self.connection
         assert connection is not None
         sandbox = self._sandbox
         self.idle_since = None
         try:
-            result = await self._host._execute(script, tools, context, handlers, begin, connection)
+            result = await self._host.runs.execute(run, control, handlers, connection)
             sandbox.end_script(result.usage.cpu_s)
             return result
         except BaseException:
@@ -362,7 +360,7 @@ class SessionState:
     async def _start(self) -> None:
         await self._make_room()
         started = self._limits.model_copy(update={"cpu_s": self.settings.cpu_s})
-        connection = await self._host._hold(started)
+        connection = await self._host.runs.sandboxes.hold(started)
         connection.sandbox = SessionSandbox(connection.sandbox)
         connection.stays = True
         connection.post(Stay(END_MS))
@@ -371,7 +369,8 @@ class SessionState:
     async def _repeat(self, number: int, step: SessionScript, given: RunContext | None) -> None:
         context = self._context(step.context_again(given), f"{number}.again")
         self._sandbox.begin_script()
-        again = await self._execute(step.script, step.tools, context, NO_HANDLERS, Repetition(step).begin)
+        prepared = await self._host.runs.prepare(step.script, step.tools, context)
+        again = await self._execute(prepared, rebuilding(step.tools, prepared.context, step))
         problem = difference(step, again)
         if problem:
             self.not_repeatable = f"script {number} did not repeat what it had done: {problem}"
@@ -379,11 +378,11 @@ class SessionState:
 
     async def _check_answers(self, given: RunContext | None) -> None:
         """Check that the rebuilt state runs scripts: a hidden thread can read them. Raises as `check_repeatable`."""
-        tools = self._host._tools([])
+        tools = self._host.runs.tools([])
         self._sandbox.begin_script()
-        script = Script("", None, (), self._limits, "off", None, None, self.position + 1)
-        context, begin = self._context(context_again(given), "answers"), begin_without_calls(tools)
-        result = await self._execute(script, tools, context, NO_HANDLERS, begin)
+        script = Script(source="", limits=self._limits, number=self.position + 1)
+        prepared = await self._host.runs.prepare(script, tools, self._context(context_again(given), "answers"))
+        result = await self._execute(prepared, rebuilding(tools, prepared.context))
         if result.outcome is not Outcome.OK:
             self.not_repeatable = (
                 f"when it was, an empty script did not end ({result.outcome}): something that its scripts left running "
@@ -536,7 +535,7 @@ class SessionState:
         self.idle_since, self.look_at, self.is_paused = None, math.inf, False
         if connection is not None:
             with anyio.CancelScope(shield=True):
-                await self._host._let_go(connection)
+                await self._host.runs.sandboxes.let_go(connection)
 
 
 def error_with_state(

@@ -194,7 +194,7 @@ async def run_on(
 ) -> ExecutionResult:
     """Run one script in a sandbox that has said Hello. `number`: which run of the sandbox it is."""
     message = RunScript(number, source, {}, list(tools), "off", 1 << 20, 8, 1 << 20, None, None)
-    return await Run(connection, RunRequest(message, LIMITS), dispatch).execute()
+    return await Run(connection, RunRequest(message=message, limits=LIMITS), dispatch).execute()
 
 
 async def eventually(holds: Callable[[], object], problem: str, within_s: float | None = None) -> None:

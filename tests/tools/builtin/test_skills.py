@@ -344,7 +344,7 @@ async def test_every_tool_works_from_code_a_plan_and_a_model_and_the_audit_log_h
     assert updated == 'updated skill "N": name'
     assert "skill not found" in (await by_code(runtime, registry, "skill_update", {"id": "nope"}))["error"]
 
-    records = [found.record.fields for found in read_log(Path(str(runtime._audit)))]
+    records = [found.record.fields for found in read_log(Path(str(runtime.audit)))]
     assert created["value"]["digest"] in json.dumps(records, default=str)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from toolcell.config import Limits, settings_of
+from toolcell.config import Limits, check_types_of, settings_of
 from toolcell.errors import UsageError
+from toolcell.options import RunOptions
 from toolcell.results import ExecutionResult, Suspension
 from toolcell.run.input_files import FileContent, FileInput, guest_files
 from toolcell.run.request import run_message
@@ -24,8 +25,30 @@ def asked_script(source: str, inputs: Mapping[str, Any] | None) -> dict[str, Any
     Raises:
         UsageError: the source or an input cannot be sent; names it.
     """
-    message = run_message(0, source, inputs, [], LARGEST, "off", None, None)
+    message = run_message(0, source, inputs=inputs, limits=LARGEST)
     return {"source": message.source, "inputs": message.inputs or None}
+
+
+def asked_run(source: str, options: RunOptions) -> dict[str, Any]:
+    """Return a script with everything that the service gets of its options. What is None is not sent.
+
+    Raises:
+        UsageError: something of it cannot be sent; names it.
+    """
+    return asked_script(source, options.inputs) | {
+        "files": asked_files(options.files),
+        "limits": asked_limits(options.limits),
+        "lint": options.lint,
+        "seed": options.seed,
+        "clock": None if options.clock is None else float(options.clock),
+        "on_approval": options.on_approval,
+        "hold_s": float(options.hold_s) or None,
+        "repairs": asked_repairs(options.repairs),
+        "refresh": options.refresh or None,
+        "dry_run": asked_dry_run(options.dry_run) or None,
+        "preflight": bool(options.preflight) or None,
+        "check_types": check_types_of(options.check_types),
+    }
 
 
 def asked_files(files: Iterable[FileInput] | Mapping[str, FileContent]) -> list[list[Any]] | None:

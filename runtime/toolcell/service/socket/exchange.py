@@ -12,7 +12,7 @@ import anyio
 
 from toolcell.errors import AuditError, Misconfigured, ServiceError, ToolAbort
 from toolcell.results import ToolCallRecord
-from toolcell.run.callbacks import OnLog, OnProgress
+from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.caller_tools import CallerTools, failed_answer
 from toolcell.service.socket.failures import raised_for
 from toolcell.service.socket.messages import (
@@ -42,13 +42,11 @@ class Exchange:
         channel: PeerChannel,
         message_bytes: int,
         tools: CallerTools,
-        on_log: OnLog | None = None,
-        on_progress: OnProgress | None = None,
-        cancel: anyio.Event | None = None,
+        handlers: RunHandlers = NO_HANDLERS,
     ) -> None:
         """`message_bytes`: longest message that the service takes."""
         self._channel, self._message_bytes, self._tools = channel, message_bytes, tools
-        self._on_log, self._on_progress, self._cancel = on_log, on_progress, cancel
+        self._handlers = handlers
         self._calls: dict[int, asyncio.Task[None]] = {}
         self.records: list[ToolCallRecord] = []
         """Calls that the tools here got."""
@@ -67,7 +65,7 @@ class Exchange:
 
         Cancellation: the run is ended, and its end is waited for, for a short while.
         """
-        watching = asyncio.create_task(self._watch_cancel()) if self._cancel is not None else None
+        watching = asyncio.create_task(self._watch_cancel()) if self._handlers.cancel is not None else None
         try:
             try:
                 last = await self._until_last()
@@ -97,9 +95,9 @@ class Exchange:
         while True:
             match await self._channel.receive():
                 case Printed(stream, text):
-                    await self._tell(self._on_log, stream, text)
+                    await self._tell(self._handlers.on_log, stream, text)
                 case Reported(value):
-                    await self._tell(self._on_progress, value)
+                    await self._tell(self._handlers.on_progress, value)
                 case AskTool() as asked:
                     self._begin_call(asked)
                 case DropTool(ident):
@@ -126,8 +124,8 @@ class Exchange:
             self._channel.send(StopRun(True))
 
     async def _watch_cancel(self) -> None:
-        assert self._cancel is not None
-        await self._cancel.wait()
+        assert self._handlers.cancel is not None
+        await self._handlers.cancel.wait()
         self._channel.send(StopRun(False))
 
     async def _give_up(self) -> None:

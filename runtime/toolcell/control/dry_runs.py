@@ -1,28 +1,26 @@
-"""Dry runs and their commit, as methods of `Runtime`. `DraftingRuntime` is a base of it."""
+"""`DryRuns`: dry runs and their commits: what a dry run has collected is made once, when somebody says so."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
-from toolcell.control.revert import Reverts, revert_calls
-from toolcell.control.steps_of_plans import PlanRows
-from toolcell.control.suspension import OnApproval
-from toolcell.effects import CommitResult, EffectResult, RevertResult
+from toolcell.effects import CommitResult, EffectResult
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of
 from toolcell.journal.store import JournalStore
-from toolcell.lifetime import Lifetime
+from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult
+from toolcell.run.reverts import Reverts
+from toolcell.run.runs import Runs
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.context import share_labels
-from toolcell.tools.placeholders import RecordedDryRun
+from toolcell.tools.placeholders import DryRun, RecordedDryRun
 from toolcell.tools.reverts import MadeCalls
 
 if TYPE_CHECKING:
@@ -40,31 +38,15 @@ def draft_of_plan(given: Draft | None) -> Draft | None:
     return given
 
 
-class DraftingRuntime(ABC):
-    """The part of a runtime that makes what dry runs have collected."""
+class DryRuns:
+    """The dry runs of one runtime, and their commits."""
 
-    _drafts: Drafts
-    _reverts: Reverts
-    _lifetime: Lifetime
-    _journals: JournalStore
+    def __init__(self, runs: Runs, journals: JournalStore, reverts: Reverts) -> None:
+        self._runs, self._journals, self._reverts = runs, journals, reverts
+        self.drafts = Drafts()
 
-    @abstractmethod
-    def _tools(self, tools: CallableTools | Iterable[Any] | None) -> CallableTools:
-        """Return the tools of a run, unchanging."""
-
-    @abstractmethod
-    def _ruled(self, context: RunContext) -> RunContext:
-        """Return a run under the flows and quotas of this runtime."""
-
-    @abstractmethod
-    def _observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
-        """Record the calls that are made with the yielded context, if there is an audit log."""
-
-    def _begin_drafting(self) -> None:
-        self._drafts, self._reverts = Drafts(), Reverts()
-
-    def _drafting(
-        self, dry_run: bool | Draft | None, context: RunContext | None, on_approval: OnApproval = "ask"
+    def begin(
+        self, dry_run: bool | DryRun | None, context: RunContext | None, on_approval: OnApproval = "ask"
     ) -> RunContext | None:
         """Return the context of a run: with a draft, if it is to be a dry run.
 
@@ -74,7 +56,7 @@ class DraftingRuntime(ABC):
         if dry_run is False or dry_run is None:
             draft = context.dry_run if context is not None else None
         else:
-            draft = self._drafts.make() if dry_run is True else dry_run
+            draft = self.drafts.make() if dry_run is True else dry_run
         if draft is None or isinstance(draft, RecordedDryRun):
             return context
         if not isinstance(draft, Draft):
@@ -94,34 +76,18 @@ class DraftingRuntime(ABC):
     async def commit(
         self,
         draft: ExecutionResult | Draft | str,
-        approve: Approved = "all",
+        approve: Approved,
         *,
-        recheck: bool = False,
-        decisions: Mapping[str, EffectDecision] | None = None,
-        tools: CallableTools | Iterable[Any] | None = None,
-        context: RunContext | None = None,
+        recheck: bool,
+        decisions: Mapping[str, EffectDecision] | None,
+        options: RunOptions,
     ) -> CommitResult:
-        """Make the effects of a dry run, in their order, as calls like any other; stop at the first that fails.
-
-        `approve`: "all" of a draft whose text shows it whole, the draft's digest, or the ids of the effects to make.
-        This is the approval that tools with `requires_approval` need. `recheck`: make the reads of the dry run again
-        first, and make nothing if one has another result now. `draft` may be a `draft_id`: with
-        `Runtime(journal=DIRECTORY)` another process commits a draft, with the same `tools`. A commit whose host was
-        killed goes on when it is called again: what was made is not made again, and `decisions` say about each effect
-        in doubt whether it was `AlreadyMade(result)` or is to be made (`Approve()`).
-
-        Raises:
-            UsageError: the draft is none, of another Runtime, committed, or expired; an id is unknown; an effect needs
-                the result of one that is not approved; "all" would approve what the draft's text cuts; a read has
-                changed; or this Runtime is not open. Nothing was made.
-
-        Cancellation: the effects before it are made, and the draft is used up; one on disk can be committed on.
-        """
+        """Make the effects of a dry run; see `Runtime.commit`."""
         from toolcell.control.commit import approved_ids, settled
         from toolcell.control.kept_drafts import settle_doubt
 
-        self._lifetime.check()
-        registry = self._tools(tools)
+        registry = self._runs.tools(options.tools)
+        context = options.context
         file = self._draft_on_disk(draft)
         try:
             found, value, has_value = self._found(draft, file, registry, context)
@@ -159,7 +125,7 @@ class DraftingRuntime(ABC):
         from toolcell.control.commit import Commit, changed_read
         from toolcell.control.kept_drafts import COMMIT, OVER
 
-        with self._observed(context, "commit") as run:
+        with self._runs.observed(context, "commit") as run:
             if recheck and (changed := await changed_read(draft, run)):
                 draft.state = ""
                 raise UsageError(
@@ -173,12 +139,12 @@ class DraftingRuntime(ABC):
                 file.write(OVER)
         return rows, commit.results
 
-    def waiting_drafts(self) -> list[Draft]:
+    def waiting(self) -> list[Draft]:
         """Return the drafts that this runtime's dry runs have made and that can be committed, the oldest first."""
         from toolcell.control.kept_drafts import check_uncommitted
 
         found = []
-        for draft in self._drafts:
+        for draft in self.drafts:
             with suppress(UsageError):
                 check_uncommitted(self._journals, draft)
                 draft.check()
@@ -192,7 +158,7 @@ class DraftingRuntime(ABC):
         store = self._journals
         if isinstance(given, ExecutionResult | Draft):
             ident = given.id if isinstance(given, Draft) else given.draft_id
-            if (here := self._drafts.in_memory(given)) is not None:
+            if (here := self.drafts.in_memory(given)) is not None:
                 check_place(store, here)
             if not (store.is_durable and ident and is_kept(store, ident)):
                 return None
@@ -211,35 +177,19 @@ class DraftingRuntime(ABC):
 
         if file is not None and file.is_over:
             raise UsageError(f"this draft {COMMITTED}: a draft is committed once; make another dry run")
-        is_here = not isinstance(given, str) and self._drafts.in_memory(given) is not None
+        is_here = not isinstance(given, str) and self.drafts.in_memory(given) is not None
         if file is None or (file.chosen is None and is_here):
             assert not isinstance(given, str)
-            found = self._drafts.find(given)
+            found = self.drafts.find(given)
             result = given if isinstance(given, ExecutionResult) else None
             return found, result.value if result is not None else None, result is not None and result.has_value
-        found = rebuilt(file, tools, self._ruled(context or RunContext()))
+        found = rebuilt(file, tools, self._runs.ruled(context or RunContext()))
         found.check()
         return found, file.content["value"], file.content["has_value"]
 
-    def _keep_draft(self, draft: object, result: ExecutionResult | None = None) -> None:
+    def keep(self, draft: object, result: ExecutionResult | None = None) -> None:
         """Write a draft to disk, where journals are."""
         if self._journals.is_durable and isinstance(draft, Draft):
             from toolcell.control.kept_drafts import keep_draft
 
             keep_draft(self._journals, draft, result)
-
-    async def revert(
-        self, result: ExecutionResult | CommitResult | PlanRows, *, context: RunContext | None = None
-    ) -> RevertResult:
-        """Undo what a run or a commit has made, with the `revert=` of its tools: the last call first, until one fails.
-
-        Raises:
-            UsageError: `result` is of neither, or this Runtime knows of nothing to revert, or is not open.
-
-        Cancellation: what was reverted until then is reverted; a second call goes on with the rest.
-        """
-        self._lifetime.check()
-        made = self._reverts.find(result)
-        given = context or RunContext(run_id=os.urandom(16).hex())
-        with self._observed(given, "revert") as run:
-            return await revert_calls(made, run)

@@ -1,0 +1,91 @@
+"""`Resumption`: carry on suspended and interrupted runs, with what was decided about their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolcell.control.decisions import ResumeDecision, check_ids, recorded
+from toolcell.control.plans import PLAN, PlanRuns
+from toolcell.control.script_runs import ScriptRuns
+from toolcell.errors import ResumeError, UsageError
+from toolcell.journal.ledger import Journal, pending_entries
+from toolcell.journal.store import JournalStore
+from toolcell.options import RunOptions
+from toolcell.results import ExecutionResult, Suspension
+from toolcell.run.runs import Runs
+from toolcell.tools.call import CallableTools
+
+
+def check_stands_alone(journal: Journal) -> None:
+    """Check that a journal is that of a run by itself.
+
+    Raises:
+        ResumeError: it is that of a script of a session.
+    """
+    if name := journal.header.get("session"):
+        raise ResumeError(
+            f"run {journal.id} is script {journal.header['number']} of session {name!r}: open that session with "
+            f"runtime.session({name!r}, restore=True), and call its resume(...)"
+        )
+
+
+class Resumption:
+    """Carries on what has a journal here."""
+
+    def __init__(self, runs: Runs, journals: JournalStore, scripts: ScriptRuns, plans: PlanRuns) -> None:
+        self._runs, self._journals, self._scripts, self._plans = runs, journals, scripts, plans
+
+    async def resume(
+        self, token: str | Suspension, decisions: Mapping[str, ResumeDecision] | None, options: RunOptions
+    ) -> ExecutionResult:
+        """Carry a script or a plan on; see `Runtime.resume`."""
+        tools = self._runs.tools(options.tools)
+        journal = self.take(token, decisions, tools)
+        if PLAN in journal.header:
+            return await self._plans.carry_on(journal, tools, options.context)
+        return await self._scripts.carry_on(journal, tools, options.context, options.handlers)
+
+    def take(
+        self,
+        token: str | Suspension,
+        decisions: Mapping[str, ResumeDecision] | None,
+        tools: CallableTools,
+        check: Callable[[Journal], None] = check_stands_alone,
+        *,
+        even_ended: bool = False,
+    ) -> Journal:
+        """Return the journal of a suspended or interrupted run, with these decisions. Its token is used up by that.
+
+        `check` raises if it is not to be carried on here. `even_ended`: its result got lost.
+
+        Raises:
+            ResumeError, UsageError: as from `Runtime.resume`.
+        """
+        store = self._journals
+        journal = store.take(token, tools, even_ended=even_ended)
+        try:
+            check(journal)
+            waiting, given = pending_entries(journal), decisions or {}
+            check_ids(given, waiting)
+            decided = {
+                entry.number: recorded(given[ident], entry.pending, entry.is_in_doubt)
+                for ident, entry in waiting.items()
+                if ident in given and entry.pending is not None
+            }
+            store.use(journal, decided)
+        except OSError as exc:
+            store.put_down(journal)
+            raise ResumeError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
+        except UsageError:
+            store.put_down(journal)
+            raise
+        return journal
+
+    def calls_of_interrupted(self, run_id: str) -> list[dict[str, Any]] | None:
+        """Return the calls that an interrupted run had made or begun; see `Runtime.calls_of_interrupted`."""
+        try:
+            entries = self._journals.calls_of(run_id)
+        except ResumeError:
+            return None
+        return [{"tool": each.tool, "args": each.args, "state": each.state} for each in entries]

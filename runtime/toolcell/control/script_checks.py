@@ -1,0 +1,102 @@
+"""`ScriptChecks`: look at a script before it runs: its calls and its types."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolcell.config import CheckTypes, Limits, check_types_of
+from toolcell.results import ExecutionResult
+from toolcell.run.feed import ScriptFeed
+from toolcell.run.observer import NULL_OBSERVER
+from toolcell.run.runs import Runs
+from toolcell.run.script import Script
+from toolcell.run.tool_bridge import ToolBridge
+from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.threads import AbandonedThreads
+
+if TYPE_CHECKING:
+    from toolcell.control.checkers import CheckerHost
+    from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
+    from toolcell.effects import Preflight
+
+
+class ScriptChecks:
+    """What is found in a script without running it."""
+
+    def __init__(self, runs: Runs, make_runtime: Callable[..., CheckerHost]) -> None:
+        """`make_runtime` makes the Runtime of the type checkers' sandboxes."""
+        self._runs, self._make_runtime = runs, make_runtime
+        self._type_checker: TypeChecker | None = None
+
+    @property
+    def type_checker(self) -> TypeChecker:
+        """Checks types. It is loaded when a script is checked first."""
+        if self._type_checker is None:
+            from toolcell.control.type_check import TypeChecker
+
+            self._type_checker = TypeChecker(self._make_runtime, self._runs.task_group)
+        return self._type_checker
+
+    async def close(self) -> None:
+        """End the checkers of types."""
+        if self._type_checker is not None:
+            await self._type_checker.close()
+
+    async def preflight(self, source: str, tools: CallableTools, limits: Limits | None = None) -> Preflight:
+        """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+
+        Raises:
+            UsageError: `source` is no text, or too large.
+            SandboxUnavailable: no sandbox could be started.
+        """
+        from toolcell.control.preflight import preflight_request, read_preflight
+
+        runs = self._runs
+        request = preflight_request(runs.next_number(), source, limits or runs.limits)
+        bridge = ToolBridge(tools, RunContext(), NULL_OBSERVER)  # this script makes no call
+        abandoned = AbandonedThreads(runs.abandoned)
+        return read_preflight(await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned), tools)
+
+    async def types(
+        self,
+        wanted: bool | CheckTypes | None,
+        source: str | ScriptFeed,
+        tools: CallableTools,
+        inputs: Mapping[str, Any] | None,
+        context: RunContext | None,
+        earlier: Callable[[], Earlier] | None = None,
+    ) -> TypeFindings | None:
+        """Return what is wrong with the types of a script; None if they are not to be checked.
+
+        `earlier` returns what scripts before this one have left.
+        """
+        if isinstance(source, ScriptFeed):  # whoever wants types checked has been refused already
+            return None
+        isolates = self._runs.environment.isolates
+        by_default = check_types_of(context.check_types) if context is not None and isolates else None
+        degree = check_types_of(wanted) or self._runs.policy.check_types
+        if (degree or by_default or "off") == "off":
+            return None
+        from toolcell.control.type_check import NOTHING_EARLIER
+
+        left = NOTHING_EARLIER if earlier is None else earlier()
+        return await self.type_checker.check(degree, by_default, source, tools, inputs, left)
+
+    async def planned(
+        self, script: Script, tools: CallableTools, context: RunContext | None
+    ) -> Script | ExecutionResult:
+        """Return a script with its preflight; or the result of one whose calls cannot succeed, which must not run."""
+        planned = await self.preflight(script.source, tools, script.limits)
+        if planned.problems:
+            from toolcell.control.preflight import refused
+
+            return refused(context.run_id if context is not None else os.urandom(16).hex(), planned)
+        if context is not None and context.dry_run is not None:
+            from toolcell.control.draft import Draft
+
+            if isinstance(context.dry_run, Draft):
+                context.dry_run.preflight = planned
+        return dataclasses.replace(script, preflight=planned)

@@ -1,0 +1,64 @@
+"""A script in the header of a journal: everything that is needed to run it again, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolcell.config import Limits
+from toolcell.effects import Preflight
+from toolcell.journal.identity import tool_digests
+from toolcell.journal.ledger import Journal
+from toolcell.options import OnApproval
+from toolcell.run.script import Script
+from toolcell.sandbox.backend import GuestFile
+from toolcell.tools.call import CallableTools
+
+
+def header_of(
+    source: str,
+    inputs: dict[str, Any],
+    script: Script,
+    tools: CallableTools,
+    on_approval: OnApproval,
+    refresh: str,
+    repaired: Journal | None,
+) -> dict[str, Any]:
+    """Return everything that is needed to run a script again, as plain data."""
+    from toolcell.packing import text_digest
+
+    return {
+        "source": source,
+        "source_sha256": text_digest(source),
+        "inputs": inputs,
+        "files": [[file.name, file.data] for file in script.files],
+        "limits": script.limits.model_dump(),
+        "lint": script.lint,
+        "seed": script.seed,
+        "clock": script.clock,
+        "tools": tool_digests(tools),
+        "on_approval": on_approval,
+        "refresh": refresh,
+        "repairs": repaired.id if repaired is not None else "",
+        "preflight": script.preflight.to_plain() if script.preflight is not None else None,
+        "hold_s": script.hold_s,
+        "fed": script.is_fed,
+    }
+
+
+def script_of(header: Mapping[str, Any], number: int = 0) -> Script:
+    """Return the script of a journal's header."""
+    files = tuple(GuestFile(name, data) for name, data in header["files"])
+    return Script(
+        source=header["source"],
+        inputs=header["inputs"],
+        files=files,
+        limits=Limits(**header["limits"]),
+        lint=header["lint"],
+        seed=header["seed"],
+        clock=header["clock"],
+        number=number,
+        preflight=Preflight.of_plain(header.get("preflight")),
+        hold_s=header.get("hold_s", 0.0),
+        is_fed=header.get("fed", False),
+    )

@@ -1,0 +1,123 @@
+"""`ScriptRuns`: scripts that run by themselves, from the options of `Runtime.execute_code` to the result, and again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from toolcell.control.run_control import RunControl
+from toolcell.control.script_checks import ScriptChecks
+from toolcell.control.script_header import header_of, script_of
+from toolcell.journal.ledger import Journal
+from toolcell.journal.store import JournalStore
+from toolcell.options import RunOptions
+from toolcell.results import ExecutionResult
+from toolcell.run.callbacks import RunHandlers
+from toolcell.run.feed import ScriptFeed
+from toolcell.run.runs import PreparedRun, Runs
+from toolcell.run.script import script_from
+from toolcell.tools.call import CallableTools, RunContext
+
+if TYPE_CHECKING:
+    from toolcell.control.dry_runs import DryRuns
+
+
+class ScriptRuns:
+    """Runs each script in a sandbox of its own."""
+
+    def __init__(
+        self, runs: Runs, journals: JournalStore, checks: ScriptChecks, dry_runs: Callable[[], DryRuns]
+    ) -> None:
+        """`dry_runs`: loaded when the first of them begins."""
+        self._runs, self._journals, self._checks, self._dry_runs = runs, journals, checks, dry_runs
+
+    async def execute(self, source: str | ScriptFeed, options: RunOptions) -> ExecutionResult:
+        """Run a script, or the one that a feed brings; see `Runtime.execute_code`."""
+        runs, journals = self._runs, self._journals
+        tools = runs.tools(options.tools)
+        context = options.context
+        is_dry = options.dry_run is not False or (context is not None and context.dry_run is not None)
+        if is_dry:
+            context = self._dry_runs().begin(options.dry_run, context, options.on_approval)
+        if options.limits is not None:
+            runs.environment.check_supported(options.limits)
+        is_repeatable = journals.is_durable or options.on_approval == "suspend"
+        seed, clock = runs.seed_and_clock(options.seed, options.clock, is_repeatable)
+        script = script_from(source, options, runs.limits, runs.policy.lint)
+        script = dataclasses.replace(script, seed=seed, clock=clock)
+        repaired = journals.repaired(options.repairs) if options.repairs is not None else None
+        types = await self._checks.types(options.check_types, source, tools, options.inputs, context)
+        if types is not None and types.refuses:
+            return types.refusal(context)
+        if options.preflight:
+            planned = await self._checks.planned(script, tools, context)
+            if isinstance(planned, ExecutionResult):
+                return planned
+            script = planned
+        prepared = await runs.prepare(script, tools, context)
+        control = self._begin(prepared, options, repaired)
+        result = await runs.execute(prepared, control, options.handlers)
+        if is_dry and context is not None:
+            self._dry_runs().keep(context.dry_run, result)
+        return result if types is None else types.with_result(result)
+
+    def _begin(self, run: PreparedRun, options: RunOptions, repaired: Journal | None) -> RunControl:
+        """Begin the journal of the first run of a script."""
+        store, context, script = self._journals, run.context, run.script
+        is_durable = store.is_durable and context.dry_run is None and not script.is_fed
+        is_repeatable = is_durable or options.on_approval == "suspend"
+        journal = store.make(context.run_id) if is_repeatable else Journal(os.urandom(16).hex())
+        if repaired is not None:
+            journal.past, journal.labels = list(repaired.all_entries()), repaired.labels
+        journal.share_labels(context.state.labels)
+        if is_repeatable:
+            journal.header = header_of(
+                run.message.source,
+                run.message.inputs,
+                script,
+                run.tools,
+                options.on_approval,
+                options.refresh,
+                repaired,
+            )
+        if is_durable:
+            store.write(journal)
+        return RunControl(
+            store=store,
+            journal=journal,
+            tools=run.tools,
+            context=context,
+            on_approval=options.on_approval,
+            refresh=options.refresh,
+            repaired=repaired.id if repaired is not None else "",
+        )
+
+    async def carry_on(
+        self, journal: Journal, tools: CallableTools, context: RunContext | None, handlers: RunHandlers
+    ) -> ExecutionResult:
+        """Run the script of a journal that was taken."""
+        sandboxes, header, control = self._runs.sandboxes, journal.header, None
+        held = sandboxes.held.take(journal.id)
+        journal.begin_again()
+        context = context or RunContext(run_id=f"{journal.id}.{os.urandom(4).hex()}")
+        try:
+            prepared = await self._runs.prepare(script_of(header), tools, context)
+            journal.share_labels(prepared.context.state.labels)
+            control = RunControl(
+                store=self._journals,
+                journal=journal,
+                tools=tools,
+                context=prepared.context,
+                on_approval=header["on_approval"],
+                refresh=header["refresh"],
+                repaired=header["repairs"],
+            )
+            control.held = held
+            return await self._runs.execute(prepared, control, handlers)
+        finally:
+            if control is None:
+                self._journals.put_down(journal)
+            if held is not None:
+                await sandboxes.held.end(held)

@@ -1,0 +1,334 @@
+"""`Runs`: the one path of every script of a runtime, from its tools and limits to its result.
+
+Whoever runs a script prepares it, which makes its message, then says what its journal does, and executes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anyio.abc import TaskGroup
+
+from toolcell import daemon_threads
+from toolcell.config import Limits, Policy
+from toolcell.host_work import HostWork
+from toolcell.lifetime import Lifetime
+from toolcell.results import ExecutionResult
+from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
+from toolcell.run.connection import GuestConnection
+from toolcell.run.early_calls import EarlyCalls
+from toolcell.run.feed import ScriptFeed
+from toolcell.run.held import HeldRun
+from toolcell.run.observer import NULL_OBSERVER, RunRecorder
+from toolcell.run.request import RunRequest, are_large, run_message
+from toolcell.run.reverts import Reverts
+from toolcell.run.sandboxes import Sandboxes
+from toolcell.run.script import Script
+from toolcell.run.tool_bridge import ToolBridge
+from toolcell.sandbox.environment import Environment
+from toolcell.tools import Origin, RunContext, ToolRegistry
+from toolcell.tools.call import CallableTools
+from toolcell.tools.context import share_labels
+from toolcell.tools.policy import CallPolicy
+from toolcell.tools.registry import registry_of
+from toolcell.tools.reverts import MadeCalls
+from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
+from toolcell_bridge.wire.messages import CallTool, RunScript
+
+if TYPE_CHECKING:
+    from toolcell.quotas import Quotas
+
+logger = logging.getLogger("toolcell.runtime")
+
+
+class RunJournal(Protocol):
+    """The journal's part in one run: it answers calls from a record, and keeps those that are made."""
+
+    @property
+    def journal_id(self) -> str:
+        """Its name, for the result."""
+
+    @property
+    def tools(self) -> CallableTools:
+        """The tools of the run, with the journal around them."""
+
+    @property
+    def context(self) -> RunContext:
+        """Of the run's calls."""
+
+    @property
+    def held(self) -> HeldRun | None:
+        """The run with which this one goes on, if its sandbox was kept."""
+
+    @property
+    def answer(self) -> Callable[[int, bytes], None]:
+        """Takes the answer to a call before it is sent; nothing when the script has cancelled the call."""
+
+    def start_early(
+        self, context_of: Callable[[CallTool, str, RunContext], RunContext], limits: Limits, work: HostWork
+    ) -> EarlyCalls:
+        """Let calls be made before the script comes to them; return what decides about them."""
+        ...
+
+    def finish(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result with what the journal adds."""
+        ...
+
+    def abandon(self) -> None:
+        """The run has no result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run whose message is made, so that its script can be sent, and which was counted by its quotas."""
+
+    script: Script
+    message: RunScript
+    tools: CallableTools
+    context: RunContext
+    """Of its calls, under the rules of the runtime."""
+    work: HostWork
+    abandoned: AbandonedThreads
+    made: MadeCalls
+    feed: ScriptFeed | None
+    is_large: bool
+
+
+class Runs:
+    """Runs scripts of one runtime in its sandboxes."""
+
+    def __init__(
+        self,
+        *,
+        registry: ToolRegistry,
+        limits: Limits,
+        policy: Policy,
+        quotas: Quotas | None,
+        environment: Environment,
+        sandboxes: Sandboxes,
+        lifetime: Lifetime,
+        runtime: object,
+        reverts: Reverts,
+    ) -> None:
+        """`runtime`: what saved scripts and agents that are called run their scripts with.
+        `reverts`: keeps what a run has made."""
+        self.registry, self.limits, self.policy, self.quotas = registry, limits, policy, quotas
+        self.environment, self.sandboxes = environment, sandboxes
+        self.runtime = runtime
+        self.recorder: RunRecorder | None = None
+        """Writes to the audit log, if there is one."""
+        self.on_end: Callable[[Any], object] | None = None
+        """Called with what each script and each plan left behind. What it raises is logged."""
+        self.abandoned = AbandonedThreads(OF_THIS_PROCESS)
+        self._lifetime, self._reverts = lifetime, reverts
+        self._numbers = itertools.count(1)
+        self._tasks: TaskGroup | None = None
+
+    # What every run begins with
+
+    def open(self, tasks: TaskGroup) -> None:
+        """Begin to start runs. What is started in `tasks` ends with the runtime."""
+        self._tasks = tasks
+
+    def check_open(self) -> None:
+        """Check that runs can be started here and now.
+
+        Raises:
+            Misconfigured: the runtime is not open, or belongs to another event loop or to the parent process.
+        """
+        self._lifetime.check()
+
+    def task_group(self) -> TaskGroup:
+        """Return where something is started that ends with the runtime.
+
+        Raises:
+            Misconfigured: as `check_open`.
+        """
+        self._lifetime.check()
+        assert self._tasks is not None
+        return self._tasks
+
+    def tools(self, given: CallableTools | Iterable[Any] | None) -> CallableTools:
+        """Return the tools of a run, unchanging. None: those of the runtime.
+
+        Raises:
+            Misconfigured: as `check_open`.
+            UsageError: they are something else.
+        """
+        self._lifetime.check()
+        found: CallableTools = self.registry if given is None else registry_of(given, "tools=")
+        return found.snapshot()
+
+    def next_number(self) -> int:
+        """Return the number of another run."""
+        return next(self._numbers)
+
+    def seed_and_clock(
+        self, seed: int | None, clock: float | None, is_repeatable: bool
+    ) -> tuple[int | None, float | None]:
+        """Return what a run is given of these; of one that may be repeated, both are known."""
+        seed, clock = self.policy.seed if seed is None else seed, self.policy.clock if clock is None else clock
+        if is_repeatable:
+            return replay_seed(seed, clock)
+        return (seed, clock) if self.recorder is None else self.recorder.replay_seed(seed, clock)
+
+    def under_rules(self, context: RunContext) -> RunContext:
+        """Return a run under the flows and quotas of this runtime, with the labels of the tool call that it begins in.
+
+        Raises:
+            QuotaExceeded: whoever it is for has used up the quota.
+        """
+        share_labels(context)
+        context = self.ruled(context)
+        for quotas in context.quotas:
+            quotas.begin_run(context)
+        return context
+
+    def ruled(self, context: RunContext) -> RunContext:
+        """Return a run under the flows and quotas of this runtime, which is not counted."""
+        if self.quotas is not None and self.quotas not in context.quotas:
+            context = context.child(quotas=(*context.quotas, self.quotas))
+        if not self.policy.flows:
+            return context
+        flows = CallPolicy()
+        flows.add_flow(*self.policy.flows)
+        return context.within(policies=(*context.scope.policies, flows))
+
+    def observed(self, context: RunContext, kind: str) -> AbstractContextManager[RunContext]:
+        """Record the calls that are made with the yielded context, if there is an audit log."""
+        return self.recorder.observe(context, kind) if self.recorder is not None else nullcontext(context)
+
+    # One run
+
+    async def prepare(self, script: Script, tools: CallableTools, context: RunContext | None) -> PreparedRun:
+        """Make the message of a run, and count it.
+
+        Raises:
+            UsageError: the source or an input cannot be sent; names it.
+            QuotaExceeded: whoever it is for has used up the quota.
+        """
+        limits = script.limits
+        feed = script.feed or (ScriptFeed.whole(script.source) if script.is_fed else None)
+        is_large = are_large(script.inputs)
+        make_message = partial(
+            run_message,
+            script.number or next(self._numbers),
+            script.source if feed is None else "",
+            inputs=script.inputs,
+            tools=tools.names(Origin.CODE),
+            limits=limits,
+            lint=script.lint,
+            seed=script.seed,
+            clock=script.clock,
+        )
+        message = await daemon_threads.run_sync(make_message) if is_large else make_message()
+        above = context.scope.work if context is not None and context.scope.scripts else None
+        work, abandoned = HostWork(limits.host_work, above=above), AbandonedThreads(self.abandoned)
+        made = MadeCalls(context.scope.made if context is not None else None)
+        context = context or RunContext(run_id=os.urandom(16).hex())
+        context = context.within(work=work, abandoned=abandoned, made=made, runtime=self.runtime)
+        if limits is not self.limits:
+            context = context.child(limits=limits)  # of saved scripts that it calls, too
+        return PreparedRun(
+            script=script,
+            message=message,
+            tools=tools,
+            context=self.under_rules(context),
+            work=work,
+            abandoned=abandoned,
+            made=made,
+            feed=feed,
+            is_large=is_large,
+        )
+
+    async def execute(
+        self,
+        run: PreparedRun,
+        journal: RunJournal,
+        handlers: RunHandlers = NO_HANDLERS,
+        own: GuestConnection | None = None,
+    ) -> ExecutionResult:
+        """Run a script once, in `own`, the sandbox of a session, or in one that is destroyed afterwards.
+
+        Raises:
+            SandboxUnavailable: no sandbox could be started, so nothing ran.
+            AuditError: the run could not be recorded.
+            Exception: a handler raised this; the run was killed.
+
+        Cancellation: the sandbox is killed with everything in it.
+        """
+        script, limits, feed, context = run.script, run.script.limits, run.feed, journal.context
+        request = RunRequest(
+            message=run.message,
+            limits=limits,
+            files=script.files,
+            run_id=context.run_id,
+            handlers=handlers,
+            work=run.work,
+            journal_id=journal.journal_id,
+            on_answer=journal.answer,
+            dry_run=context.dry_run.key if context.dry_run is not None else "",
+            hold_s=script.hold_s,
+            held=journal.held,
+            feed=feed,
+            is_large=run.is_large,
+        )
+        observer, started = NULL_OBSERVER, time.perf_counter()
+        try:
+            if self.recorder is not None:
+                observer = await self.recorder.run_observer(
+                    request,
+                    tools=run.tools,
+                    context=context,
+                    policy=self.policy,
+                    environment=self.environment.facts,
+                )
+            if feed is not None and feed.speculates and context.dry_run is None:
+                feed.early = journal.start_early(observer.context_of, limits, run.work)
+            bridge = ToolBridge(journal.tools, context, observer)
+            result = journal.finish(await self.sandboxes.run(request, bridge, observer, run.abandoned, own))
+            if script.preflight is not None:
+                result = dataclasses.replace(result, preflight=script.preflight)
+        except BaseException as exc:
+            self.sandboxes.held.drop(journal.journal_id)
+            _count(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
+            journal.abandon()
+            observer.on_failure(exc)
+            raise
+        held = journal.held
+        _count(context, result.usage.cpu_s - (held.cpu_s if held is not None else 0.0))
+        self._reverts.keep(result.journal_id, run.made)
+        observer.on_end(result)
+        self.tell_end(result)
+        return result
+
+    def tell_end(self, result: Any) -> None:
+        """Tell `on_end` of a script or a plan that has ended."""
+        if self.on_end is None:
+            return
+        try:
+            self.on_end(result)
+        except Exception:
+            logger.exception("Runtime.on_end failed")
+
+
+def _count(context: RunContext, cpu_s: float) -> None:
+    """Count what a run has used."""
+    for quotas in context.quotas:
+        quotas.end_run(context, cpu_s)
+
+
+def replay_seed(seed: int | None, clock: float | None) -> tuple[int, float]:
+    """Return the seed and clock of a run that can be repeated: those given, or new ones."""
+    if seed is None:
+        seed = int.from_bytes(os.urandom(6), "big")
+    return seed, round(time.time(), 6) if clock is None else clock

@@ -1,0 +1,104 @@
+"""`Environment`: where the sandboxes of a runtime come from, and what scripts can import in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from toolcell import daemon_threads
+from toolcell.config import Limits, Policy, names_of
+from toolcell.errors import UsageError
+from toolcell.sandbox.backend import Backend, check_choice
+from toolcell.sandbox.built_in import built_in_backend
+from toolcell.sandbox.shortages import check_supported
+
+
+class Environment:
+    """One backend with its interpreter and packages."""
+
+    def __init__(
+        self,
+        choice: str | Backend,
+        *,
+        python: str | None = None,
+        packages: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        allow_unisolated: bool = False,
+    ) -> None:
+        """
+        Raises:
+            UsageError: an argument cannot work.
+        """
+        check_choice(choice, python)
+        self._choice, self._python, self._allow_unisolated = choice, python, allow_unisolated
+        self._names, self._preload = names_of(packages, "packages"), names_of(preload, "preload")
+        self.packages = self._names
+        """What scripts may import besides the standard library; with versions once it is open."""
+        self.facts: dict[str, Any] = {"packages": self._names, "preload": self._preload}
+        """For the audit log."""
+        self.fixed: Collection[str] = ()
+        """Limits that the backend cannot change once a sandbox is made."""
+        self._backend: Backend | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of an environment that was opened."""
+        assert self._backend is not None
+        return self._backend
+
+    @property
+    def is_built_in(self) -> bool:
+        """True when the backend is made here, with the policy of the runtime."""
+        return isinstance(self._choice, str)
+
+    @property
+    def isolates(self) -> bool:
+        """True when it is open and its sandboxes hold what runs in them."""
+        return self._backend is not None and self._backend.isolates
+
+    async def open(self, policy: Policy, limits: Limits, stack: AsyncExitStack) -> None:
+        """Open the backend; `stack` closes it.
+
+        Raises:
+            UsageError: it isolates nothing, or cannot hold `limits`.
+            SandboxUnavailable: this machine cannot start sandboxes.
+        """
+        backend = await built_in_backend(
+            self._choice, policy, self._python, self._names, self._preload, self._resolved_packages
+        )
+        self._backend = backend
+        if not (backend.isolates or self._allow_unisolated):
+            raise UsageError(
+                f"the backend {backend.name!r} isolates nothing; a test that means it says allow_unisolated=True"
+            )
+        await backend.open()
+        stack.push_async_callback(backend.close)
+        self.fixed = backend.fixed
+        self.check_supported(limits)
+
+    def check_supported(self, limits: Limits) -> None:
+        """Check that the backend can hold these limits.
+
+        Raises:
+            UsageError: names one that it cannot.
+        """
+        check_supported(self._backend, limits)
+
+    @property
+    def descriptors_per_sandbox(self) -> int:
+        """Open files of this process that each sandbox takes."""
+        return self.backend.descriptors_per_sandbox
+
+    async def _resolved_packages(self) -> Any:
+        if not self._names:
+            return None
+        from toolcell.sandbox.process import packages
+        from toolcell.sandbox.process.root_filesystem import interpreter
+
+        resolved = await daemon_threads.run_sync(
+            lambda: packages.resolve(self._names, python=interpreter(self._python).executable)
+        )
+        self.facts["digest"] = resolved.digest
+        self.packages = resolved.versions(self._names)
+        return resolved.path
