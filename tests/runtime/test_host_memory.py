@@ -96,8 +96,8 @@ async def test_what_is_kept_of_dry_runs_is_bounded_in_bytes(monkeypatch: pytest.
     async with Runtime(registry([])) as runtime:
         done = [await runtime.execute_code(NOTES, dry_run=True) for _ in range(4)]
         with pytest.raises(UsageError, match="at most 5000000 bytes together"):
-            await runtime.commit(done[0])
-        assert (await runtime.commit(done[-1])).ok
+            await runtime.commit(done[0], approve=done[0].draft_digest)
+        assert (await runtime.commit(done[-1], approve=done[-1].draft_digest)).ok
 
 
 async def test_drafts_that_made_room_can_be_committed_from_disk(
@@ -106,7 +106,7 @@ async def test_drafts_that_made_room_can_be_committed_from_disk(
     monkeypatch.setattr(drafts, "KEPT_BYTES", 5_000_000)
     async with Runtime(registry([]), journal=tmp_path / "journals") as runtime:
         done = [await runtime.execute_code(NOTES, dry_run=True) for _ in range(4)]
-        assert (await runtime.commit(done[0].draft_id)).ok
+        assert (await runtime.commit(done[0].draft_id, approve=done[0].draft_digest)).ok
 
 
 def test_what_stands_twice_in_data_counts_once() -> None:

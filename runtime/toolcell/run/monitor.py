@@ -102,12 +102,15 @@ class Enforcer:
     def _tick(self) -> None:
         idle = 0
         while not self._is_stopped.wait(TICK_S):
-            for run in tuple(self._runs):
-                run.deadline.enforce()
+            self._enforce()
             idle = 0 if self._runs else idle + 1
             if idle > LINGER_TICKS:
                 self._sleep()
                 idle = 0
+
+    def _enforce(self) -> None:
+        for run in tuple(self._runs):
+            run.deadline.enforce()
 
     def _sleep(self) -> None:
         self._awake.clear()
