@@ -55,7 +55,7 @@ class DraftJournal:
         self.started: set[str] = set()
         self.is_over = False
         try:
-            self._file = JournalFile(self.path, store.marks, store.key)
+            self._file = JournalFile(self.path, store.marks, store.key, room=store.room)
         except ResumeError as exc:
             raise UsageError(f"draft {ident} is being committed") from exc
         except OSError as exc:

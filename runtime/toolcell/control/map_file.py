@@ -94,7 +94,7 @@ class MapFile:
                 "another map_id"
             )
         try:
-            self._file = JournalFile(self._path, self._store.marks, self._store.key)
+            self._file = JournalFile(self._path, self._store.marks, self._store.key, room=self._store.room)
         except (ResumeError, OSError) as exc:
             why = "it is open already, in this or another process" if isinstance(exc, ResumeError) else str(exc)
             raise UsageError(f"map {self.name!r} cannot be opened: {why}") from exc

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from toolcell.errors import ResumeError
+from toolcell.journal.disk_budget import DiskBudget
 from toolcell.journal.frames import HEADER, Layout, NotUndone, append_whole, frames_of
 from toolcell.journal.marks import Mark, open_mark
 from toolcell.packing import pack, unpack
@@ -77,18 +78,24 @@ class JournalFile:
     """An open file of records. Only one process has it open at a time."""
 
     def __init__(
-        self, path: Path, marks: Path | None = None, key: bytes = b"", *, late_after: Collection[str] = ()
+        self,
+        path: Path,
+        marks: Path | None = None,
+        key: bytes = b"",
+        *,
+        late_after: Collection[str] = (),
+        room: DiskBudget | None = None,
     ) -> None:
         """Open or make the file. `marks`: the directory with the marks of the journals, which find older copies.
         `key`: of the checksums. `late_after`: records of these kinds wait in memory, and the file is made with the
-        first of another kind; making a file costs more than most scripts do.
+        first of another kind; making a file costs more than most scripts do. `room`: that of its directory.
 
         Raises:
             ResumeError: another process, or another run of this one, has it open.
             OSError: it is no file, or cannot be opened.
         """
         self.path = path
-        self._marks, self._key = marks, key
+        self._marks, self._key, self._room = marks, key, room
         self._fd, self._size, self._last = -1, 0, b"\0" * CHECKSUM_BYTES
         self._mark: Mark | None = None
         self._late_after = frozenset(late_after)
@@ -101,6 +108,8 @@ class JournalFile:
         import fcntl  # not on Windows, where nothing opens a journal
 
         path = self.path
+        if self._room is not None and not path.exists():
+            self._room.take(0, files=1)
         kind = os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no wait for the other end of a pipe
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | kind, 0o600)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
@@ -155,6 +164,8 @@ class JournalFile:
         body = pack(list(fields))
         checksum = self._checksum(body)
         frame = LAYOUT.encode(checksum, body)
+        if self._room is not None:
+            self._room.take(len(frame))
         try:
             append_whole(self._fd, frame)
         except NotUndone:

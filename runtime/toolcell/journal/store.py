@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import math
 import os
 import re
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -14,10 +17,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from toolcell.effects import Preflight
-from toolcell.errors import ResumeError, UsageError
+from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.config import JournalConfig
 from toolcell.journal.directory import KEY_BYTES, SUFFIX, make_private, remove_old, shared_key
+from toolcell.journal.disk_budget import DiskBudget
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, UnderWay
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pending_of
@@ -33,6 +37,9 @@ from toolcell.tools.options import Origin
 FINISHED_RUNS: Final = 64
 FINISHED_BYTES: Final = 64 << 20
 """How many journals of finished runs are kept in memory for repairs, and how large they may be together."""
+
+CALLS_BYTES: Final = 4096
+"""Room that a run needs for its calls, besides its source, to begin."""
 
 REMEMBERED: Final = 16_384
 """Characters and elements of the arguments that a run waits with. One with more is read again by whoever lists it."""
@@ -99,6 +106,8 @@ class JournalStore:
         self.key = os.urandom(KEY_BYTES)
         self.marks: Path | None = None
         """Directory outside of the journals' own, for what must not be undone by whoever changes theirs."""
+        self.room: DiskBudget | None = None
+        """What the directory may have, where there is a limit."""
         self.hash_seed: int | None = None
         """PYTHONHASHSEED of every script whose journal is in this directory: sets have one order in all processes."""
         self._finished: OrderedDict[str, tuple[str, Journal]] = OrderedDict()
@@ -132,9 +141,21 @@ class JournalStore:
             self.key = shared_key(folder)
             self.marks = marks_directory(self.key)
             self.hash_seed = int.from_bytes(hashlib.sha256(b"hash seed" + self.key).digest()[:4], "big")
-            remove_old(folder, self.marks, time.time() - self.config.keep_s)
+            self._forget_old()
+            self.room = self._room_of(self.config)
         except OSError as exc:
             raise UsageError(f"the journal directory {folder} cannot be used: {exc}") from exc
+
+    def _forget_old(self) -> None:
+        assert self.config is not None
+        assert self.marks is not None
+        remove_old(self.config.directory, self.marks, time.time() - self.config.keep_s)
+
+    def _room_of(self, config: JournalConfig) -> DiskBudget | None:
+        if config.most_bytes is None and config.most_files is None:
+            return None
+        most = config.most_bytes or sys.maxsize, config.most_files or sys.maxsize
+        return DiskBudget(config.directory, *most, self._forget_old)
 
     # A run begins
 
@@ -153,6 +174,8 @@ class JournalStore:
         """
         records = None
         try:
+            if self.room is not None:
+                self.room.check(len(str(journal.header.get("source", ""))) + CALLS_BYTES, files=1)
             try:
                 records = self._new_records(journal.id)
                 records.file.check_new()
@@ -164,13 +187,16 @@ class JournalStore:
         except OSError as exc:
             if records is not None:
                 records.close()
+            if exc.errno == errno.EDQUOT:
+                self._begun.discard(journal.id)
+                raise QuotaExceeded(f"the run cannot begin: {exc.strerror}", math.inf) from exc
             raise UsageError(f"the journal of run {journal.id} cannot be written: {exc}") from exc
         journal.records = records
 
     def _new_records(self, ident: str) -> RunRecords:
         assert self.config is not None
         late_after = () if self.config.keep_ended else BEFORE_CALLS
-        return RunRecords(JournalFile(self._path(ident), self.marks, self.key, late_after=late_after))
+        return RunRecords(JournalFile(self._path(ident), self.marks, self.key, late_after=late_after, room=self.room))
 
     def _path(self, ident: str) -> Path:
         assert self.config is not None
@@ -442,7 +468,7 @@ class JournalStore:
         if not path.exists():
             raise NoSuchRun(unknown_text(ident, str(path.parent)))
         try:
-            file = JournalFile(path, self.marks, self.key)
+            file = JournalFile(path, self.marks, self.key, room=self.room)
         except OSError as exc:
             raise ResumeError(f"the journal of run {ident} cannot be opened: {exc}") from exc
         try:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import platformdirs
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from toolcell.config import KIB, MIB, Limits, Policy, PoolConfig, SettingsModel
+from toolcell.config import GIB, KIB, MIB, Limits, Policy, PoolConfig, SettingsModel
 from toolcell.errors import UsageError
 from toolcell.quotas import Quota
 from toolcell.service.access_config import OidcConfig, check_networks
@@ -79,6 +79,12 @@ class TenantConfig(SettingsModel):
 
     files_bytes: int = Field(default=256 * MIB, ge=0)
     """Bytes of returned files that are kept, in the state folder. The oldest make room. 0: none is kept."""
+
+    kept_bytes: PositiveInt = GIB
+    """Bytes of the journals of runs that wait, and of drafts and sessions. One more is refused, with the status 429."""
+
+    kept_files: PositiveInt = 10_000
+    """How many of these there are at most."""
 
     audit: Path | None = None
     """Folder of the audit log; in `defaults`, the folder in which each tenant has one, under its name. None: nothing is

@@ -130,7 +130,12 @@ class Tenants:
             pool=config.pool,
             policy=config.policy,
             audit=log,
-            journal=JournalConfig(directory=self._config.state / "tenants" / name / "journal", keep_ended=False),
+            journal=JournalConfig(
+                directory=self._config.state / "tenants" / name / "journal",
+                keep_ended=False,
+                most_bytes=config.kept_bytes,
+                most_files=config.kept_files,
+            ),
             quotas=_quotas(name, config),
         )
 

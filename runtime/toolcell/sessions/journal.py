@@ -160,7 +160,7 @@ class SessionJournalFile:
         self.name = name
         path = store.config.directory / f"{SESSION_PREFIX}{name}{SESSION_SUFFIX}"
         try:
-            self._file = JournalFile(path, store.marks, store.key)
+            self._file = JournalFile(path, store.marks, store.key, room=store.room)
         except ResumeError as exc:
             raise SessionError(f"session {name!r} is open in another process or Runtime; close it there") from exc
         except OSError as exc:
