@@ -1,4 +1,4 @@
-"""`Policy(profile="container")` in a container with Docker's defaults: what SECURITY.md promises, attacked from inside."""
+"""`Policy(profile="container")` in a container with Docker's defaults: what PROMISES.md promises, attacked from inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile run leaves in the audit log: SECURITY.md, "evidence"."""
+"""What a hostile run leaves in the audit log: PROMISES.md, "evidence"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile bytes on the bridge: SECURITY.md, "bridge".
+"""Hostile bytes on the bridge: PROMISES.md, "bridge".
 
 Each attack is first believed by an unsuspecting host at the other end of a socket. The last message before the bytes
 is always honest, so that what is refused is the attack and not the guest's position in the conversation.

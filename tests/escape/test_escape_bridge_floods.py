@@ -1,4 +1,4 @@
-"""Floods of messages, and messages that never end: SECURITY.md, "bridge"."""
+"""Floods of messages, and messages that never end: PROMISES.md, "bridge"."""
 
 from __future__ import annotations
 

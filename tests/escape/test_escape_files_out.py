@@ -1,4 +1,4 @@
-"""Files that a run returns: SECURITY.md, "returned files"."""
+"""Files that a run returns: PROMISES.md, "returned files"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to the host's files: SECURITY.md, "filesystem"."""
+"""Ways to the host's files: PROMISES.md, "filesystem"."""
 
 from __future__ import annotations
 

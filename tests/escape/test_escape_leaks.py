@@ -1,4 +1,4 @@
-"""What a guest could learn about its machine: SECURITY.md, "information"."""
+"""What a guest could learn about its machine: PROMISES.md, "information"."""
 
 from __future__ import annotations
 

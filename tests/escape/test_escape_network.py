@@ -1,4 +1,4 @@
-"""Every way to get a socket: SECURITY.md, "network"."""
+"""Every way to get a socket: PROMISES.md, "network"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by output and exceptions: SECURITY.md, "output"."""
+"""Attacks by output and exceptions: PROMISES.md, "output"."""
 
 from __future__ import annotations
 

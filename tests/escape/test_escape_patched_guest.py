@@ -1,4 +1,4 @@
-"""The guest package, patched by a script against its host: SECURITY.md, "bridge".
+"""The guest package, patched by a script against its host: PROMISES.md, "bridge".
 
 The script shares a process with the guest package and may change any of its code. So nothing that keeps the host safe may be
 that code.

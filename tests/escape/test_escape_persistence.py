@@ -1,4 +1,4 @@
-"""What a run could leave for the next run, or tell a concurrent one: SECURITY.md, "persistence"."""
+"""What a run could leave for the next run, or tell a concurrent one: PROMISES.md, "persistence"."""
 
 from __future__ import annotations
 

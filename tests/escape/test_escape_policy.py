@@ -1,4 +1,4 @@
-"""A missing layer means that nothing runs: SECURITY.md, "layers"."""
+"""A missing layer means that nothing runs: PROMISES.md, "layers"."""
 
 from __future__ import annotations
 

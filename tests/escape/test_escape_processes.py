@@ -1,4 +1,4 @@
-"""Other processes, and processes that outlive their run: SECURITY.md, "process"."""
+"""Other processes, and processes that outlive their run: PROMISES.md, "process"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to use too much memory, CPU, time or disk: SECURITY.md, "memory", "cpu", "time" and "disk"."""
+"""Ways to use too much memory, CPU, time or disk: PROMISES.md, "memory", "cpu", "time" and "disk"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel counts per user of the machine or once for all: SECURITY.md, "what sandboxes share in the kernel".
+"""What the kernel counts per user of the machine or once for all: PROMISES.md, "what sandboxes share in the kernel".
 
 An ordinary user's sandboxes, the zygote and the host are one user to the kernel. What one sandbox takes from such a
 counter is missing to all others.
@@ -167,7 +167,7 @@ def test_names_that_do_not_exist_are_forgotten_after_the_run(victim: Victim) -> 
     inside = victim.run(LOOKUPS, wanted=wanted, salt=secrets.token_hex(8), limits={"wall_s": 60})
     assert inside.value == "looked up"
     if "cgroup" not in inside.result.isolation.layers:
-        return  # charged to nobody in the first place; SECURITY.md says so
+        return  # charged to nobody in the first place; PROMISES.md says so
     before = remembered_names()
     victim.run(LOOKUPS, wanted=wanted, salt=secrets.token_hex(8), limits={"wall_s": 60})
     victim.assert_healthy()

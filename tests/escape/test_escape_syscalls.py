@@ -1,4 +1,4 @@
-"""System calls that a guest must not make: SECURITY.md, "kernel"."""
+"""System calls that a guest must not make: PROMISES.md, "kernel"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten known ways out of a sandbox made in Python, and a forged protocol line: SECURITY.md, "filesystem" and others."""
+"""Ten known ways out of a sandbox made in Python, and a forged protocol line: PROMISES.md, "filesystem" and others."""
 
 from __future__ import annotations
 

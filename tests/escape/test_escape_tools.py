@@ -1,4 +1,4 @@
-"""Ways out of the sandbox through tools: SECURITY.md, "tools"."""
+"""Ways out of the sandbox through tools: PROMISES.md, "tools"."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Attack:
     """Descriptors that the host may have, as by `ulimit -n`."""
     umask: int | None = None
     worked_s: float = 0.1
-    """Processor time for which it may keep the host's event loop, as SECURITY.md says."""
+    """Processor time for which it may keep the host's event loop, as PROMISES.md says."""
     patience: float = 1.0
     """How much longer than usual a neighbour may wait: many runs share the processors."""
     starves: float = 1.0

@@ -1,4 +1,4 @@
-"""Every kind of illegal bytes ends the run as a protocol error: SECURITY.md, "bridge".
+"""Every kind of illegal bytes ends the run as a protocol error: PROMISES.md, "bridge".
 
 Which bytes are illegal does not depend on the sandbox they come from, so a scripted guest sends them.
 """

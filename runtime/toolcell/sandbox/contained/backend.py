@@ -2,7 +2,7 @@
 
 Sandboxes are isolated by what a process can apply to itself: Landlock with its scopes, seccomp, rlimits, no_new_privs
 and the loss of all capabilities. They share the process ids, the network devices and the file system of their host's
-container. Landlock and seccomp keep them from these; SECURITY.md says what is left.
+container. Landlock and seccomp keep them from these; tests/PROMISES.md says what is left.
 """
 
 from __future__ import annotations
