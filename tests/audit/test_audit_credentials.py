@@ -18,7 +18,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import MIN_HALF_CHARS, Redactor
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.run.capture import Capture
+from toolcell.run.printed_text import Capture
 from toolcell.tools import RunContext, Secrets
 
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from toolcell import Outcome, PoolConfig, Runtime, ToolRegistry
-from toolcell.run.collector import COLLECTED_STEPS, DECODING, PAUSED_STEPS, Decoding
+from toolcell.run.garbage_pause import COLLECTED_STEPS, DECODING, PAUSED_STEPS, Decoding
 from toolcell.testing import FakeBackend, Hang
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import Done, Progress, Result

@@ -23,7 +23,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.host_work import ELEMENT_WORK, HostWork
 from toolcell.journal.ledger import Journal
 from toolcell.packing import value_digest
-from toolcell.run.capture import Capture
+from toolcell.run.printed_text import Capture
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker

@@ -13,10 +13,10 @@ from typing import Literal
 from toolcell import daemon_threads, event_loop
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
-from toolcell.run.collector import DECODING
-from toolcell.run.line import ASKED, ask_line
+from toolcell.run.garbage_pause import DECODING
 from toolcell.run.outcome import Aborted, Failed, StopReason, can_go_on_after
 from toolcell.run.recording import RecordedStream
+from toolcell.run.script_line import ASKED, ask_line
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Sandbox
 from toolcell.sandbox.shortages import describe
 from toolcell.time_slice import shared_slice

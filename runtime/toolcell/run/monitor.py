@@ -6,13 +6,20 @@ There are two tickers. A task of the event loop calls `Run.check`, which measure
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from toolcell import daemon_threads
-from toolcell.run.run import Run
+from toolcell.config import Limits
+from toolcell.results import Outcome
+from toolcell.run.callbacks import Callbacks
+from toolcell.run.outcome import Failed
+from toolcell.sandbox.backend import LimitExceeded, Sandbox
 
 TICK_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""
@@ -24,16 +31,96 @@ LINGER_TICKS = 50
 """Ticks without a run after which a ticker sleeps: waking it costs a short run more than a tick does."""
 
 
+PROCESSORS = os.cpu_count() or 1
+
+
+class Deadline:
+    """The limits in time of one run, and the sandbox that they end."""
+
+    def __init__(self, limits: Limits, sandbox: Sandbox, started: float) -> None:
+        """`started`: by `time.perf_counter`."""
+        self._limits = limits
+        self._sandbox = sandbox
+        self._started = self._wall_from = started
+        self._is_over = self._is_killed = False
+        self._enforcing = threading.Lock()
+        """Invariant: `enforce` touches the sandbox only while it holds this lock and the run is not over."""
+        self._exceeded_at = 0.0
+        self._answer_s = sandbox.answer_s
+        self.exceeded: LimitExceeded | Failed | None = None
+        """Why `enforce` killed the sandbox."""
+
+    def enforce(self) -> None:
+        """Kill the sandbox if its time is over. Never raises: what fails here ends this run only.
+
+        Called a few times a second. The event loop has one turn of it to ask the script where it is.
+        """
+        with self._enforcing:
+            if self._is_over or self._is_killed:
+                return
+            try:
+                if self.exceeded is None:
+                    self.exceeded, self._exceeded_at = self._find_exceeded(), time.perf_counter()
+                elif time.perf_counter() - self._exceeded_at >= self._answer_s:
+                    self._is_killed = True
+                    self._sandbox.kill_now()
+            except Exception as exc:
+                self.exceeded = Failed(exc)
+
+    def restart(self) -> None:
+        """Count `wall_s` from now on: text of the script has come."""
+        self._wall_from = time.perf_counter()
+
+    def left_s(self) -> float:
+        """Return how much of `wall_s` is left."""
+        return self._limits.wall_s - (time.perf_counter() - self._wall_from)
+
+    def end(self) -> None:
+        """The run is over: when this returns, `enforce` does not touch the sandbox any more."""
+        with self._enforcing:
+            self._is_over = True
+
+    def timeout(self) -> LimitExceeded:
+        """Return `wall_s` as the limit that was exceeded, now."""
+        return LimitExceeded(Outcome.TIMEOUT, "wall_s", self._limits.wall_s, time.perf_counter() - self._wall_from)
+
+    def _find_exceeded(self) -> LimitExceeded | None:
+        limits, elapsed_s = self._limits, time.perf_counter() - self._started
+        if self.left_s() < 0:
+            return self.timeout()
+        if elapsed_s * PROCESSORS > limits.cpu_s:  # it cannot have used more
+            cpu_s = self._sandbox.cpu_now()
+            if cpu_s is not None and cpu_s > limits.cpu_s:
+                return LimitExceeded(Outcome.CPU_LIMIT, "cpu_s", limits.cpu_s, cpu_s)
+        return None
+
+
+class MonitoredRun(Protocol):
+    """As much of a `Run` as the monitor needs."""
+
+    callbacks: Callbacks
+    deadline: Deadline
+
+    def check(self) -> None:
+        """Measure the sandbox and stop the run if it exceeds a limit. Never raises."""
+
+    def fail(self, exc: BaseException) -> None:
+        """Stop the run with an exception."""
+
+    def abort(self, why: str) -> None:
+        """Stop the run with outcome `cancelled`."""
+
+
 class RunMonitor:
     """Checks every run that was added, until it is discarded."""
 
     def __init__(self) -> None:
-        self._runs: set[Run] = set()
+        self._runs: set[MonitoredRun] = set()
         self._wake: anyio.Event | None = None
         self._enforcer = Enforcer(self._runs)
         self.discard = self._runs.discard
 
-    def add(self, run: Run) -> None:
+    def add(self, run: MonitoredRun) -> None:
         """Begin to check a run."""
         self._runs.add(run)
         if self._wake is not None:
@@ -78,7 +165,7 @@ class RunMonitor:
 class Enforcer:
     """The thread that ends runs whose time is over."""
 
-    def __init__(self, runs: set[Run]) -> None:
+    def __init__(self, runs: set[MonitoredRun]) -> None:
         self._runs = runs
         self._is_stopped = threading.Event()
         self._awake = threading.Event()

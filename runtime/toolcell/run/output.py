@@ -11,8 +11,8 @@ from typing import Any
 from toolcell.host_work import MESSAGE_WORK, HostWork
 from toolcell.results import Logs, Outcome, OutputFile
 from toolcell.run.callbacks import Callbacks
-from toolcell.run.capture import Capture, Stream
 from toolcell.run.connection import GuestConnection
+from toolcell.run.printed_text import Capture, Stream
 from toolcell.run.request import RunRequest
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded

@@ -19,18 +19,16 @@ from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
 from toolcell.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
-from toolcell.run.calls import Answer, Dispatch, ThreadsLeft, ToolCalls
+from toolcell.run.calls import Answer, BegunCall, Dispatch, ThreadsLeft, ToolCalls
 from toolcell.run.connection import GATHERED_BYTES, GuestConnection
-from toolcell.run.deadline import Deadline
 from toolcell.run.early_calls import EarlyCall
-from toolcell.run.ending import take_printed, wait_for_exit
-from toolcell.run.interruption import interrupt
-from toolcell.run.line import read_line
+from toolcell.run.ending import interrupt, take_printed, wait_for_exit
+from toolcell.run.monitor import Deadline
 from toolcell.run.observer import NULL_OBSERVER, RunObserver
 from toolcell.run.outcome import Aborted, Failed, ProtocolViolation, RunEnd, exceeded_limit, leftover_names, outcome_of
 from toolcell.run.output import RunOutput
 from toolcell.run.request import Feed, RunRequest
-from toolcell.run.rest import Rest
+from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, Log, ScriptPart
@@ -311,7 +309,7 @@ class Run:
                 else:
                     calls.take_place(call, scope)
                     self._start(tasks, self._serve, tasks)
-                    answer = await self._answer(Rest(work, waits_for))
+                    answer = await self._answer(BegunCall(work, waits_for))
                     break
                 call = None
         if call is not None:
