@@ -32,22 +32,37 @@ def keywords_known(function: Callable[Given, Returned]) -> Callable[Given, Retur
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.kind in _NAMED and each.name != "self"]
 
-    @functools.wraps(function)
-    def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as exc:
-            unknown = next((each for each in kwargs if each not in known), None)
-            if unknown is None:
-                raise
-            raise UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}") from exc
+    def refused(kwargs: Iterable[str]) -> UsageError | None:
+        """Return the error about the first keyword that is not known."""
+        unknown = next((each for each in kwargs if each not in known), None)
+        return (
+            None
+            if unknown is None
+            else UsageError(f"{name}() has no argument {unknown!r:.80}; {_hint(unknown, known)}")
+        )
 
     if not inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as exc:
+                if (error := refused(kwargs)) is None:
+                    raise
+                raise error from exc
+
         return called
 
     @functools.wraps(function)
     async def awaited(*args: Given.args, **kwargs: Given.kwargs) -> Any:
-        return await called(*args, **kwargs)  # type: ignore[misc]  # it returns a coroutine
+        try:
+            work = function(*args, **kwargs)
+        except TypeError as exc:
+            if (error := refused(kwargs)) is None:
+                raise
+            raise error from exc
+        return await work  # it is a coroutine
 
     return awaited  # type: ignore[return-value]
 

@@ -17,6 +17,7 @@ from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.tools.call import CallableTools, RunContext
+from toolcell.tools.placeholders import DryRun
 from toolcell_bridge.wire.messages import CallTool
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class RunControl:
         suspender = Suspender(journal)
         self.tools = JournaledTools(tools, journal, suspender, refresh == "reads", is_rebuilding)
         self.context = context
-        self._draft = _draft_of(context)
+        self._draft = None if context.dry_run is None else _draft_of(context.dry_run)
         self._first_effect = self._draft.count if self._draft is not None else 0
         if on_approval == "suspend":
             self.context = self.context.within(approvals=suspender)
@@ -137,13 +138,11 @@ class RunControl:
         return dataclasses.replace(result, error=error, suspension=suspension)
 
 
-def _draft_of(context: RunContext) -> Draft | None:
+def _draft_of(dry_run: DryRun) -> Draft | None:
     """Return the draft of a dry run."""
-    if context.dry_run is None:
-        return None
     from toolcell.control.draft import Draft
 
-    return context.dry_run if isinstance(context.dry_run, Draft) else None
+    return dry_run if isinstance(dry_run, Draft) else None
 
 
 def _redacted(result: ExecutionResult, redact: Callable[[str], str]) -> ExecutionResult:
