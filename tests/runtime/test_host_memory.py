@@ -14,9 +14,9 @@ import pytest
 
 from toolcell import Runtime, ToolRegistry
 from toolcell.control import draft as drafts
-from toolcell.control import revert as reverts
 from toolcell.errors import UsageError
 from toolcell.host_work import about_bytes
+from toolcell.run import reverts
 from toolcell.run.run import Run
 from toolcell.tools import ToolContext
 from toolcell.tools.call import Call

@@ -15,7 +15,7 @@ from toolcell.run import callbacks
 from toolcell.run.callbacks import Callbacks
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
-from toolcell.sandbox.backend import LimitExceeded, Sample
+from toolcell.sandbox.backend import LimitExceeded, Sample, SandboxDefaults
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
 from toolcell.time_slice import SLICE_S, TimeSlice
@@ -214,7 +214,7 @@ async def test_a_callback_that_does_not_return_is_awaited_by_one_task_and_cancel
     assert len(hearing) <= 3
 
 
-class CountingSandbox:
+class CountingSandbox(SandboxDefaults):
     """As much of a sandbox as is needed to be killed."""
 
     limits = Limits()
@@ -222,6 +222,9 @@ class CountingSandbox:
 
     def __init__(self) -> None:
         self.kills = 0
+
+    def is_alive(self) -> bool:
+        return True
 
     def kill(self) -> None:
         self.kills += 1
