@@ -617,7 +617,7 @@ def test_what_takes_long_says_so_on_a_terminal_only(monkeypatch: pytest.MonkeyPa
 @pytest.mark.isolation
 def test_a_plain_run_from_the_command_line_loads_only_what_it_needs(folder: Path) -> None:
     needless = (
-        "rich", "docker", "tomllib", "toolcell.sandbox.contained",
+        "rich", "docker", "tomllib", "toolcell.sandbox.process.contained_backend",
         "toolcell_bridge.guest.lint", "toolcell_bridge.isolation.seccomp",
     )  # fmt: skip
     probe = (

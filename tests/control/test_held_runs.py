@@ -40,7 +40,7 @@ from toolcell.audit.verify import verify
 from toolcell.control import Approve, Deny, Edit
 from toolcell.run import recording
 from toolcell.sandbox.process import cgroup_manager
-from toolcell.sandbox.process.sandbox import ProcessSandbox
+from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 
 pytestmark = pytest.mark.isolation
 

@@ -26,7 +26,7 @@ import anyio
 import psutil
 
 from toolcell import Limits, PoolConfig, Runtime, ToolcellError, ToolRegistry
-from toolcell.sandbox import asked_zygote
+from toolcell.sandbox.process import zygote as zygote_handle
 from toolcell.sandbox.process.backend import ProcessBackend
 
 COLD = PoolConfig(warm=0)
@@ -242,7 +242,7 @@ async def stopped(backend: str) -> dict[str, Any]:
         begun = time.monotonic()
         first = await attempt(runtime)
         took_s = time.monotonic() - begun
-        asked_zygote.ANSWER_S = took_s / 2
+        zygote_handle.ANSWER_S = took_s / 2
         return {"during": [first], "took_s": took_s, "after": await attempt(runtime), "same": parent in zygotes()}
 
 

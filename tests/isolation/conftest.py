@@ -31,10 +31,10 @@ def outcome(action, *arguments):
     return "ok"
 
 def filter_calls():
-    from toolcell_bridge.entry import standard_library
+    from toolcell_bridge.entry import preparation
     from toolcell_bridge.isolation import capabilities, seccomp
     from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY
-    standard_library.adapt(GUEST_POLICY)
+    preparation.adapt(GUEST_POLICY)
     capabilities.set_no_new_privileges()
     seccomp.install(seccomp.guest_program(GUEST_POLICY))
 """

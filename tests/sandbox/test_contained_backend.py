@@ -17,8 +17,8 @@ import pytest
 from toolcell import Limits, Outcome, Policy, PoolConfig, Runtime, SyncRuntime, ToolRegistry
 from toolcell.config import CONTAINER_LAYERS, DEFAULT_LAYERS
 from toolcell.errors import SandboxUnavailable, UsageError
-from toolcell.sandbox import asked_zygote
-from toolcell_bridge.entry.file_watch import FileRoom, excess
+from toolcell.sandbox.process import zygote as zygotes
+from toolcell_bridge.entry.supervisor import FileRoom, excess
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import METADATA, beside_other_files
 from toolcell_bridge.isolation.seccomp_policy import GUEST_POLICY, PACKAGES_POLICY, SeccompAction, SeccompPolicy
@@ -162,7 +162,7 @@ async def test_a_stopped_zygote_delays_no_run_past_its_limits_and_fails_a_start_
         (zygote,) = [child for child in me.children() if child not in before]
         with pytest.raises(SandboxUnavailable, match="within 1 s"):
             await runtime.execute_code("pass")
-        monkeypatch.setattr(asked_zygote, "ANSWER_S", 0.5)
+        monkeypatch.setattr(zygotes, "ANSWER_S", 0.5)
         assert await first_result(runtime) == 1
         assert not zygote.is_running()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from toolcell import Limits, PackageError, PoolConfig, SyncRuntime
+from toolcell.sandbox.interpreter import AHEAD, imported_ahead
 from toolcell.sandbox.process import interpreter_copy
-from toolcell.sandbox.process.imported_ahead import AHEAD, imported_ahead
 
 from .forty_packages import USES, USUAL
 

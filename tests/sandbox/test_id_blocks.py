@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from toolcell.sandbox.process.zygote import SLOTS, id_block, next_slot
+from toolcell.sandbox.process.namespaced_zygote import SLOTS, id_block, next_slot
 
 FORKED = """
 import os
-from toolcell.sandbox.process.zygote import next_slot
+from toolcell.sandbox.process.namespaced_zygote import next_slot
 
 def child():
     reads, writes = os.pipe()

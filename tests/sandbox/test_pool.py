@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from toolcell import SandboxUnavailable
 from toolcell.sandbox import pool as pools
-from toolcell.sandbox.pool import Pool, plan
-from toolcell.sandbox.start_clock import StartClock
+from toolcell.sandbox.pool import Pool, StartClock, plan
 
 pytestmark = pytest.mark.anyio
 

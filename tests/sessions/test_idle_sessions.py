@@ -17,7 +17,7 @@ import pytest
 
 from toolcell import Policy, PoolConfig, Runtime, SyncRuntime
 from toolcell.sandbox.process.cgroup import MOST_KEPT, CgroupFiles, KeptFiles, V2Cgroup
-from toolcell.sandbox.process.sandbox import ProcessSandbox
+from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sessions import state
 

@@ -1,30 +1,67 @@
-"""The zygote of the process backend's profile `container`: for places that allow no namespaces.
+"""The zygote of places that allow no namespaces: a shared container, and the profile `container`.
 
-The host starts it directly. It forks a supervisor and a guest for each sandbox, as the zygote of a shared container
-does. Without a pid namespace nothing ends with it by itself, so it adopts every orphan and ends what it leaves.
+It imports everything once, then forks a supervisor and a guest for each sandbox. It never holds a byte that a guest
+wrote, because every guest it forks inherits its memory. Messages to the host: {"ready": slots, ...} once;
+{"started": n, "supervisor": pid} or {"failed": n, "why"}; {"ended": n, "status", "cpu_s", "peak_memory_bytes",
+"is_clean", "why"}; {"lowered": n}; {"measured": {n: [cpu_s, memory_bytes, processes]}}.
+
+`main` is the one of the profile `container`, which the host starts directly. Without a pid namespace nothing ends with
+it by itself, so it adopts every orphan and ends what it leaves. A sandbox without a mount namespace has its files in a
+directory that no other uses at the same time.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import msgpack
 
-from toolcell_bridge.entry import standard_library
-from toolcell_bridge.entry.preparation import FIRST_FREE, move_up, occupy_descriptors
-from toolcell_bridge.entry.process_usage import descendants
-from toolcell_bridge.entry.shared_zygote import SharedZygote, prepare
-from toolcell_bridge.entry.slot_directories import FreshDirectories
-from toolcell_bridge.entry.supervisor import SCOPES_SINCE, adopt_orphans, empty
+from toolcell_bridge import __version__
+from toolcell_bridge.entry import preparation, supervisor
+from toolcell_bridge.entry.preparation import (
+    BRIDGE,
+    COMMON_MODULES,
+    FIRST_FREE,
+    move_up,
+    occupy_descriptors,
+    preload_all,
+    reseed_numpy,
+    set_environment,
+)
+from toolcell_bridge.entry.process_usage import ProcessUsage, children_of, descendants
+from toolcell_bridge.entry.shared_protocol import KILL
+from toolcell_bridge.entry.supervisor import (
+    KILL_INTERVAL_S,
+    KILL_PASSES,
+    SCOPES_SINCE,
+    FileRoom,
+    GuestStreams,
+    SandboxSlot,
+    adopt_orphans,
+    empty,
+)
+from toolcell_bridge.guest import errors, output
+from toolcell_bridge.guest.channel import Channel
+from toolcell_bridge.guest.rehearsal import Rehearsal
+from toolcell_bridge.guest.runner import Runner
 from toolcell_bridge.isolation import landlock
 from toolcell_bridge.isolation.apply_in_container import ContainerIsolation, beside_other_files
+from toolcell_bridge.isolation.capabilities import set_undumpable
+from toolcell_bridge.isolation.guest_paths import WORKSPACE
+from toolcell_bridge.isolation.rlimits import RlimitPlan
 from toolcell_bridge.isolation.syscalls import PR_SET_PDEATHSIG, prctl
+from toolcell_bridge.wire.connection import Connection
+from toolcell_bridge.wire.messages import PROTOCOL_VERSION, Hello
 
 SETTINGS_BYTES = 256 * 1024
 
@@ -35,8 +72,8 @@ NEEDS_SCOPES = (
 SUPERVISORS_S = 2.0
 """How long the supervisors may take to end their sandboxes."""
 
-KILL_PASSES = 1000
-KILL_INTERVAL_S = 0.005
+END_PASSES = 1000
+END_INTERVAL_S = 0.005
 
 
 def main(control_fd: int) -> None:
@@ -49,7 +86,7 @@ def main(control_fd: int) -> None:
         adopt_orphans(is_needed=not settings.get("unscoped"))
         occupy_descriptors(FIRST_FREE - 1)
         prepare(settings)
-        policy = beside_other_files(standard_library.policy_for_imports())
+        policy = beside_other_files(preparation.policy_for_imports())
         isolation = ContainerIsolation.prepare(policy, [(path, landlock.READ) for path in settings["readable"]])
         if isolation.abi < SCOPES_SINCE and not settings.get("unscoped"):
             raise OSError(NEEDS_SCOPES.format(isolation.abi))
@@ -71,15 +108,365 @@ def main(control_fd: int) -> None:
 def _end_all() -> bool:
     """Wait for the supervisors, which end when their host does, and kill whatever is left; True when nothing is."""
     signal.set_wakeup_fd(-1)
-    for number in range(KILL_PASSES):
+    for number in range(END_PASSES):
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return True
-        if number * KILL_INTERVAL_S > SUPERVISORS_S:
+        if number * END_INTERVAL_S > SUPERVISORS_S:
             for pid in descendants(os.getpid()):
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-        select.select((), (), (), KILL_INTERVAL_S)
+        select.select((), (), (), END_INTERVAL_S)
     return False
+
+
+WARM_UPS = 32
+"""Rehearsals before the first fork: guests share the code that the interpreter specialised."""
+
+REQUEST_BYTES = 64 * 1024
+REPORT_BYTES = 4096
+MAX_DESCRIPTORS = 4
+
+LOWERED = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+"""Limits of a running guest that are lowered to those of its run."""
+
+
+SUPERVISOR_GONE = "another process of this user killed its supervisor"
+
+
+class ScopesMissing(OSError):
+    """This kernel cannot keep sandboxes of one container from signalling each other."""
+
+
+@dataclass(slots=True)
+class SupervisedGuest:
+    """One running sandbox."""
+
+    number: int
+    directory: SlotDirectory
+    supervisor: int
+    """Process id."""
+    socket: socket.socket
+    """To the supervisor."""
+    guest: int = 0
+    """Process id, once the supervisor has reported it."""
+
+
+class SharedZygote:
+    """Serves requests from `control` until it closes."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        control: socket.socket,
+        isolation: ContainerIsolation,
+        directories: SlotDirectories,
+        *,
+        adopts: bool = False,
+    ) -> None:
+        """`adopts`: this process is the parent of what a supervisor leaves."""
+        self._adopts = adopts
+        self._control = control
+        self._directories = directories
+        self._isolation = isolation
+        self._is_scoped = self._isolation.abi >= SCOPES_SINCE
+        if not self._is_scoped and not settings.get("unscoped"):
+            raise ScopesMissing(
+                f"Landlock ABI {self._isolation.abi}: below {SCOPES_SINCE} a sandbox can signal the others of its "
+                'container; use mode="single", or a policy that does not require landlock'
+            )
+        self._children: dict[int, SupervisedGuest] = {}
+        self._by_socket: dict[int, SupervisedGuest] = {}
+        self._usage = ProcessUsage()
+        self._poll = select.poll()
+        self._wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        frame_bytes: int = settings["frame_bytes"]
+        self._rehearsal = Rehearsal(frame_bytes)
+        self._channel = Channel(_reserve_bridge(), Connection.guest(max_frame_bytes=frame_bytes))
+        for _ in range(WARM_UPS):
+            self._rehearsal.run()
+        set_undumpable()
+
+    def serve(self) -> None:
+        """Report ready, then serve requests until the proxy is gone."""
+        for descriptor in (self._control.fileno(), self._wake):
+            self._poll.register(descriptor, select.POLLIN)
+        # Frozen objects are never visited by the collector, so a guest's collection does not copy their pages.
+        gc.collect()
+        gc.freeze()
+        ready = {"ready": self._directories.count, "python": sys.version.split()[0], "guest": __version__}
+        self._send(ready | {"is_scoped": self._is_scoped})
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._wake:
+                    self._reap()
+                elif descriptor == self._control.fileno():
+                    if not self._serve_one():
+                        return
+                elif (child := self._by_socket.get(descriptor)) is not None:
+                    self._handle_report(child, socket.MSG_DONTWAIT)
+
+    def release(self) -> None:
+        """Hang up on the supervisors, which then end their sandboxes."""
+        for child in self._children.values():
+            child.socket.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._control.send(msgpack.packb(message))
+
+    def _serve_one(self) -> bool:
+        """Serve one request; False when the proxy is gone."""
+        body, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, MAX_DESCRIPTORS)
+        if not body:
+            return False
+        message: dict[str, Any] = msgpack.unpackb(body)
+        match message:
+            case {"open": number, "rlimits": plan}:
+                bridge, out, err, control = descriptors
+                room = FileRoom(**message["room"]) if "room" in message else None
+                self._open(number, RlimitPlan(**plan), room, (bridge, out, err), control)
+            case {"kill": number}:
+                child = self._children.get(number)
+                if child is not None:
+                    with suppress(OSError):
+                        child.socket.send(KILL, socket.MSG_DONTWAIT)
+            case {"lower": number, "rlimits": plan}:
+                child = self._children.get(number)
+                while child is not None and not child.guest:
+                    self._handle_report(child)  # its supervisor reports it first
+                if child is not None:
+                    supervisor.lower_limits(child.guest, RlimitPlan(**plan), LOWERED)
+                self._send({"lowered": number})
+            case {"measure": _}:
+                supervisors = {child.supervisor: number for number, child in self._children.items()}
+                self._send({"measured": self._usage.measure(supervisors)})
+            case other:
+                raise ValueError(f"unknown request {other!r}")
+        return True
+
+    def _open(self, number: int, plan: RlimitPlan, room: FileRoom | None, streams: GuestStreams, control: int) -> None:
+        try:
+            directory = self._directories.take()
+            try:
+                child = self._fork(number, directory, plan, room, streams, control)
+            except OSError:
+                self._directories.put_back(directory, is_clean=True)
+                raise
+        except OSError as exc:
+            self._send({"failed": number, "why": str(exc)})
+            return
+        finally:
+            for descriptor in (*streams, control):
+                os.close(descriptor)
+        self._children[number] = self._by_socket[child.socket.fileno()] = child
+        self._usage.begin(number)
+        self._send({"started": number, "supervisor": child.supervisor})
+        self._poll.register(child.socket, select.POLLIN)
+
+    def _fork(
+        self,
+        number: int,
+        directory: SlotDirectory,
+        plan: RlimitPlan,
+        room: FileRoom | None,
+        streams: GuestStreams,
+        control: int,
+    ) -> SupervisedGuest:
+        reseed_numpy()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            if pid == 0:
+                slot = SandboxSlot(directory.path, its.fileno(), control, streams, plan, self._is_scoped, room)
+                supervisor.supervise(slot, self._isolation, self._run_guest)
+        return SupervisedGuest(number, directory, pid, ours)
+
+    def _run_guest(self, layers: dict[str, str], workspace: str) -> NoReturn:
+        """Rehearse, send Hello, and run scripts until the host hangs up. Isolation is already applied."""
+        if os.path.realpath(WORKSPACE) == workspace:
+            workspace = WORKSPACE  # its name in every sandbox; an image without our links does not have it
+        else:
+            # The container's passwd cannot be read, so getpass.getuser() needs a name.
+            os.environ.update(HOME=workspace, TMPDIR=os.path.join(os.path.dirname(workspace), "tmp"), USER="sandbox")
+        runner = Runner(self._channel, workspace)
+        self._rehearsal.run()
+        output.capture(self._channel)
+        self._channel.stay_here()
+        self._channel.send(Hello(PROTOCOL_VERSION, __version__, sys.version.split()[0], layers))
+        runner.serve()
+        os._exit(0)  # no atexit hooks, no threads joined, nothing of the script's run again
+
+    def _handle_report(self, child: SupervisedGuest, flags: int = 0) -> None:
+        try:
+            data = child.socket.recv(REPORT_BYTES, flags)
+        except BlockingIOError:  # it was handled before, out of turn
+            return
+        except ConnectionResetError:  # it exited without reading a kill request; its report is there all the same
+            data = child.socket.recv(REPORT_BYTES)
+        report = msgpack.unpackb(data) if data else {}
+        if "pid" in report:
+            child.guest = report["pid"]
+            return
+        if "ended" not in report:
+            if not self._adopts:
+                # Without a supervisor nothing holds its sandbox back, so the container must end.
+                raise RuntimeError(f"the supervisor of sandbox {child.number} is gone")
+            self._end_orphans()
+            report = {"ended": -1, "cpu_s": 0.0, "peak_memory_bytes": 0, "is_clean": False, "why": SUPERVISOR_GONE}
+        self._poll.unregister(child.socket)
+        del self._children[child.number], self._by_socket[child.socket.fileno()]
+        child.socket.close()
+        self._directories.put_back(child.directory, report["is_clean"])
+        self._send(report | {"ended": child.number, "status": report["ended"]})
+
+    def _end_orphans(self) -> None:
+        """Kill what a supervisor has left. It became this process's: every other child is a supervisor.
+
+        Raises:
+            RuntimeError: it forks faster than its processes can be found.
+        """
+        own = {child.supervisor for child in self._children.values()}
+        for _ in range(KILL_PASSES):
+            orphans = [pid for pid in children_of(os.getpid()) if pid not in own]
+            if not orphans:
+                return
+            for pid in [below for orphan in orphans for below in (orphan, *descendants(orphan))]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            select.select((), (), (), KILL_INTERVAL_S)
+            for pid in orphans:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        raise RuntimeError("a sandbox without a supervisor forks faster than its processes can be found")
+
+    def _reap(self) -> None:
+        os.read(self._wake, 4096)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _reserve_bridge() -> socket.socket:
+    """Occupy the descriptor at which every guest has its own bridge."""
+    pair = socket.socketpair()
+    bridge = socket.socket(fileno=os.dup2(pair[0].fileno(), BRIDGE, inheritable=False))
+    for end in pair:
+        end.close()
+    return bridge
+
+
+def prepare(settings: dict[str, Any]) -> None:
+    """Import what scripts need and replace the container's environment.
+
+    Raises:
+        ImportError: something to be preloaded does not load.
+    """
+    errors.install_refusals()
+    errors.answer_with_line()
+    preparation.adapt(preparation.policy_for_imports())
+    preload_all([*COMMON_MODULES, *settings["preload"]])
+    set_environment(settings["environment"])
+
+
+RELEASE_INTERVAL_S = 0.002
+RELEASE_CHECKS = 100
+"""How often and how long to wait until the kernel has released the files of an ended sandbox."""
+
+MOST = 65_536
+"""Sandboxes that a host may have at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDirectory:
+    """A directory for the files of one sandbox at a time."""
+
+    path: str
+    room: tuple[int, int] | None = None
+    """Free blocks and inodes while it is not used; None when it is not a file system of its own."""
+
+
+class SlotDirectories(Protocol):
+    """Where a zygote gets them."""
+
+    @property
+    def count(self) -> int:
+        """How many sandboxes can have one at the same time."""
+        ...
+
+    def take(self) -> SlotDirectory:
+        """Return one that nobody uses.
+
+        Raises:
+            OSError: there is none.
+        """
+        ...
+
+    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
+        """Take it back after its sandbox has ended. `is_clean`: nothing is left in it."""
+        ...
+
+
+class FixedDirectories:
+    """A given number of directories, each a file system of its own where the container has mounted one."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._free = [SlotDirectory(path, room_in(path)) for path in paths]
+        self.count = len(self._free)
+
+    def take(self) -> SlotDirectory:
+        """Return the directory that has been free for longest and has all its room.
+
+        The kernel releases the inodes of an ended guest's Landlock domain some milliseconds after the guest.
+        """
+        for _ in range(RELEASE_CHECKS):
+            for directory in self._free:
+                if room_in(directory.path) == directory.room:
+                    self._free.remove(directory)
+                    return directory
+            if not self._free:
+                break
+            select.select((), (), (), RELEASE_INTERVAL_S)
+        raise OSError("no slot is free")
+
+    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
+        """Keep it for another sandbox. One that is not clean is not used again."""
+        if is_clean:
+            self._free.append(directory)
+
+
+class FreshDirectories:
+    """A new directory below `base` for each sandbox."""
+
+    count = MOST
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._number = 0
+
+    def take(self) -> SlotDirectory:
+        """Make one."""
+        self._number += 1
+        path = f"{self._base}/{self._number}"
+        os.mkdir(path, 0o700)
+        return SlotDirectory(path)
+
+    def put_back(self, directory: SlotDirectory, is_clean: bool) -> None:
+        """Remove it. One that is not clean is left to the host, which removes `base`."""
+        if is_clean:
+            os.rmdir(directory.path)
+
+
+def room_in(path: str) -> tuple[int, int] | None:
+    """Return the free blocks and inodes of the file system mounted at `path`; None when none is mounted there."""
+    if not os.path.ismount(path):
+        return None
+    room = os.statvfs(path)
+    return room.f_bfree, room.f_ffree

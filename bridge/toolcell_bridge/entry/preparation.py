@@ -1,6 +1,8 @@
 """Prepare an interpreter for scripts before the first one runs: descriptors, environment, imports, random state.
 
-Used by the zygote and by both kinds of container.
+Used by both zygotes and by a container with one guest. Libraries are made to do without the system calls that a guest's
+filter refuses: many decide what to use when they are imported, which here is before the filter is installed. That is no
+isolation: a script may undo it and gains nothing.
 """
 
 from __future__ import annotations
@@ -8,10 +10,22 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import select
+import selectors
+import socket
 import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
+import toolcell_bridge
+from toolcell_bridge.guest import surroundings
 from toolcell_bridge.isolation.guest_paths import WORKSPACE
+from toolcell_bridge.isolation.seccomp_policy import (
+    GUEST_POLICY,
+    PACKAGES_POLICY,
+    PROGRAMS_POLICY,
+    SeccompPolicy,
+)
 
 BRIDGE = 3
 """Where a guest keeps its bridge: the first descriptor after the standard three."""
@@ -84,3 +98,81 @@ def reseed_numpy() -> None:
     if numpy is not None and "numpy.random" in sys.modules:
         key = numpy.frombuffer(os.urandom(MERSENNE_WORDS * 4), dtype=numpy.uint32)
         numpy.random.set_state(("MT19937", key, MERSENNE_WORDS, 0, 0.0))
+
+
+UNBUFFERED = 2
+"""_IONBF of glibc and musl."""
+
+SENDMSG = "sendmsg"
+
+
+def policy_for_imports(*, executes: bool = False) -> SeccompPolicy:
+    """Return the filter's policy for what this interpreter can import. `executes`: scripts may execute programs."""
+    if executes:
+        return PROGRAMS_POLICY
+    return PACKAGES_POLICY if has_packages() else GUEST_POLICY
+
+
+def has_packages() -> bool:
+    """Whether `sys.path` leads to more than the standard library and the guest."""
+    library = os.path.dirname(os.__file__)
+    known = {library, os.path.join(library, "lib-dynload"), os.path.dirname(os.path.dirname(toolcell_bridge.__file__))}
+    folders = [path for path in sys.path if path and path not in known and os.path.isdir(path)]
+    return any(not name.endswith((".pth", ".txt")) for folder in folders for name in os.listdir(folder))
+
+
+def adapt(policy: SeccompPolicy) -> None:
+    """Adapt the standard library to `policy`. Call it before foreign modules are imported, which copy from it."""
+    surroundings.install()
+    _unbuffer_output()
+    setattr(socket.socket, SENDMSG, _Absent(SENDMSG))
+    if policy is GUEST_POLICY:
+        _wait_with_poll()
+    _unlock_sqlite()
+
+
+def _unbuffer_output() -> None:
+    """Make what C code prints leave the process at once: a sandbox is killed, and its libraries never flush."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    for name in ("stdout", "stderr"):
+        library.setvbuf(ctypes.c_void_p.in_dll(library, name), None, UNBUFFERED, ctypes.c_size_t(0))
+
+
+class _Absent:
+    """A method that an object does not have. `hasattr` is False, as where the platform lacks it; asyncio asks that."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__}.{self._name} is not available in a sandbox; use send or sendall")
+
+
+def _wait_with_poll() -> None:
+    """Take epoll from `select` and `selectors`, which then choose as where the platform lacks it."""
+    if hasattr(select, "epoll"):
+        del select.epoll
+    if hasattr(selectors, "EpollSelector"):
+        del selectors.EpollSelector
+        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
+
+
+def _unlock_sqlite() -> None:
+    """Make SQLite's lock-free file access the default: seccomp refuses record locks, which other runs could see.
+
+    Nobody else can open a sandbox's database, so nothing is lost. Does nothing where SQLite is not a shared library.
+    """
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libsqlite3.so.0")
+        library.sqlite3_vfs_find.restype = ctypes.c_void_p
+        library.sqlite3_vfs_register.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        library.sqlite3_initialize()
+        found = library.sqlite3_vfs_find(b"unix-none")
+        if found:
+            library.sqlite3_vfs_register(found, 1)
+    except (OSError, AttributeError):
+        return

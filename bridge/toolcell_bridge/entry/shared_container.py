@@ -318,13 +318,12 @@ def _control_pair() -> tuple[socket.socket, socket.socket]:
 def _become_zygote(settings: dict[str, Any], control: socket.socket) -> NoReturn:
     try:
         # Imported here, after the fork: the proxy does not need it.
-        from toolcell_bridge.entry import standard_library
-        from toolcell_bridge.entry.shared_zygote import SharedZygote, prepare
-        from toolcell_bridge.entry.slot_directories import FixedDirectories
+        from toolcell_bridge.entry import preparation
+        from toolcell_bridge.entry.contained_zygote import FixedDirectories, SharedZygote, prepare
         from toolcell_bridge.isolation.apply_in_container import ContainerIsolation
 
         prepare(settings)
-        isolation = ContainerIsolation.prepare(standard_library.policy_for_imports())
+        isolation = ContainerIsolation.prepare(preparation.policy_for_imports())
         SharedZygote(settings, control, isolation, FixedDirectories(settings["slots"])).serve()
     except BaseException as exc:
         os.write(2, f"{type(exc).__name__}: {exc}\n".encode())

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry import standard_library
+from toolcell_bridge.entry import preparation
 from toolcell_bridge.entry.preparation import ERRORS, INPUT, OUTPUT, preload_all, set_environment
 from toolcell_bridge.guest import errors, output
 from toolcell_bridge.guest.channel import Channel
@@ -104,8 +104,8 @@ def serve(settings: dict[str, Any]) -> None:
     if not settings.get("executes", False):
         errors.install_refusals()
     errors.answer_with_line()
-    policy = standard_library.policy_for_imports(executes=settings.get("executes", False))
-    standard_library.adapt(policy)
+    policy = preparation.policy_for_imports(executes=settings.get("executes", False))
+    preparation.adapt(policy)
     preload_all(settings["preload"])
     set_environment(settings["environment"])
     frame_bytes: int = settings["frame_bytes"]

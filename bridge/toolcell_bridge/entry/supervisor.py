@@ -6,6 +6,8 @@ lies inside: the supervisor's kill(-1) reaches every process of this sandbox and
 are forking, and no guest can signal a supervisor, the zygote or another sandbox. A guest cannot send anything to its
 supervisor: that reads the zygote's socket, the control pipe, and the kernel's reports of ended children.
 
+Where the workspace is no file system of its own, the supervisor measures the files, as the kernel does not bound them.
+
 The control pipe comes from the owner of the sandbox, which may be the host itself. `FREEZE` on it stops every process
 of the sandbox until `THAW`; anything unknown, or the end of the pipe, kills them.
 """
@@ -25,7 +27,6 @@ from typing import NoReturn
 
 import msgpack
 
-from toolcell_bridge.entry.file_watch import INTERVAL_MS, FileRoom, excess
 from toolcell_bridge.entry.preparation import BRIDGE, FIRST_FREE
 from toolcell_bridge.entry.process_usage import descendants
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, THAW
@@ -330,3 +331,51 @@ def lower_limits(pid: int, plan: RlimitPlan, kinds: Sequence[int]) -> None:
                 resource.prlimit(pid, kind, (value, value))
             except (ProcessLookupError, ValueError, PermissionError):
                 continue
+
+
+INTERVAL_MS = 250
+"""How often the files of a sandbox are measured."""
+
+BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the file system."""
+
+OWN_FOLDERS = 4
+"""The sandbox's home and the folders that are made in it before a script runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRoom:
+    """What the files of one sandbox may take."""
+
+    disk_bytes: int
+    inodes: int
+
+
+def excess(directory: str, room: FileRoom) -> str:
+    """Return what is too much in `directory`, or an empty string. The script may change it meanwhile.
+
+    Links are not followed and no mode is changed: the script could put a link to a file of the host in the way.
+    """
+    used_bytes = count = 0
+    folders = [os.fsencode(directory)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    status = entry.stat(follow_symlinks=False)
+                    used_bytes += status.st_blocks * BLOCK_BYTES
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    if used_bytes > room.disk_bytes:
+                        return f"its files took more than disk_bytes={room.disk_bytes} bytes"
+                    if count > room.inodes + OWN_FOLDERS:
+                        return f"it had more than inodes={room.inodes} files and folders"
+        except FileNotFoundError:  # removed or renamed meanwhile
+            continue
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return "its folders were nested too deep to be measured"
+            if error.errno != errno.ENOTDIR:
+                return f"its files could not be measured: {error.strerror}"
+    return ""

@@ -30,7 +30,7 @@ from typing import Any
 import msgpack
 
 from toolcell_bridge import __version__
-from toolcell_bridge.entry import standard_library
+from toolcell_bridge.entry import preparation
 from toolcell_bridge.entry.preparation import (
     BRIDGE,
     COMMON_MODULES,
@@ -96,11 +96,11 @@ class Zygote:
         self._is_repeatable = "PYTHONHASHSEED" in os.environ
         self._warm_ups = WARM_UPS
         existing = tuple(filter(os.path.exists, READ_EXEC))
-        policy = standard_library.policy_for_imports(executes=executes)
+        policy = preparation.policy_for_imports(executes=executes)
         devices = [f"/dev/{name}" for name in DEVICES]
         read, read_exec = ((*READ, *existing), programs) if programs else (READ, existing)
         self._isolation = SandboxIsolation(read, read_exec, devices, own_ids, policy)
-        standard_library.adapt(policy)
+        preparation.adapt(policy)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, config: dict[str, Any]) -> None:

@@ -25,9 +25,8 @@ from toolcell.run.run import Run
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.backend import check_sandbox
 from toolcell.sandbox.environment import Environment
-from toolcell.sandbox.pool import Pool
+from toolcell.sandbox.pool import Pool, StartClock
 from toolcell.sandbox.shortages import possible_cap, unavailable
-from toolcell.sandbox.start_clock import StartClock
 from toolcell.tools.threads import AbandonedThreads
 
 

@@ -38,7 +38,7 @@ async def built_in_backend(
                 raise UsageError(
                     'shell=True needs profile="full" or Docker: a program would see the files of this machine'
                 )
-            from toolcell.sandbox.contained.backend import ContainedBackend
+            from toolcell.sandbox.process.contained_backend import ContainedBackend
 
             return ContainedBackend(policy=policy, packages=resolved, preload=preload, python=python)
         from toolcell.sandbox.process.backend import ProcessBackend

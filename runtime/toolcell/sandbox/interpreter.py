@@ -1,8 +1,9 @@
-"""Settings that every backend gives to a guest's interpreter."""
+"""Settings that every backend gives to a guest's interpreter, and what its zygote imports ahead of scripts."""
 
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 
 from toolcell.config import GIB, Limits
 from toolcell_bridge.isolation.rlimits import NO_PIPED_CORE, RlimitPlan
@@ -45,3 +46,26 @@ def plan_rlimits(limits: Limits, processes: int, *, executes: bool = False) -> R
         file_size_bytes=limits.disk_bytes + FILE_SLACK_BYTES,
         core_bytes=NO_PIPED_CORE if executes else 0,
     )
+
+
+AHEAD: dict[str, tuple[str, ...]] = {
+    "numpy": ("numpy", "numpy.random"),
+    "pandas": ("pandas",),
+    # The font manager looks through every font of the machine, once here instead of in each script.
+    "matplotlib": ("matplotlib.pyplot", "matplotlib.font_manager"),
+    "PIL": ("PIL.Image",),
+    "requests": ("requests",),
+    "yaml": ("yaml",),
+    "bs4": ("bs4",),
+    "lxml": ("lxml.etree",),
+    "openpyxl": ("openpyxl",),
+    "dateutil": ("dateutil.parser",),
+}
+"""What is often used, takes long to import, and starts no thread: a thread of the zygote would be in no sandbox."""
+
+
+def imported_ahead(packages: Path | None) -> tuple[str, ...]:
+    """Return the modules to import ahead from an environment; one that cannot be imported is left to the script."""
+    if packages is None:
+        return ()
+    return tuple(each for top, modules in AHEAD.items() if (packages / top).is_dir() for each in modules)

@@ -2,6 +2,7 @@
 
 Bytes move with one system call when they can, and only a wait goes through the event loop. Under asyncio the socket
 stays registered with the loop for as long as it is open, because registering it for each wait costs more than the wait.
+`open_pipe` makes what carries raw output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 import anyio
 
@@ -244,3 +246,12 @@ def read_available(descriptor: int) -> bytes:
             break
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def open_pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends belong to two sides, and return (reading end, writing end). Reading never blocks."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    readers.callback(os.close, read)
+    writers.callback(os.close, write)
+    os.set_blocking(read, False)
+    return read, write

@@ -20,10 +20,10 @@ import msgpack
 import toolcell
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolcellError
-from toolcell.sandbox.contained.backend import ContainedBackend
 from toolcell.sandbox.kubernetes.relay import ADDRESS_FILE, SOCKET_FILE, pod_directory
 from toolcell.sandbox.node.connection import NodeConnection, NodeService
 from toolcell.sandbox.node.secure_channel import context_of_node
+from toolcell.sandbox.process.contained_backend import ContainedBackend
 
 PORT: Final = 8750
 """At which callers inside the cluster may connect, where the pod listens there."""

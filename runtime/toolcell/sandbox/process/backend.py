@@ -20,14 +20,13 @@ from anyio.abc import TaskGroup
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BackendDefaults
-from toolcell.sandbox.pipes import open_pipe
+from toolcell.sandbox.interpreter import imported_ahead
 from toolcell.sandbox.process import cgroup_manager, programs, root_filesystem
 from toolcell.sandbox.process.cgroup_manager import Cgroup, CgroupManager, NoLocation
-from toolcell.sandbox.process.imported_ahead import imported_ahead
-from toolcell.sandbox.process.sandbox import ProcessSandbox, rlimits_for
-from toolcell.sandbox.process.zygote import ZygoteProcess, next_slot
+from toolcell.sandbox.process.namespaced_sandbox import ProcessSandbox, rlimits_for
+from toolcell.sandbox.process.namespaced_zygote import NamespacedZygote, next_slot
 from toolcell.sandbox.shortages import describe, unavailable
-from toolcell.sandbox.stream import SocketStream
+from toolcell.sandbox.stream import SocketStream, open_pipe
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
@@ -54,8 +53,8 @@ class ProcessBackend(BackendDefaults):
         self._preload = tuple(preload)
         self._python = python
         self._environment = (programs.ENVIRONMENT if self._policy.shell else {}) | self._policy.environment()
-        self._zygote: ZygoteProcess | None = None
-        self._spawned: ZygoteProcess | None = None
+        self._zygote: NamespacedZygote | None = None
+        self._spawned: NamespacedZygote | None = None
         """Not waited for yet."""
         self._tasks: TaskGroup | None = None
         self._count = itertools.count(1)
@@ -106,14 +105,14 @@ class ProcessBackend(BackendDefaults):
                 raise unavailable(exc) from exc
             raise
 
-    def _spawn_zygote(self) -> ZygoteProcess:
+    def _spawn_zygote(self) -> NamespacedZygote:
         # Always in the guest package, so that a run may choose a lint profile. Preloaded only if every run has one.
         extras = ("RestrictedPython",)
         preload = (*PRELOAD[self._policy.lint], *self._preload)
         manager = self._cgroups
         where = manager.directories if isinstance(manager, CgroupManager) else ((), "")
         root = root_filesystem.build(self._packages, extras, self._python, self._policy.shell)
-        return ZygoteProcess.spawn(
+        return NamespacedZygote.spawn(
             root,
             (preload, imported_ahead(self._packages)),
             next_slot(),
@@ -122,7 +121,7 @@ class ProcessBackend(BackendDefaults):
             programs=[self._program, root.loader] if self._program else [] if self._policy.shell else None,
         )
 
-    async def _start_zygote(self) -> ZygoteProcess:
+    async def _start_zygote(self) -> NamespacedZygote:
         zygote, self._spawned = self._spawned or self._spawn_zygote(), None
         await zygote.wait_ready()
         if zygote.problems:
@@ -147,7 +146,7 @@ class ProcessBackend(BackendDefaults):
         # The zygote died, and every sandbox of it. Start a new one.
         return await self._fork_one(await self._living_zygote(), limits)
 
-    async def _living_zygote(self) -> ZygoteProcess:
+    async def _living_zygote(self) -> NamespacedZygote:
         if self._zygote is None or self._tasks is None:
             raise SandboxUnavailable("the process backend is not open")
         self._zygote.check()
@@ -162,7 +161,7 @@ class ProcessBackend(BackendDefaults):
                 raise SandboxUnavailable(str(replacement.problem)) from replacement.problem
         return self._zygote
 
-    async def _replace_zygote(self, dead: ZygoteProcess, replacement: _Replacement) -> None:
+    async def _replace_zygote(self, dead: NamespacedZygote, replacement: _Replacement) -> None:
         try:
             await dead.aclose()
             started = await self._start_zygote()
@@ -178,7 +177,7 @@ class ProcessBackend(BackendDefaults):
             self._replacement = None
             replacement.done.set()
 
-    async def _fork_one(self, zygote: ZygoteProcess, limits: Limits) -> ProcessSandbox:
+    async def _fork_one(self, zygote: NamespacedZygote, limits: Limits) -> ProcessSandbox:
         """Make what a sandbox needs, and request it. Descriptors: four here, until it is destroyed."""
         with ExitStack() as theirs, ExitStack() as ours:
             bridge, guest_bridge = socket.socketpair()

@@ -19,7 +19,7 @@ from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.container import Container
 from toolcell.sandbox.docker.engine import Engine
-from toolcell.sandbox.docker.shared.direct_channel import DirectProxy
+from toolcell.sandbox.docker.shared.proxy import DirectProxy
 from toolcell.sandbox.docker.shared.remote_sandbox import START_S, RemoteSandbox
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.errors import RemoteProtocolError

@@ -13,7 +13,7 @@ import anyio
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.direct_channel import DirectChannel
+from toolcell.sandbox.supervisor_channel import SupervisorChannel
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.mux import Mux
 
@@ -75,7 +75,7 @@ class RemoteSandbox:
         self.is_lowered = True
         self.proxy_descriptors: list[int] = []
         """Numbers that this sandbox's descriptors have in the proxy, once the proxy has reported them."""
-        self.direct: DirectChannel | None = None
+        self.direct: SupervisorChannel | None = None
         self.problem: str | None = None
         self.end: Exit | None = None
         self.sent_bytes = 0

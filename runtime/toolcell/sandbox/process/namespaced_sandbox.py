@@ -21,8 +21,8 @@ from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefault
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.cgroup import REMEMBERED_BYTES, Cgroup
 from toolcell.sandbox.process.cgroup_manager import CgroupManager
+from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sandbox.process.zygote import SandboxProcess
 from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
@@ -59,7 +59,7 @@ class ProcessSandbox(SandboxDefaults):
 
     def __init__(
         self,
-        child: SandboxProcess,
+        child: NamespacedProcess,
         stream: SocketStream,
         output: tuple[int, int],
         limits: Limits,
@@ -123,7 +123,7 @@ class ProcessSandbox(SandboxDefaults):
     def is_alive(self) -> bool:
         """Whether it still runs. Its pidfd becomes readable when it ends, before the zygote reports it."""
         child = self._child
-        return child.end is None and child.problem is None and not self._closed and not self._end.poll(0)
+        return not child.is_over and not self._closed and not self._end.poll(0)
 
     async def prepare(self, limits: Limits) -> None:
         """Lower its limits to those of its run, from outside."""
@@ -256,11 +256,7 @@ class ProcessSandbox(SandboxDefaults):
         if self.is_alive():
             with anyio.move_on_after(END_S, shield=True):
                 await child.wait_ended()
-        end = child.end
-        if end is None:
-            return Exit(problem=child.problem or "its zygote did not report how it ended")
-        code = os.waitstatus_to_exitcode(end.status)
-        return Exit(-code if code < 0 else None, code if code >= 0 else None, end.cpu_s, end.peak_memory_bytes)
+        return child.end or Exit(problem=child.problem or "its zygote did not report how it ended")
 
     async def destroy(self) -> None:
         """Kill every process inside and free every resource. Safe to call twice.

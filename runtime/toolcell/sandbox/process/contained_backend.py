@@ -20,12 +20,11 @@ from anyio.abc import TaskGroup
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BackendDefaults
-from toolcell.sandbox.contained.sandbox import ContainedSandbox, rlimits_for
-from toolcell.sandbox.contained.usage import ContainedUsage
-from toolcell.sandbox.contained.zygote import ContainedZygote
-from toolcell.sandbox.direct_channel import DirectChannel
-from toolcell.sandbox.pipes import open_pipe
 from toolcell.sandbox.process import root_filesystem
+from toolcell.sandbox.process.contained_sandbox import ContainedSandbox, ContainedUsage, rlimits_for
+from toolcell.sandbox.process.contained_zygote import ContainedZygote
+from toolcell.sandbox.stream import open_pipe
+from toolcell.sandbox.supervisor_channel import SupervisorChannel
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 
@@ -83,7 +82,7 @@ class ContainedBackend(BackendDefaults):
             }
             child = await zygote.fork(request, [guest_bridge.fileno(), guest_out, guest_err, guest_control])
             ours.pop_all()
-        channel = DirectChannel(bridge, (out, err), control)
+        channel = SupervisorChannel(bridge, (out, err), control)
         return ContainedSandbox(child, zygote, channel, self._usage, limits, self._policy.require)
 
     async def _living_zygote(self, frame_bytes: int) -> ContainedZygote:
@@ -98,7 +97,7 @@ class ContainedBackend(BackendDefaults):
                     await zygote.aclose()
                 zygote = await self._start_zygote(frame_bytes)
                 self._zygotes[frame_bytes] = zygote
-                self._tasks.start_soon(zygote.listen, self._usage.process_usage)
+                self._tasks.start_soon(zygote.listen)
             return zygote
 
     async def _start_zygote(self, frame_bytes: int) -> ContainedZygote:
@@ -109,7 +108,7 @@ class ContainedBackend(BackendDefaults):
             "unscoped": self._unscoped,
         }
         place = root_filesystem.in_place(self._packages, ("RestrictedPython",), self._python)
-        zygote = ContainedZygote.spawn(place, settings, self._policy.hash_seed)
+        zygote = ContainedZygote.spawn(place, settings, self._policy.hash_seed, self._usage.process_usage)
         await zygote.wait_ready()
         return zygote
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from toolcell.sandbox.direct_channel import DirectChannel
+from toolcell.sandbox.supervisor_channel import SupervisorChannel
 from toolcell_bridge.isolation.syscalls import syscall
 
 FILE_TYPES = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]
@@ -42,7 +42,7 @@ class DirectProxy:
             return None
         return None
 
-    def take(self, descriptors: Sequence[int]) -> DirectChannel | None:
+    def take(self, descriptors: Sequence[int]) -> SupervisorChannel | None:
         """Copy a sandbox's descriptors out of the proxy; None when the host may not, or they are something else."""
         taken: list[int] = []
         try:
@@ -55,7 +55,7 @@ class DirectProxy:
                 if (bridge.family, bridge.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
                     for descriptor in taken[1:]:
                         os.set_blocking(descriptor, False)
-                    return DirectChannel(bridge, taken[1:3], taken[3])
+                    return SupervisorChannel(bridge, taken[1:3], taken[3])
                 bridge.detach()
         except OSError:
             pass

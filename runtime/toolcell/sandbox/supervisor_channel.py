@@ -13,7 +13,7 @@ from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell_bridge.entry.shared_protocol import KILL
 
 
-class DirectChannel:
+class SupervisorChannel:
     """The host's ends of one sandbox's bridge, raw output and control pipe."""
 
     def __init__(self, bridge: socket.socket, raw_output: Sequence[int], control_pipe: int) -> None:

@@ -1,7 +1,12 @@
-"""One sandbox of the profile `container`: its limits, its measurements and its end."""
+"""One sandbox of the profile `container`: its limits, its measurements and its end.
+
+Sandboxes are measured by their process trees: no cgroup can be had there.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -10,10 +15,10 @@ import anyio
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
-from toolcell.sandbox.contained.usage import ContainedUsage
-from toolcell.sandbox.contained.zygote import ContainedProcess, ContainedZygote
-from toolcell.sandbox.direct_channel import DirectChannel
 from toolcell.sandbox.interpreter import plan_rlimits
+from toolcell.sandbox.process.contained_zygote import ContainedProcess, ContainedZygote
+from toolcell.sandbox.supervisor_channel import SupervisorChannel
+from toolcell_bridge.entry.process_usage import ProcessUsage, held_bytes
 from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
@@ -40,7 +45,7 @@ class ContainedSandbox(SandboxDefaults):
         self,
         child: ContainedProcess,
         zygote: ContainedZygote,
-        channel: DirectChannel,
+        channel: SupervisorChannel,
         usage: ContainedUsage,
         limits: Limits,
         required: frozenset[str],
@@ -153,4 +158,39 @@ class ContainedSandbox(SandboxDefaults):
         if self._child.end is None:
             self._child.end_by_force()
         if not self._child.is_over:
-            self._zygote.kill()
+            self._zygote.abort()
+
+
+FRESH_S = 0.02
+"""A measurement of all sandboxes is used again for this long: it reads every process of the container."""
+
+
+class ContainedUsage:
+    """The latest measurement of every sandbox of one backend. Any thread may ask for it."""
+
+    def __init__(self) -> None:
+        self.process_usage = ProcessUsage(held_bytes)
+        self._supervisors: dict[int, int] = {}
+        self._rows: dict[int, tuple[float, int, int]] = {}
+        self._measured_at_s = 0.0
+        self._lock = threading.Lock()
+
+    def measure(self, number: int, supervisor: int) -> tuple[float, int, int] | None:
+        """Return (CPU seconds, bytes, processes and threads) of a sandbox; None when it has ended.
+
+        `supervisor`: the process id of its supervisor; 0 when that has ended.
+        """
+        with self._lock:
+            if not supervisor:
+                return None
+            is_known = self._supervisors.get(supervisor) == number
+            self._supervisors[supervisor] = number
+            if not is_known or time.monotonic() - self._measured_at_s >= FRESH_S:
+                self._rows = self.process_usage.measure(self._supervisors)
+                self._measured_at_s = time.monotonic()
+            return self._rows.get(number)
+
+    def forget(self, number: int) -> None:
+        """Measure it no more."""
+        with self._lock:
+            self._supervisors = {pid: each for pid, each in self._supervisors.items() if each != number}
