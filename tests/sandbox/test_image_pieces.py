@@ -168,7 +168,7 @@ def test_a_record_with_rows_that_lead_out_deletes_and_copies_nothing_of_this_mac
     (info / "RECORD").write_text("".join(f"{row},,no size\n" for row in rows))
     (evil,) = package_sources.distributions_in(folder)
 
-    assert package_sources.files_of(evil) == [Path("cached.py"), Path("evil.py"), Path(info.name, "METADATA")]
+    assert package_sources.files_of(evil) == [Path("evil.py"), Path("cached.py"), Path(info.name, "METADATA")]
     package_sources.copy_installed(package_sources.Installed({"evil": evil}), tmp_path / "copy")
     assert {path.name for path in (tmp_path / "copy").rglob("*") if path.is_file()} == {
         "cached.py",
