@@ -192,6 +192,12 @@ ALSO_COUNTED = {
 waits and when it is made; and those of the dry run, which a commit makes again."""
 
 
+ALSO_RUN = frozenset(
+    ("saved script", "saved script in a saved script", "agent's script", "fork", "restored session", "MCP")
+)
+"""Routes with runs whose results the caller does not get: those of nested scripts, and of states that are rebuilt."""
+
+
 @cells("quotas")
 async def test_a_quota_counts_each_call_once_and_refuses_the_next(route: str, office: Office, order: Order) -> None:
     order.first, order.then = write("a"), write("b", "c")
@@ -213,7 +219,8 @@ async def test_a_quota_counts_each_call_once_and_refuses_the_next(route: str, of
     if route == "resume of a held run":
         results = results[1:]  # it went on in the same sandbox, and has the usage of both
     cpu_s = sum(each.usage.cpu_s for each in results)
-    assert quotas.used(key).get("cpu_s", 0.0) >= cpu_s * 0.999
+    used_s = quotas.used(key).get("cpu_s", 0.0)
+    assert used_s == pytest.approx(cpu_s) or (route in ALSO_RUN and used_s > cpu_s)
 
 
 @cells("deadline")
