@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from routes.office import Office
+from passed_on.office import Office
 from toolcell import (
     Flow,
     Limits,

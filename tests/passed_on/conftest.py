@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from routes.office import Office, Order
+from passed_on.office import Office, Order
 
 
 @pytest.fixture

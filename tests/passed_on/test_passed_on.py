@@ -1,6 +1,6 @@
 """What a run is given holds on every route: a table of routes and of what is passed on, with a test for each cell.
 
-A row of the table is a driver of `routes.drivers`, a column a test below. `LEFT_OUT` says which cells make no sense.
+A row of the table is a driver of `passed_on.drivers`, a column a test below. `LEFT_OUT` says which cells make no sense.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from routes import drivers
-from routes.drivers import Came, Driver
-from routes.office import (
+from passed_on import drivers
+from passed_on.drivers import Came, Driver
+from passed_on.office import (
     BOOK,
     MAIL,
     POST,

@@ -18,7 +18,7 @@ import anyio
 import pytest
 from mcp.client.client import Client
 
-from routes.office import SECRET, shown
+from passed_on.office import SECRET, shown
 from toolcell import Agent, PoolConfig, RunContext, Runtime, ToolContext, ToolError, ToolRegistry
 from toolcell.audit import AuditLog, Index, SpanSink
 from toolcell.control import Draft

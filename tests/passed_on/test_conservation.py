@@ -14,7 +14,7 @@ import anyio
 import psutil
 import pytest
 
-from routes.office import Office
+from passed_on.office import Office
 from toolcell import ExecutionResult, Limits, Outcome, PoolConfig, Quota, QuotaExceeded, Quotas, RunContext, Runtime
 from toolcell.audit import Index, RecordedRun
 

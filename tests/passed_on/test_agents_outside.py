@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routes.office import SECRET, Office
+from passed_on.office import SECRET, Office
 from toolcell import Agent, PoolConfig, ResumeError, RunContext, Runtime, ToolRegistry, UsageError
 from toolcell.agents import ProviderError, RetryPolicy
 from toolcell.control import Approve, Deny

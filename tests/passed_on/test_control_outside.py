@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from routes.office import Office
+from passed_on.office import Office
 from toolcell import (
     ExecutionResult,
     Flow,

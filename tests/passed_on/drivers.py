@@ -13,7 +13,7 @@ from typing import Any
 
 from mcp.client.client import Client
 
-from routes.office import Calls, Office, Order, source
+from passed_on.office import Calls, Office, Order, source
 from toolcell import Agent, PoolConfig, Runtime, UsageError
 from toolcell.control import Approve
 from toolcell.mcp.server import McpServer
@@ -266,7 +266,9 @@ async def repair_resumed_after_a_restart(office: Office, order: Order) -> Came:
         broken = await before.execute_code(source(order.first, middle="1/0"), context=order.run())
         token = await _suspended(order, before, repairs=broken)
     async with opened(office, order, journal=order.folder) as runtime:
-        return await _resumed(order, runtime, token)
+        came = await _resumed(order, runtime, token)
+        came.runs = (broken, *came.runs)
+        return came
 
 
 async def held_run(office: Office, order: Order) -> Came:
