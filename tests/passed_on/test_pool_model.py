@@ -37,8 +37,9 @@ class CountingBackend(FakeBackend):
 
     async def start(self, limits: Limits) -> Any:
         self._starts += 1
+        number = self._starts
         await anyio.lowlevel.checkpoint()
-        if self._starts in self.failures:
+        if number in self.failures:
             raise SandboxUnavailable("this start was to fail")
         sandbox = await super().start(limits)
         self.alive_at_most = max(self.alive_at_most, sum(each.is_alive() for each in self.played))
