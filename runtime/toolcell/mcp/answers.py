@@ -26,7 +26,7 @@ from mcp_types import (
 from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.result import ToolResult
 from toolcell.tools.strangers import safe_text
-from toolcell.tools.subschemas import Validator
+from toolcell.tools.value_check import ValueCheck
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
@@ -36,7 +36,7 @@ MAX_BLOCKS = 1_000
 
 
 def as_tool_result(
-    server: str, answer: CallToolResult, validator: Validator | None, hide: Callable[[str], str] = str
+    server: str, answer: CallToolResult, check: ValueCheck | None, hide: Callable[[str], str] = str
 ) -> ToolResult:
     """Return a server's answer as a result. `hide` takes secrets out of what it says about a failure."""
     try:
@@ -49,10 +49,10 @@ def as_tool_result(
         return ToolResult.fail(f"MCP server {server}: {said}")
     files = tuple(each for each in blocks if isinstance(each, File))
     value = answer.structured_content
-    if validator is not None:
+    if check is not None:
         if value is None:
             return _invalid(server, "it declares an output schema and sent no structured content")
-        if (problem := _mismatch(validator, value)) is not None:
+        if (problem := _mismatch(check, value)) is not None:
             return _invalid(server, problem)
     if value is not None:
         return ToolResult(parts=_shown(blocks), value=value, has_value=True, files=files)
@@ -66,15 +66,12 @@ def _invalid(server: str, problem: str) -> ToolResult:
     return ToolResult.fail(message, code=INVALID_RESULT)
 
 
-def _mismatch(validator: Validator, value: Any) -> str | None:
-    try:
-        error = next(validator.iter_errors(value), None)
-    except (ValueError, RecursionError) as exc:
-        return f"it cannot be checked: {type(exc).__name__}"
-    if error is None:
+def _mismatch(check: ValueCheck, value: Any) -> str | None:
+    problem = check.problem(value)
+    if problem is None:
         return None
-    place = "/".join(map(str, error.instance_path))[:200]
-    return f"it does not fit the declared schema at {place or 'its root'}: {safe_text(error.message, 300)}"
+    place = "/".join(map(str, problem.path))[:200]
+    return f"it does not fit the declared schema at {place or 'its root'}: {safe_text(problem.message, 300)}"
 
 
 def _part(block: Any, number: int) -> Part:

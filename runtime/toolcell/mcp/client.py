@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 import toolcell
 from toolcell.errors import McpServerError, RegistrationError
+from toolcell.host_work import ELEMENT_WORK
 from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
@@ -41,6 +42,7 @@ from toolcell.tools.context import ToolContext
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import ErrorCode, Status, ToolResult
+from toolcell.tools.schema_work import WORK_PER_STEP
 from toolcell.tools.spec import Invoke
 from toolcell.tools.strangers import safe_text
 
@@ -328,7 +330,9 @@ class McpClient(OpenedInBlock):
             message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._said(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
-        return as_tool_result(self.name, answer, tool.validator, self._hide)
+        if tool.check is not None and (run_work := context.call.run.scope.work) is not None:
+            run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
+        return as_tool_result(self.name, answer, tool.check, self._hide)
 
     def _refused(self, exc: MCPError) -> ToolResult:
         if exc.error.code == REQUEST_TIMEOUT:

@@ -19,7 +19,7 @@ from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import MAX_NAME_CHARS, provider_name
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
-from toolcell.tools.subschemas import Validator, compile_schema
+from toolcell.tools.value_check import ValueCheck
 
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_SHOWN_CHARS = 120
@@ -49,7 +49,7 @@ class McpTool:
     options: ToolOptions
     digest: str
     """sha256 of everything the server says of it; a tool is pinned by it."""
-    validator: Validator | None
+    check: ValueCheck | None
     """Of structured content, when the server declares an output schema."""
     problems: tuple[McpProblem, ...] = ()
 
@@ -96,16 +96,16 @@ def read_tool(namespace: str, tool: Tool, approve: Approve, options: ToolOptions
     problems: list[McpProblem] = []
     name, shown = local_name(namespace, tool.name), shown_name(tool.name)
     definition = ToolDefinition(name, _description(namespace, tool), bounded_schema(tool.input_schema, "its schema"))
-    returns, validator = None, None
+    returns, check = None, None
     if tool.output_schema is not None:
         try:
             returns = bounded_schema(tool.output_schema, "its output schema")
-            validator = compile_schema(returns)
+            check = ValueCheck(returns)
         except RegistrationError as exc:
             returns = None
             problems.append(McpProblem(shown, "mended", f"its output schema is not used: {exc}"))
     known = replace(_hinted(tool, approve, options), returns=returns)
-    return McpTool(tool.name, definition, known, tool_digest(tool), validator, tuple(problems))
+    return McpTool(tool.name, definition, known, tool_digest(tool), check, tuple(problems))
 
 
 def _description(namespace: str, tool: Tool) -> str:

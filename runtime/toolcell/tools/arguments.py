@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolcell.errors import RegistrationError, UsageError
@@ -21,6 +21,7 @@ from toolcell.tools.json_text import ParseMode, parse_json
 from toolcell.tools.options import Coercion, Extras
 from toolcell.tools.problems import MAX_PROBLEMS, bounded_json, find_problems
 from toolcell.tools.result import ErrorCode
+from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
 from toolcell.tools.subschemas import Subschemas, compile_schema
 from toolcell.tools.values import (
     MAX_INTEGER,
@@ -38,6 +39,9 @@ from toolcell.tools.values import (
 MAX_SHOWN_CHARS = 4_000
 """Of the received arguments in an error message."""
 
+
+MAX_PLAIN_WORK = 1_000
+"""Visits of one value, in checks of arguments that are not counted."""
 
 MAX_PLAIN, MAX_PLAIN_CHARS = 32, 100_000
 """Arguments, and characters of each, that are copied without counting them all."""
@@ -141,8 +145,8 @@ class ArgumentChecker:
     """One tool's arguments: copy, mend, fill in defaults, validate."""
 
     __slots__ = (
-        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "is_valid",
-        "tool",
+        "_closed", "_coercion", "_defaults", "_extras", "_looks_below", "_mends", "_plain", "_schemas", "_work",
+        "is_valid", "tool",
     )  # fmt: skip
 
     def __init__(
@@ -165,7 +169,9 @@ class ArgumentChecker:
         self._looks_below = extras != "allow" and _closes_below(schema)
         """Members may have members of their own that the schema does not name."""
         properties = frozenset(schema.get("properties", ()))
-        self._plain = properties if not self._mends and len(properties) <= MAX_PLAIN else frozenset()
+        self._work = SchemaWork(schema)
+        is_plain = not self._mends and len(properties) <= MAX_PLAIN and self._work.each <= MAX_PLAIN_WORK
+        self._plain = properties if is_plain else frozenset()
         """Names that `check_plain` may copy."""
         self.is_valid = validator.is_valid if validate else _anything
 
@@ -230,8 +236,16 @@ class ArgumentChecker:
             copied = copy_arguments(args)
         except BadValue as exc:
             raise InvalidArguments(self.tool, [exc.problem], args, exc.steps) from None
+        if (work := self._work.of(copied.nodes)) > MAX_CHECK_WORK:
+            text = (
+                f"has {copied.nodes} values, and its schema may take {work} steps to check them, more than "
+                f"{MAX_CHECK_WORK}; send fewer values"
+            )
+            raise InvalidArguments(self.tool, [ValueProblem((), text)], args, copied.nodes)
+        if work >= WORK_PER_STEP * copied.nodes:
+            copied = replace(copied, nodes=copied.nodes + work // WORK_PER_STEP)
         if copied.has_whole_floats or self._mends or copied.blobs or (self._looks_below and copied.has_containers):
-            return self._mend(copied, args)
+            return self._mend(copied, args, work)
         mine = copied.args
         for name, default in self._defaults:
             if name not in mine:
@@ -239,9 +253,9 @@ class ArgumentChecker:
         closed = self._closed
         if (closed is None or mine.keys() <= closed) and self.is_valid(mine):
             return CheckedArguments(mine, steps=copied.nodes)
-        return self._mend(copy_arguments(args), args)
+        return self._mend(copy_arguments(args), args, work)
 
-    def _mend(self, copied: Copied, received: Mapping[str, Any]) -> CheckedArguments:
+    def _mend(self, copied: Copied, received: Mapping[str, Any], work: int) -> CheckedArguments:
         steps, tried = copied.nodes, list[tuple[Coercer, Mended]]()
         for fill in (True, False):  # where arguments do not fit with all the defaults, they may fit without any
             coercer = Coercer(self._schemas, copied, self._coercion, self._extras, fill=fill)
@@ -258,7 +272,7 @@ class ArgumentChecker:
             # Problems are looked for from the top down: at most once again for each value.
             steps *= 2
             coercer, mended = tried[0]
-            problems = [*find_problems(self._schemas, mended.args), *coercer.unknown]
+            problems = [*find_problems(self._schemas, mended.args, work), *coercer.unknown]
         placed = place_bytes(self._schemas, mended.args, copied.blobs)
         if problems or placed.problems:
             raise InvalidArguments(self.tool, [*problems, *placed.problems], received, steps + placed.steps)

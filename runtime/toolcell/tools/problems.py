@@ -23,6 +23,8 @@ from toolcell.tools.values import MAX_STEP_CHARS, Path, ValueProblem, is_large
 MAX_PROBLEMS = 20
 MAX_MESSAGE_CHARS = 4_000
 """Of one problem: two long lists of allowed values are more than a model needs to read."""
+MAX_DESCRIBED_WORK = 1_000_000
+"""Steps of one check of a value whose problems are described."""
 MAX_LISTED_ERRORS = 1000
 """Errors of pydantic, of which the first `MAX_PROBLEMS` are named. It can only list all of them, and each takes 400
 bytes."""
@@ -43,8 +45,14 @@ _COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems")
 _NESTED = ("anyOf", "oneOf", "allOf", "if", "dependentSchemas", "$ref")
 
 
-def find_problems(schemas: Subschemas, value: Any) -> list[ValueProblem]:
-    """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more."""
+def find_problems(schemas: Subschemas, value: Any, work: int = 0) -> list[ValueProblem]:
+    """What is wrong with an invalid value: at most `MAX_PROBLEMS`, and one more when there are more.
+
+    `work`: what one check of the whole takes. A value is checked again on each of its levels, so past
+    `MAX_DESCRIBED_WORK` nothing is looked for.
+    """
+    if work > MAX_DESCRIBED_WORK:
+        return [ValueProblem((), "does not fit its schema, and is too large for it to say where; send fewer values")]
     return list(itertools.islice(_Finder(schemas).below(schemas.root, value, ()), MAX_PROBLEMS + 1))
 
 
@@ -82,7 +90,7 @@ class _Finder:
         validator = self._schemas.derived("own", part, _without_members)
         if validator is None or validator.is_valid(value):
             return
-        if isinstance(value, dict | list) and is_large(value):
+        if (isinstance(value, dict | list) and is_large(value)) or not _is_simple(_without_members(part)):
             yield from self._own_of_large(part, value, path)
             return
         errors = [*validator.iter_errors(value)]
@@ -222,6 +230,19 @@ def _without_members(part: Part) -> Part:
         own.pop("unevaluatedProperties", None)
         own.pop("unevaluatedItems", None)
     return own
+
+
+_SIMPLE = frozenset({
+    "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+    "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "required", "minProperties",
+    "maxProperties", "dependentRequired", "properties", "patternProperties", "additionalProperties", "prefixItems",
+    "items", "additionalItems", "contentEncoding", "contentMediaType", "$comment", "readOnly", "writeOnly",
+})  # fmt: skip
+"""Keywords whose errors the library lists in linear time: none of them holds a schema, once members do not count."""
+
+
+def _is_simple(own: Part) -> bool:
+    return all(key in _SIMPLE or key.startswith("x-") for key in own)
 
 
 def _explain(error: jsonschema_rs.ValidationError, value: Any, part: Part) -> Iterator[str]:

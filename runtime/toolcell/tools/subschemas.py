@@ -13,6 +13,7 @@ from urllib.parse import quote
 import jsonschema_rs
 
 from toolcell.errors import RegistrationError
+from toolcell.tools.schema_work import SchemaWork
 
 BACKTRACK_LIMIT = 20_000
 """Steps a pattern with lookaround may take; about a millisecond, then the value is refused."""
@@ -34,9 +35,16 @@ def compile_schema(schema: Part, registry: jsonschema_rs.Registry | None = None,
 
     Raises:
         RegistrationError: the schema is not valid JSON Schema (2020-12, or draft 7 where it says so or
-            writes tuples its way).
+            writes tuples its way), or checking one value takes too much work.
     """
     chosen = _draft(schema if like is None else like)
+    validator = _compiled(chosen, schema, registry)
+    if registry is None and (lost := SchemaWork(schema).lost):  # parts of one in a registry were weighed with it
+        raise RegistrationError(f"invalid schema: the reference {lost!r:.200} leads nowhere")
+    return validator
+
+
+def _compiled(chosen: Any, schema: Part, registry: jsonschema_rs.Registry | None) -> Validator:
     try:
         return _compile(chosen, schema, jsonschema_rs.RegexOptions(), registry)
     except (jsonschema_rs.ValidationError, ValueError):

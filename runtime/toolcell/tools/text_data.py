@@ -18,7 +18,7 @@ from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.stub_types import declared
-from toolcell.tools.subschemas import Validator, compile_schema
+from toolcell.tools.value_check import ValueCheck
 from toolcell.tools.values import plain_value
 
 INLINE_CHARS = 100_000
@@ -108,13 +108,13 @@ def _target(root: Mapping[str, Any], reference: str) -> object:
 def _problem(schema: Mapping[str, Any], value: object) -> str:
     """Return what is wrong with a value of a declared type; empty when nothing is."""
     try:
-        validator = _validator(json.dumps(schema, default=str))
+        check = _check(json.dumps(schema, default=str))
     except RegistrationError:  # a return type that says nothing that can be checked
         return ""
-    error = next(iter(validator.iter_errors(value)), None)
-    return "" if error is None else f"{'/'.join(map(str, error.instance_path)) or 'root'}: {error.message}"
+    problem = check.problem(value)
+    return "" if problem is None else f"{'/'.join(map(str, problem.path)) or 'root'}: {problem.message}"
 
 
 @lru_cache(128)
-def _validator(schema: str) -> Validator:
-    return compile_schema(json.loads(schema))
+def _check(schema: str) -> ValueCheck:
+    return ValueCheck(json.loads(schema))

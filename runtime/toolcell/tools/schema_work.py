@@ -1,0 +1,213 @@
+"""How much work a JSON Schema makes: how often a validator may visit one value, with every reference followed.
+
+A schema of 3 KB whose definitions name each other twice on each of 28 levels makes 2**28 visits. So schemas are weighed
+before they are compiled, and a check is refused whose weight times the size of its value is too much.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from toolcell.errors import RegistrationError
+
+MAX_WEIGHT: Final = 10_000
+"""Visits of one value. Each takes about 0.1 microseconds."""
+MAX_RECURSIVE_WEIGHT: Final = 1_000
+"""The same for a schema that contains itself: the validator also remembers what it has seen, and that costs more."""
+MAX_CHECK_WORK: Final = 5_000_000
+"""Visits of one check; about half a second, in which the event loop waits."""
+WORK_PER_STEP: Final = 64
+"""Visits that count as one value that was looked at. Schemas that are not odd cost nothing more."""
+MAX_PARTS: Final = 200_000
+_MAX_DEPTH: Final = 400
+
+_COSTLY_PATTERN = re.compile(r"\(\?[=!<]|\\[1-9k]")
+_COSTLY: Final = 1_000
+"""Of a pattern with lookaround or backreferences: it may take `BACKTRACK_LIMIT` steps."""
+_UNIQUE: Final = 16
+
+_SAME_VALUE: Final = ("not", "if", "then", "else")
+_SAME_VALUE_LISTS: Final = ("allOf", "anyOf", "oneOf")
+_SAME_VALUE_MAPS: Final = ("dependentSchemas", "dependencies")
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_META: Final = re.compile(r"https?://json-schema\.org/.*")
+_META_WEIGHT: Final = 200
+
+
+class SchemaWork:
+    """The weight of one schema."""
+
+    def __init__(self, schema: Any) -> None:
+        """Weigh a schema.
+
+        Raises:
+            RegistrationError: it is too heavy or too deep.
+        """
+        self.lost = ""
+        """A reference that leads nowhere. What a validator makes of it is not weighed, so it must not be used."""
+        self._roots, self._anchors = _places(schema)
+        self._known: dict[int, int] = {}
+        self._inside: set[int] = set()
+        self._is_recursive = False
+        self.weight = self._of(schema, 0)
+        limit = MAX_RECURSIVE_WEIGHT if self._is_recursive else MAX_WEIGHT
+        if self.weight > limit:
+            kind = "a schema that contains itself" if self._is_recursive else "a schema"
+            raise RegistrationError(
+                f"invalid schema: with its references followed, one value is checked {_shown(self.weight)} times, and "
+                f"for {kind} the limit is {limit}; name each definition less often"
+            )
+
+    @property
+    def each(self) -> int:
+        """Visits that one value of the arguments may cost."""
+        return max(self.weight, self.weight**3 // 1_000) if self._is_recursive else self.weight
+
+    def of(self, values: int) -> int:
+        """Return the visits that checking so many values may take."""
+        return values * self.each
+
+    def _of(self, part: Any, depth: int) -> int:
+        """Visits of one value, or of one member of it, whichever are more."""
+        if not isinstance(part, Mapping):
+            return 1
+        if (known := self._known.get(id(part))) is not None:
+            return known
+        if id(part) in self._inside:
+            self._is_recursive = True
+            return 1
+        if depth > _MAX_DEPTH:
+            raise RegistrationError(f"invalid schema: its references are nested deeper than {_MAX_DEPTH} levels")
+        self._inside.add(id(part))
+        here = sum(self._of(each, depth + 1) for each in _same_value(part))
+        for keyword in _REFERENCES:
+            if isinstance(reference := part.get(keyword), str):
+                here += self._of_reference(reference, depth + 1)
+        if "unevaluatedProperties" in part or "unevaluatedItems" in part:
+            here *= 2  # what other keywords have seen is found out once more
+        self._inside.discard(id(part))
+        self._known[id(part)] = found = min(_own(part) + here + self._members(part, depth + 1), MAX_WEIGHT**2)
+        return found
+
+    def _of_reference(self, reference: str, depth: int) -> int:
+        """The weight of the heaviest part that a reference may mean, whatever the base of its URI is."""
+        place, _, fragment = reference.partition("#")
+        if _META.fullmatch(place):
+            return _META_WEIGHT
+        fragment = unquote(fragment)
+        if not fragment:
+            found: list[Any] = self._roots
+        elif fragment.startswith("/"):
+            found = [part for root in self._roots if (part := _at(root, fragment)) is not None]
+        else:
+            found = self._anchors.get(fragment, [])
+        if not found:
+            self.lost = reference
+            return 1
+        return max(self._of(each, depth) for each in found)
+
+    def _members(self, part: Mapping[str, Any], depth: int) -> int:
+        of_object = self._most(_values(part.get("properties")), depth)
+        of_object += sum(self._of(each, depth) for each in _values(part.get("patternProperties")))
+        of_object += sum(
+            self._of(part[key], depth)
+            for key in ("additionalProperties", "unevaluatedProperties", "propertyNames")
+            if key in part
+        )
+        first = [each for key in ("prefixItems", "items") if isinstance(part.get(key), list) for each in part[key]]
+        of_list = self._most(first, depth) + sum(
+            self._of(part[key], depth)
+            for key in ("items", "additionalItems", "unevaluatedItems", "contains")
+            if isinstance(part.get(key), Mapping)
+        )
+        if part.get("uniqueItems") is True:
+            of_list += _UNIQUE
+        return max(of_object, of_list) - 1 if max(of_object, of_list) > 1 else 0
+
+    def _most(self, parts: Iterable[Any], depth: int) -> int:
+        return max((self._of(each, depth) for each in parts), default=0)
+
+
+def count_values(value: Any, most: int) -> int:
+    """Return how many values a value holds, itself included. Looks at no more than about `most`."""
+    count, left = 1, [value]
+    while left and count <= most:
+        each = left.pop()
+        if isinstance(each, dict):
+            count += 2 * len(each)
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            count += len(each)
+            left += each
+    return count
+
+
+def _own(part: Mapping[str, Any]) -> int:
+    """Visits for the keywords of a part that are about the value itself."""
+    options = part.get("enum")
+    of_options = 0
+    if isinstance(options, list) and not all(type(each) is str for each in options):
+        of_options = len(options) // 8
+    pattern = part.get("pattern")
+    costly = _COSTLY if isinstance(pattern, str) and _COSTLY_PATTERN.search(pattern) else 0
+    for each in part.get("patternProperties", ()) if isinstance(part.get("patternProperties"), Mapping) else ():
+        costly += _COSTLY if _COSTLY_PATTERN.search(each) else 1
+    return 1 + of_options + costly
+
+
+def _same_value(part: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the parts that are about the same value, references aside."""
+    for keyword in _SAME_VALUE:
+        if keyword in part:
+            yield part[keyword]
+    for keyword in _SAME_VALUE_LISTS:
+        yield from _values(part.get(keyword))
+    for keyword in _SAME_VALUE_MAPS:
+        yield from (each for each in _values(part.get(keyword)) if isinstance(each, Mapping))
+
+
+def _values(parts: Any) -> Iterable[Any]:
+    if isinstance(parts, Mapping):
+        return parts.values()
+    return parts if isinstance(parts, list) else ()
+
+
+def _places(schema: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Return the parts that a URI may name, and those that an anchor may name.
+
+    Raises:
+        RegistrationError: there are too many parts.
+    """
+    roots, anchors, left, count = [schema], dict[str, list[Any]](), [schema], 0
+    while left:
+        part = left.pop()
+        count += 1
+        if count > MAX_PARTS:
+            raise RegistrationError(f"invalid schema: it has more than {MAX_PARTS} parts")
+        if isinstance(part, Mapping):
+            for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
+                if isinstance(name := part.get(keyword), str):
+                    anchors.setdefault(name.rpartition("#")[2], []).append(part)
+                    if keyword in ("$id", "id") and part is not schema:
+                        roots.append(part)
+        left += [each for each in _values(part) if isinstance(each, Mapping | list)]
+    return roots, anchors
+
+
+def _at(root: Any, pointer: str) -> Any:
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, Mapping):
+            root = root.get(key)
+        elif isinstance(root, list) and key.isdecimal() and len(key) < 8 and int(key) < len(root):
+            root = root[int(key)]
+        else:
+            return None
+    return root
+
+
+def _shown(weight: int) -> str:
+    return "countless" if weight >= MAX_WEIGHT**2 else str(weight)

@@ -1,0 +1,215 @@
+"""A schema of a few kilobytes keeps no host busy: its references are followed before it is used, and each check is counted.
+
+Schemas come from strangers: MCP servers, callers of a service, models that save scripts.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import CallToolResult, Tool
+
+import toolcell
+from toolcell import ToolRegistry
+from toolcell.errors import RegistrationError, ToolcellError
+from toolcell.mcp.answers import as_tool_result
+from toolcell.mcp.definitions import read_tool
+from toolcell.service.socket.remote_tools import remote_registry
+from toolcell.tools import ToolDefinition
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
+from toolcell.tools.options import ToolOptions
+from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
+from toolcell.tools.subschemas import compile_schema
+from toolcell.tools.value_check import ValueCheck
+
+LEVELS = 28
+SOON_S = 2.0
+"""A check that is not bounded takes minutes; one that is takes less even on a busy machine."""
+
+
+def doubled(make: Any, last: Any = True) -> dict[str, Any]:
+    """Return a schema whose definitions each name the next one twice."""
+    names = [f"D{number}" for number in range(LEVELS)]
+    definitions = {name: make({"$ref": f"#/$defs/D{number + 1}"}) for number, name in enumerate(names)}
+    definitions[f"D{LEVELS}"] = last
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": definitions}
+
+
+def twice(keyword: str) -> Any:
+    return lambda next_one: {keyword: [next_one, next_one]}
+
+
+HEAVY: dict[str, dict[str, Any]] = {
+    **{keyword: doubled(twice(keyword)) for keyword in ("allOf", "anyOf", "oneOf")},
+    "not": doubled(lambda each: {"not": each, "if": each}),
+    "if": doubled(lambda each: {"if": each, "then": each, "else": each}),
+    "dependentSchemas": doubled(lambda each: {"dependentSchemas": {"a": each, "b": each}}),
+    "dependencies": {**doubled(lambda each: {"dependencies": {"a": each, "b": each}}),
+                     "$schema": "http://json-schema.org/draft-07/schema#"},
+    "draft 4": {**doubled(twice("allOf")), "$schema": "http://json-schema.org/draft-04/schema#"},
+    "members": doubled(lambda each: {"allOf": [{"properties": {"n": each}}, {"properties": {"n": each}}]}),
+    "patterns": doubled(lambda each: {"patternProperties": {"a": each, "a.*": each}}),
+    "others": doubled(lambda each: {"additionalProperties": each, "propertyNames": each}),
+    "items": doubled(lambda each: {"items": each, "contains": each}),
+    "a recursion": doubled(twice("allOf"), {"properties": {"n": {"$ref": "#/$defs/D0"}}}),
+    "$dynamicRef": {"$dynamicAnchor": "x", **doubled(twice("allOf"), {"$dynamicRef": "#x"})},
+    "an anchor": {
+        "type": "object",
+        "$ref": "#D0",
+        "$defs": {f"D{n}": {"$anchor": f"D{n}", "allOf": [{"$ref": f"#D{n + 1}"}] * 2} for n in range(LEVELS)}
+        | {f"D{LEVELS}": {"$anchor": f"D{LEVELS}"}},
+    },
+    "an id": {
+        "type": "object",
+        "$ref": "urn:d0",
+        "$defs": {f"D{n}": {"$id": f"urn:d{n}", "allOf": [{"$ref": f"urn:d{n + 1}"}] * 2} for n in range(LEVELS)}
+        | {f"D{LEVELS}": {"$id": f"urn:d{LEVELS}"}},
+    },
+    "an escaped pointer": {
+        "type": "object",
+        "$ref": "#/$defs/D%30",
+        "$defs": {f"D{n}": {"allOf": [{"$ref": f"#/%24defs/D{n + 1}"}] * 2} for n in range(LEVELS)}
+        | {f"D{LEVELS}": {}},
+    },
+}  # fmt: skip
+
+
+def unevaluated(levels: int) -> dict[str, Any]:
+    part: dict[str, Any] = {}
+    for _ in range(levels):
+        part = {"allOf": [part], "unevaluatedProperties": False}
+    return {"type": "object", **part}
+
+
+HEAVY["unevaluated"] = unevaluated(30)
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_a_schema_that_makes_countless_checks_of_a_small_one_is_used_nowhere(kind: str) -> None:
+    schema, began = HEAVY[kind], time.perf_counter()
+    with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
+        compile_schema(schema)
+    with pytest.raises(RegistrationError, match=r"one value is checked .* times"):
+        ArgumentChecker(ToolDefinition("tool", "A tool under test.", schema))
+    with pytest.raises(RegistrationError):
+        ValueCheck(schema)
+    of_server = Tool(name="t", description="A tool.", input_schema={"type": "object"}, output_schema=schema)
+    found = read_tool("s", of_server, "none", ToolOptions())
+    assert (
+        found.check is None
+        and found.options.returns is None
+        and "its output schema is not used" in str(found.problems[0])
+    )
+    assert time.perf_counter() - began < SOON_S
+
+
+@pytest.mark.parametrize("part", ["parameters", "returns"])
+def test_a_caller_of_a_service_offers_no_tool_with_one(part: str) -> None:
+    schemas = {"parameters": {"type": "object"}, "returns": {"type": "object"}, part: HEAVY["allOf"]}
+    about = {"parameters": schemas["parameters"], "options": {"returns": schemas["returns"]}}
+    offered = [{"name": "t", "description": "A tool of a caller.", **about}]
+    with pytest.raises(ToolcellError, match="one value is checked"):
+        remote_registry(offered, ToolRegistry(), with_own=False)
+
+
+@pytest.mark.parametrize("kind", ["allOf", "a recursion", "an id"])
+def test_no_registry_and_no_script_takes_one(kind: str) -> None:
+    registry = ToolRegistry()
+
+    class Given:
+        name, description, parameters = "tool", "A tool that somebody gives.", HEAVY[kind]
+
+        async def execute(self, context: Any, args: Any) -> None: ...
+
+    with pytest.raises(RegistrationError, match="one value is checked"):
+        registry.add(Given())
+    assert [*registry] == []
+
+
+@pytest.mark.parametrize("reference", ["urn:nowhere", "#/$defs/none", "#none", "https://example.com/x#/y"])
+def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
+    with pytest.raises(RegistrationError):
+        compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
+
+
+JSON = {"anyOf": [{"type": ["null", "boolean", "number", "string"]}, {"type": "array", "items": {"$ref": "#"}},
+                  {"type": "object", "additionalProperties": {"$ref": "#"}}]}  # fmt: skip
+
+
+def test_schemas_of_the_world_are_light() -> None:
+    assert SchemaWork(JSON).weight < 20
+    nodes = {
+        f"N{n}": {"type": "object", "properties": {"k": {"const": n}, "of": {"$ref": "#/$defs/E"}}} for n in range(60)
+    }
+    tree = {"$ref": "#/$defs/E", "$defs": {"E": {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in nodes]}, **nodes}}
+    assert SchemaWork(tree).weight < MAX_RECURSIVE_WEIGHT / 2
+    wide = {"type": "object", "properties": {f"a{n}": {"allOf": [{"type": "string"}]} for n in range(2_000)}}
+    assert SchemaWork(wide).weight < 10 and SchemaWork(doubled(twice("anyOf"))["$defs"]["D28"]).weight == 1
+    assert MAX_RECURSIVE_WEIGHT < MAX_WEIGHT
+
+
+# An answer against a schema
+
+
+def union(branches: int) -> dict[str, Any]:
+    each = {"type": "object", "properties": {"n": {"$ref": "#/$defs/R"}}}
+    parts = [{**each, "required": [f"r{number}"]} for number in range(branches)]
+    return {"$ref": "#/$defs/R", "$defs": {"R": {"anyOf": [{"type": "string"}, *parts, each]}}}
+
+
+def nested(depth: int) -> Any:
+    value: Any = [7]
+    for _ in range(depth):
+        value = {"n": value}
+    return value
+
+
+SLOW: dict[str, tuple[dict[str, Any], Any]] = {
+    "a union in a union": (union(3), nested(30)),
+    "many values, many options": ({"items": {"enum": [[n] for n in range(5_000)]}}, [[4_999]] * 100_000),
+    "unique": ({"uniqueItems": True}, [[n] for n in range(500_000)]),
+    "contains": ({"contains": {"anyOf": [{"required": [f"a{n}"]} for n in range(500)]}}, [{}] * 100_000),
+    "a costly pattern": ({"items": {"pattern": "^(?=(a+)+$)b"}}, ["a" * 40] * 100_000),
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_checking_an_answer_is_bounded_whatever_it_is_checked_against(kind: str) -> None:
+    schema, value = SLOW[kind]
+    answer = CallToolResult(content=[], structured_content={"x": value})
+    check = ValueCheck({"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})})
+    began = time.perf_counter()
+    result = as_tool_result("s", answer, check)
+    assert time.perf_counter() - began < SOON_S
+    assert result.is_error and ("does not fit" in result.message or "too large" in result.message)
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_checking_arguments_is_bounded_and_counted(kind: str) -> None:
+    schema, value = SLOW[kind]
+    whole = {"type": "object", "properties": {"x": schema}} | {"$defs": schema.get("$defs", {})}
+    checker = ArgumentChecker(ToolDefinition("tool", "A tool under test.", whole))
+    began = time.perf_counter()
+    with pytest.raises(InvalidArguments) as refused:
+        checker.check({"x": value})
+    assert time.perf_counter() - began < 3 * SOON_S and refused.value.steps > 10
+
+
+def test_what_is_checked_again_on_each_level_is_described_in_linear_time() -> None:
+    schema = {"type": "object", "properties": {"x": union(3)}, "$defs": union(3)["$defs"]}
+    check = ValueCheck(schema)
+    assert str(check.problem({"x": nested(60)})).startswith("x: ")
+
+
+def test_errors_of_the_library_are_listed_in_one_place_only() -> None:
+    """It lists every error of every branch, which is exponential in the value."""
+    found = [
+        f"{path.name}:{number}"
+        for path in Path(toolcell.__file__).parent.rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if ".iter_errors(" in line
+    ]
+    assert [each.partition(":")[0] for each in found] == ["problems.py"], found
