@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from routes import ROUTES, answer_by
+from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.compat import execute_with_context

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from routes import ROUTES, answer_by
+from tool_routes import ROUTES, answer_by
 from toolcell.agents import Agent, Halt, ModelResponse, Processor
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from routes import ROUTES, answer_by
+from tool_routes import ROUTES, answer_by
 from toolcell import Runtime, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
