@@ -18,12 +18,29 @@ from toolcell_bridge.guest.source import plain_source
 
 TY = "/packages/bin/ty"
 LIBRARIES = "/packages/lib"
-REPORTED = frozenset({
-    "call-non-callable", "invalid-argument-type", "invalid-await", "invalid-key", "invalid-typed-dict-key",
-    "missing-argument", "missing-attribute", "missing-typed-dict-key", "no-matching-overload", "non-subscriptable",
-    "not-callable", "not-iterable", "not-subscriptable", "parameter-already-assigned", "too-many-positional-arguments",
-    "unknown-argument", "unresolved-attribute", "unresolved-reference", "unsupported-operator",
-})  # fmt: skip
+REPORTED = frozenset(
+    {
+        "call-non-callable",
+        "invalid-argument-type",
+        "invalid-await",
+        "invalid-key",
+        "invalid-typed-dict-key",
+        "missing-argument",
+        "missing-attribute",
+        "missing-typed-dict-key",
+        "no-matching-overload",
+        "non-subscriptable",
+        "not-callable",
+        "not-iterable",
+        "not-subscriptable",
+        "parameter-already-assigned",
+        "too-many-positional-arguments",
+        "unknown-argument",
+        "unresolved-attribute",
+        "unresolved-reference",
+        "unsupported-operator",
+    }
+)
 """Rules of ty that find what would fail in a run. Packages and syntax are the run's own matter."""
 
 Edit = tuple[int, int, str]
@@ -88,14 +105,19 @@ class TyServer:
         self._folder = f"file://{os.getcwd()}"
         self._number = self._version = 0
         self._given = ""
-        self._ask("initialize", {
-            "processId": None, "rootUri": self._folder,
-            "workspaceFolders": [{"uri": self._folder, "name": "scripts"}],
-            "capabilities": {"textDocument": {"diagnostic": {}}},
-            "initializationOptions": {
-                "diagnosticMode": "openFilesOnly", "configuration": {"environment": {"python-version": version}},
+        self._ask(
+            "initialize",
+            {
+                "processId": None,
+                "rootUri": self._folder,
+                "workspaceFolders": [{"uri": self._folder, "name": "scripts"}],
+                "capabilities": {"textDocument": {"diagnostic": {}}},
+                "initializationOptions": {
+                    "diagnosticMode": "openFilesOnly",
+                    "configuration": {"environment": {"python-version": version}},
+                },
             },
-        })  # fmt: skip
+        )
         self._send({"method": "initialized", "params": {}})
         self._open(BUILTINS, self._offered)
 

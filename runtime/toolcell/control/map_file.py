@@ -156,9 +156,17 @@ class MapFile:
         value = unpack(packed) if isinstance(packed, bytes) else None
         unkept = f"its value has {packed} bytes, and {KEPT_BYTES} are kept" if isinstance(packed, int) else ""
         return MapItem(
-            index, inputs, item_run(self.name, index), found, value, has_value, ErrorInfo(**error) if error else None,
-            0, is_recorded=True, unkept=unkept,
-        )  # fmt: skip
+            index,
+            inputs,
+            item_run(self.name, index),
+            found,
+            value,
+            has_value,
+            ErrorInfo(**error) if error else None,
+            0,
+            is_recorded=True,
+            unkept=unkept,
+        )
 
     def check_inputs(self, index: int, inputs: Mapping[str, Any], digest: str) -> None:
         """Check that an item has the inputs that it began with.

@@ -56,9 +56,17 @@ class MapItem:
 def item_of(index: int, inputs: Mapping[str, Any], run_id: str, attempts: int, result: ExecutionResult) -> MapItem:
     """Return the item of a run that has a result."""
     return MapItem(
-        index, inputs, run_id, result.outcome, result.value, result.has_value, result.error, attempts, result,
+        index,
+        inputs,
+        run_id,
+        result.outcome,
+        result.value,
+        result.has_value,
+        result.error,
+        attempts,
+        result,
         result.suspension,
-    )  # fmt: skip
+    )
 
 
 def had_no_effect(result: ExecutionResult | None, tools: CallableTools) -> bool:

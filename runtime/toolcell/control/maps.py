@@ -77,7 +77,7 @@ class Maps:
         bar = MapProgress(map_id or "map", total) if progress else None
         pump = MapPump(
             inputs, runs.run, runs.check_count, bar, concurrency=concurrency, ordered=ordered, on_error=on_error
-        )  # fmt: skip
+        )
         return RunMap(pump, partial(runs.open, resume), self._runs.task_group)
 
 

@@ -70,9 +70,15 @@ class PlanRuns:
             named = ", ".join(f"{each.tool} ({each.id})" for each in suspension.calls)
             error = ErrorInfo("Suspended", f"it waits for a decision about {named}")
         return ExecutionResult(
-            context.run_id, outcome, list(rows), True, files=rows.files, error=error, suspension=suspension,
+            context.run_id,
+            outcome,
+            list(rows),
+            True,
+            files=rows.files,
+            error=error,
+            suspension=suspension,
             journal_id=rows.journal_id,
-        )  # fmt: skip
+        )
 
     async def _journaled_plan(
         self, registry: Any, context: RunContext, journal: Journal

@@ -26,8 +26,13 @@ from toolcell.tools.stub_types import mapping
 ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
 
 _EXAMPLES: Final[Mapping[Any, Any]] = {
-    "string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {},
-}  # fmt: skip
+    "string": "",
+    "integer": 0,
+    "number": 0.0,
+    "boolean": False,
+    "array": [],
+    "object": {},
+}
 """A value of each type that a schema names: what the type checker takes the input for."""
 
 

@@ -208,9 +208,11 @@ class _KnownTools:
         self._given = given
         names = [definition.name for definition, _ in given]
         self.shown: Mapping[str, Any] = {
-            "stubs": stubs_of(given), "names": NAMES_OFFERED, "version": f"3.{sys.version_info.minor}",
+            "stubs": stubs_of(given),
+            "names": NAMES_OFFERED,
+            "version": f"3.{sys.version_info.minor}",
             "paths": {name: python_path(name) for name in names},
-        }  # fmt: skip
+        }
         self.key = bytes_digest(pack([self.shown["stubs"], names]))
 
     def is_of(self, given: list[Described]) -> bool:

@@ -231,10 +231,14 @@ class ScriptFeed:
             retracted.append(replace(each, calls=tuple(call.id for call in made if call.line in lines)))
             since_s = at - started
         report = EagerReport(
-            self._sent, self._ran.statements, self._ran.line, tuple(retracted),
-            early.started if early is not None else 0, early.hits if early is not None else 0,
+            self._sent,
+            self._ran.statements,
+            self._ran.line,
+            tuple(retracted),
+            early.started if early is not None else 0,
+            early.hits if early is not None else 0,
             saved_s + (early.saved_s if early is not None else 0.0),
-        )  # fmt: skip
+        )
         error = result.error
         if result.outcome is Outcome.TIMEOUT and error is not None and not self._is_whole:
             said = "its text was not whole, and nothing was written in this time; call finish() after the last text"

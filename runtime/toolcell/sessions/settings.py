@@ -14,8 +14,14 @@ TIMES: Final = 10
 """A session may use so many times what one script may, unless it is told otherwise."""
 
 OF_SANDBOX: Final = (
-    "cpu_cores", "memory_bytes", "processes", "open_files", "disk_bytes", "inodes", "frame_bytes",
-)  # fmt: skip
+    "cpu_cores",
+    "memory_bytes",
+    "processes",
+    "open_files",
+    "disk_bytes",
+    "inodes",
+    "frame_bytes",
+)
 """Limits of the sandbox, so of the whole session."""
 
 SESSION_PREFIX: Final = "session."
