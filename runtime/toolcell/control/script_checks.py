@@ -58,7 +58,7 @@ class ScriptChecks:
         request = preflight_request(runs.next_number(), source, limits or runs.limits)
         bridge = ToolBridge(tools, RunContext(), NULL_OBSERVER)  # this script makes no call
         abandoned = AbandonedThreads(runs.abandoned)
-        return read_preflight(await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned), tools)
+        return read_preflight(await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned=abandoned), tools)
 
     async def types(
         self,

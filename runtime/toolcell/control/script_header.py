@@ -16,13 +16,14 @@ from toolcell.tools.call import CallableTools
 
 
 def header_of(
+    *,
     source: str,
     inputs: dict[str, Any],
     script: Script,
     tools: CallableTools,
     on_approval: OnApproval,
-    refresh: str,
-    repaired: Journal | None,
+    refresh: str = "",
+    repaired: Journal | None = None,
 ) -> dict[str, Any]:
     """Return everything that is needed to run a script again, as plain data."""
     from toolcell.packing import text_digest

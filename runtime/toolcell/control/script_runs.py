@@ -74,13 +74,13 @@ class ScriptRuns:
         journal.share_labels(context.state.labels)
         if is_repeatable:
             journal.header = header_of(
-                run.message.source,
-                run.message.inputs,
-                script,
-                run.tools,
-                options.on_approval,
-                options.refresh,
-                repaired,
+                source=run.message.source,
+                inputs=run.message.inputs,
+                script=script,
+                tools=run.tools,
+                on_approval=options.on_approval,
+                refresh=options.refresh,
+                repaired=repaired,
             )
         if is_durable:
             store.write(journal)

@@ -48,6 +48,7 @@ class Run:
         connection: GuestConnection,
         request: RunRequest,
         dispatch: Dispatch,
+        *,
         observer: RunObserver = NULL_OBSERVER,
         start_s: float = 0.0,
         threads_left: ThreadsLeft | None = None,

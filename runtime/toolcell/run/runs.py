@@ -295,7 +295,9 @@ class Runs:
             if feed is not None and feed.speculates and context.dry_run is None:
                 feed.early = journal.start_early(observer.context_of, limits, run.work)
             bridge = ToolBridge(journal.tools, context, observer)
-            result = journal.finish(await self.sandboxes.run(request, bridge, observer, run.abandoned, own))
+            result = journal.finish(
+                await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
+            )
             if script.preflight is not None:
                 result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:

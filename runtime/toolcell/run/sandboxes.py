@@ -92,6 +92,7 @@ class Sandboxes:
         request: RunRequest,
         bridge: ToolBridge,
         observer: RunObserver,
+        *,
         abandoned: AbandonedThreads,
         own: GuestConnection | None = None,
     ) -> ExecutionResult:
@@ -101,7 +102,7 @@ class Sandboxes:
         if own is not None:
             observer.on_sandbox(own.sandbox)
             with Holding(own):  # a run keeps the context in which it was made
-                run = Run(own, request, bridge.dispatch, observer, 0.0, abandoned, bridge.named)
+                run = Run(own, request, bridge.dispatch, observer=observer, threads_left=abandoned, named=bridge.named)
                 return await self._monitored(run)
         connection = await self._sandbox_for(request)
         is_kept = False
@@ -111,7 +112,15 @@ class Sandboxes:
                 await self._prepare(connection, request)
             start_s = time.perf_counter() - waiting
             with Holding(connection):
-                run = Run(connection, request, bridge.dispatch, observer, start_s, abandoned, bridge.named)
+                run = Run(
+                    connection,
+                    request,
+                    bridge.dispatch,
+                    observer=observer,
+                    start_s=start_s,
+                    threads_left=abandoned,
+                    named=bridge.named,
+                )
                 result = await self._monitored(run)
             is_kept = connection.is_held and self._keep(connection, request, result)
             return result

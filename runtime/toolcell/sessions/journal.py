@@ -437,7 +437,7 @@ class SessionJournal:
     def _header_of(
         self, source: str, inputs: dict[str, Any], script: Script, tools: CallableTools, on_approval: OnApproval
     ) -> dict[str, Any]:
-        header = header_of(source, inputs, script, tools, on_approval, "", None)
+        header = header_of(source=source, inputs=inputs, script=script, tools=tools, on_approval=on_approval)
         return header | {"session": self._id, "session_key": self._key, "number": script.number}
 
     def check_belongs(self, journal: Journal, position: int) -> None:
