@@ -27,6 +27,8 @@ from toolcell.tools.strangers import safe_text
 MAX_TOOLS = 5_000
 """Of one server."""
 MAX_PAGES = 200
+MAX_REMEMBERED = 20_000
+"""Tools of one server whose first definition is remembered; what comes after them is left out."""
 MAX_CURSOR_CHARS = 4_096
 MAX_DEFINITIONS_CHARS = 32 * 1024 * 1024
 """Of all definitions of one server."""
@@ -74,6 +76,9 @@ class McpCatalogue:
         """Registered, by the server's own names."""
         self.withdrawn: dict[str, str] = {}
         """Registered, and refused now: the reason, by the server's own names."""
+        self._first: dict[str, str] = {}
+        """Digests of first definitions, by the names of tools here. A tool that was off the list for a while, in a
+        restart too, or comes back under another name that is the same one here, is still compared with its first."""
         self.problems: deque[McpProblem] = deque(maxlen=MAX_PROBLEMS)
 
     def report(self, kind: Any, message: str, tool: str = "") -> None:
@@ -107,11 +112,13 @@ class McpCatalogue:
         for name, tool in listed.items():
             known = self.tools.get(name)
             if known is None:
-                new.append(tool)
+                if self._is_as_first(tool):
+                    new.append(tool)
             elif known.digest == tool.digest:
                 self.withdrawn.pop(name, None)
             elif self._selection.changed == "accept":
                 self.report("changed", f"its definition changed: {known.digest} is now {tool.digest}", shown_name(name))
+                self._first[tool.definition.name] = tool.digest
                 new.append(tool)
             else:
                 said = f"its definition changed since it was registered: {known.digest} is now {tool.digest}"
@@ -120,6 +127,20 @@ class McpCatalogue:
         for start in range(0, len(new), AT_ONCE):
             self._register(new[start : start + AT_ONCE])
             await anyio.lowlevel.checkpoint()
+
+    def _is_as_first(self, tool: McpTool) -> bool:
+        """Return whether a tool that is not registered is new, or as it was when it was first; report it if not."""
+        name = tool.definition.name
+        first = self._first.get(name)
+        if first is None and len(self._first) >= MAX_REMEMBERED:
+            self.report("server", f"it has listed more than {MAX_REMEMBERED} tools; the others are left out")
+            return False
+        if first is None or first == tool.digest or self._selection.changed == "accept":
+            self._first[name] = tool.digest
+            return True
+        said = f"its definition changed since it was first registered: {first} is now {tool.digest}; it is left out"
+        self.report("changed", said, shown_name(tool.remote_name))
+        return False
 
     async def _list(self, client: Client) -> list[Tool]:
         tools, cursors = list[Tool](), set[str]()

@@ -17,7 +17,7 @@ from toolcell.tools.concurrency import ToolIdentity
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stub_types import OBSERVED
+from toolcell.tools.stub_types import OBSERVED, is_observed
 
 MIN_RESULTS: Final = 2
 """From so many results on a type is shown, and a field when so many records had it: a key that only one had is data."""
@@ -138,7 +138,7 @@ def note_result(state: RegistryState, call: Call, result: ToolResult) -> None:
 
 def _is_open(tool: RegisteredTool) -> bool:
     """Return whether a tool declares nothing about what it returns."""
-    return tool.options.returns is None or OBSERVED in tool.options.returns
+    return tool.options.returns is None or is_observed(tool.options.returns)
 
 
 def with_observed(state: RegistryState) -> RegistryState:

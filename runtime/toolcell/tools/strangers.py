@@ -12,6 +12,7 @@ from typing import Any
 
 from toolcell.errors import RegistrationError
 from toolcell.text import cut_text
+from toolcell.tools.stub_types import OBSERVED
 
 MAX_SCHEMA_TEXT_CHARS = 500
 """Of a description inside a schema."""
@@ -44,6 +45,7 @@ def bounded_schema(schema: Mapping[str, Any], what: str) -> dict[str, Any]:
     if len(text) > MAX_SCHEMA_BYTES:
         raise RegistrationError(f"{what} has {len(text)} bytes, limit {MAX_SCHEMA_BYTES}")
     cleaned: dict[str, Any] = _clean(json.loads(text), what, 0)
+    cleaned.pop(OBSERVED, None)  # ours: says that we have seen what a tool returns, and how often
     return cleaned
 
 

@@ -42,7 +42,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 def declared(returns: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return what a tool declares to return, and None for what was only observed."""
-    return None if returns is None or OBSERVED in returns else returns
+    return None if returns is None or is_observed(returns) else returns
+
+
+def is_observed(returns: Mapping[str, Any] | None) -> bool:
+    """Return whether a schema is what results were seen to be. Its number is written into stubs: it must be one."""
+    return returns is not None and type(returns.get(OBSERVED)) is int
 
 
 def names_in(schema: Any) -> Iterator[str]:

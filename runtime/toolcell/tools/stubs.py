@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.stub_types import OBSERVED, StubTypes, declared, default_text, is_identifier, mapping, names_in
+from toolcell.tools.stub_types import (
+    OBSERVED,
+    StubTypes,
+    default_text,
+    is_identifier,
+    is_observed,
+    mapping,
+    names_in,
+)
 from toolcell_bridge.guest.tool_names import python_name
 
 Described = tuple[ToolDefinition, Mapping[str, Any] | None]
@@ -60,11 +68,7 @@ def python_signature(definition: ToolDefinition, returns: Mapping[str, Any] | No
     stub = _Stub(definition, None, types, False)
     returned = types.annotation(returns, "", "") if returns is not None else "Any"
     parameters = [each for each in stub.parameters if each != "*"]
-    return f"{definition.name}({', '.join(parameters)}) -> {returned}{' (observed)' * _is_observed(returns)}"
-
-
-def _is_observed(returns: Mapping[str, Any] | None) -> bool:
-    return declared(returns) is not returns
+    return f"{definition.name}({', '.join(parameters)}) -> {returned}{' (observed)' * is_observed(returns)}"
 
 
 def _types(tools: Iterable[Described], lenient: bool = False) -> StubTypes:
@@ -129,7 +133,7 @@ class _Stub:
         returned = self._types.visible(returned)
         start = f"{'async ' if self._asynchronous else ''}def {name}("
         line = f"{start}{', '.join(parameters)}) -> {returned}:"
-        seen = f"  # returns as observed in {returns[OBSERVED]} results" if returns and _is_observed(returns) else ""
+        seen = f"  # returns as observed in {returns[OBSERVED]} results" if returns and is_observed(returns) else ""
         if len(line) <= 110:
             return line + seen
         listed = "".join(f"    {parameter},\n" for parameter in parameters)
