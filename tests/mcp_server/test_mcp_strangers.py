@@ -120,7 +120,7 @@ def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatc
             async with asyncio.timeout(20):
                 answers = [asyncio.create_task(reader.readline()) for reader, _ in made]
                 done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-            assert all((await each).startswith(b"HTTP/1.1 503") for each in done)
+            assert all(each.result().startswith(b"HTTP/1.1 503") for each in done)
             assert waiting
             for each in waiting:
                 each.cancel()

@@ -194,7 +194,7 @@ async def test_a_draft_is_committed_and_reverted_with_the_tools_here(url: str) -
     shop = Shop()
     async with Client(url, registry=shop.registry) as client:
         draft = await client.execute_code(PAY, dry_run=True)
-        assert [str(each) for each in draft.effects] == ['effect-1: pay(to="ada", euros=3)  (line 1)']
+        assert [str(each) for each in draft.effects] == ['effect-1: pay(to="ada", euros=3)  (line 1)  needs approval']
         assert draft.logs.text == "{'receipt': 'preview'}\n" and shop.paid == []
         made = await client.commit(draft)
         assert made.ok and shop.paid == [("ada", 3)]
