@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolcell import Runtime
 from toolcell.agents import Agent, Network
 from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
+from toolcell.testing import FakeBackend
 from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
 from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, read_plan
 from toolcell.tools.plan_references import PlanError, look_up
@@ -562,3 +564,29 @@ async def test_a_name_that_no_tool_can_have_is_cut_in_its_row() -> None:
     rows = await plan(planning(), step("e" * 100_000))
 
     assert len(json.dumps(rows)) < 1000
+
+
+@pytest.mark.parametrize("route", ["model", "program", "runtime"])
+async def test_a_plan_is_not_told_the_text_of_an_exception_as_a_script_is_not(route: str) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def connect() -> None:
+        """Connect to the database of the host."""
+        raise ConnectionError("database password=hunter2 is wrong")
+
+    @registry.tool
+    async def refuse() -> None:
+        """Refuse with words that are for whoever called."""
+        raise ToolError("it is closed on Sundays")
+
+    registry.enable_plan_execution()
+    steps = [step("connect"), step("refuse")]
+    if route == "model":
+        told = (await registry.execute("execute_plan", {"steps": steps})).text
+    elif route == "program":
+        told = str((await registry.run_plan({"steps": steps}, RunContext())).value)
+    else:
+        async with Runtime(registry, backend=FakeBackend(), allow_unisolated=True) as runtime:
+            told = str(await runtime.execute_plan(steps))
+    assert "hunter2" not in told and "the tool raised ConnectionError" in told and "closed on Sundays" in told

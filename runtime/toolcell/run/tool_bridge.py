@@ -14,6 +14,7 @@ from toolcell.tools import Origin, RunContext, ToolDefinition
 from toolcell.tools.call import CallableTools
 from toolcell.tools.catalogue import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
 from toolcell.tools.detail import tools_text
+from toolcell.tools.finalize import told_failure
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
@@ -103,10 +104,7 @@ def failure(call_id: int, result: ToolResult) -> ToolFail:
     error = result.error
     assert error is not None
     if error.code == ErrorCode.EXCEPTION and result.exc is not None:
-        # The text of an unexpected exception may hold anything of the host. A tool that wants its
-        # words read raises ToolError or returns ToolResult.fail().
-        text = f"the tool raised {type(result.exc).__name__}"
-        return ToolFail(call_id, str(error.code), text, error.retryable, {})
+        return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
     try:
         details = to_plain(dict(error.details), "details")
     except (UnsendableValue, ValueError, TypeError) as exc:

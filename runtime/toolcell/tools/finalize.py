@@ -96,6 +96,16 @@ def raised(call: Call, exc: BaseException) -> ToolResult:
     return ToolResult.fail(f'tool "{call.name}" raised {named}', code=ErrorCode.EXCEPTION, exc=exc)
 
 
+def told_failure(result: ToolResult) -> str:
+    """Return what a script, or the model that wrote a plan, is told of a failure: never an exception's own text.
+
+    That may hold anything of the host. A tool that wants its words read raises `ToolError`, returns
+    `ToolResult.fail()` or has `expose_errors`.
+    """
+    is_unexpected = result.error is not None and result.error.code == ErrorCode.EXCEPTION and result.exc is not None
+    return f"the tool raised {type(result.exc).__name__}" if is_unexpected else result.text
+
+
 def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:
     """Return the result as everybody else gets it: without secrets, bounded, with its call's ids on it.
 

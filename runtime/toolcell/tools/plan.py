@@ -17,6 +17,7 @@ from toolcell.text import cut_text, one_line
 from toolcell.time_slice import TimeSlice
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
+from toolcell.tools.finalize import told_failure
 from toolcell.tools.parts import File
 from toolcell.tools.pipeline import answer_call, examine, run_call
 from toolcell.tools.plan_references import PlanError, references, resolve, split_reference
@@ -333,7 +334,7 @@ class _PlanRun:
         if result is None:
             return row | {"status": "skipped", "error": self._skipped.get(step.index, self.note)}
         if result.is_error:
-            return row | {"status": "error", "error": result.text}
+            return row | {"status": "error", "error": told_failure(result)}
         if result.status is Status.PENDING:
             return row | {"status": "pending", "result": result.guest_value()}
         call = self._calls.get(step.index)
