@@ -18,6 +18,8 @@ class Reverts:
 
     def __init__(self) -> None:
         self._made: OrderedDict[str, MadeCalls] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
 
     def keep(self, ident: str, made: MadeCalls) -> None:
         """Keep what a run has made; of a run that is carried on, in addition to what it had made before."""
@@ -27,9 +29,11 @@ class Reverts:
         if known is not made:
             known.calls += made.calls
         self._made.move_to_end(ident)
-        sizes = {name: sum(call.size for call in each.calls) for name, each in self._made.items()}
-        while len(self._made) > 1 and (len(self._made) > RUNS or sum(sizes.values()) > KEPT_BYTES):
-            del sizes[self._made.popitem(last=False)[0]]
+        size = sum(call.size for call in known.calls)
+        self._bytes += size - self._sizes.get(ident, 0)
+        self._sizes[ident] = size
+        while len(self._made) > 1 and (len(self._made) > RUNS or self._bytes > KEPT_BYTES):
+            self._bytes -= self._sizes.pop(self._made.popitem(last=False)[0])
 
     def made_by(self, ident: str, run_id: str = "") -> MadeCalls:
         """Return what is kept under this id.
