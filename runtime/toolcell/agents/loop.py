@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,12 +59,13 @@ from toolcell.control.turns import WAITS, TurnApprovals
 from toolcell.errors import Misconfigured, ToolAbort, UsageError
 from toolcell.tools import events
 from toolcell.tools.batch import ends_run
-from toolcell.tools.call import Call, RunContext
+from toolcell.tools.call import Call, OnUser, RunContext
 from toolcell.tools.checks import check_count, check_kind, check_seconds, shown
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.context import share_labels
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.detail import SHOWN_CHARS, check_shown_chars
+from toolcell.tools.jobs import open_jobs
 from toolcell.tools.model_calls import ToolCall, unique_ids
 from toolcell.tools.options import Origin
 from toolcell.tools.parts import File
@@ -78,8 +79,6 @@ NO_TOOLS = "No tools available"
 OUT_OF_TIME = "the run's time is used up"
 CUT_OFF = "the model's answer was cut off at its limit of tokens; raise max_tokens in llm_options"
 NO_ANSWER = "the model gave an empty answer"
-
-OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +172,10 @@ class LoopRun:
         self.config = config
         self.messages = messages
         self.context = _with_limits(context, config)
+        self._on_user = config.on_user or context.scope.on_user
+        """A sub-agent without one of its own has that of the agent above."""
+        if self._on_user is not context.scope.on_user:
+            self.context = self.context.within(on_user=self._on_user)
         share_labels(self.context)
         self.context.state.labels.add(labels_in(messages))
         self._registry = config.tools.snapshot() if config.tools is not None else None
@@ -191,7 +194,8 @@ class LoopRun:
         self._emit(events.AGENT_START)
         stop = None
         try:
-            stop = await self._run_turns()
+            async with open_jobs(self.context.state):
+                stop = await self._run_turns()
         finally:
             if stop is None or stop.reason != SUSPENDED:
                 self.messages += answers_to_open_calls(self.messages)
@@ -375,8 +379,8 @@ class LoopRun:
             labels=self.context.state.labels.held,
         )
         self._append(answer, call_id=call.call_id)
-        if config.on_user is not None and (shown := result.user_text) is not None:
-            await maybe_await(config.on_user(shown, result))
+        if self._on_user is not None and (shown := result.user_text) is not None:
+            await maybe_await(self._on_user(shown, result))
 
     # Record and report
 

@@ -22,6 +22,7 @@ from toolcell.run.runs import Runs
 from toolcell.tools import Origin, RunContext
 from toolcell.tools.call import CallableTools
 from toolcell.tools.code import plan_of
+from toolcell.tools.jobs import open_jobs
 from toolcell.tools.reverts import MadeCalls
 
 PLAN: Final = "steps"
@@ -125,7 +126,8 @@ class PlanRuns:
                     run = run.child(observer=record)
                     if header["on_approval"] == "suspend":
                         run = run.within(approvals=record)
-                result = await registry.run_plan(plan, run, record)
+                async with open_jobs(run.state):
+                    result = await registry.run_plan(plan, run, record)
         finally:
             self._reverts.keep(journal.id, made)
         if result.is_error:

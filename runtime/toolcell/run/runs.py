@@ -38,6 +38,7 @@ from toolcell.sandbox.environment import Environment
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.context import share_labels
+from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls
@@ -295,9 +296,10 @@ class Runs:
             if feed is not None and feed.speculates and context.dry_run is None:
                 feed.early = journal.start_early(observer.context_of, limits, run.work)
             bridge = ToolBridge(journal.tools, context, observer)
-            result = journal.finish(
-                await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
-            )
+            async with open_jobs(context.state):
+                result = journal.finish(
+                    await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
+                )
             if script.preflight is not None:
                 result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:

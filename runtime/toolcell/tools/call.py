@@ -45,6 +45,8 @@ _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 
 LOGGER = logging.getLogger("toolcell.tools")
 
+OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
+"""Receives a tool's text for the user, with the result; sync or async."""
 CompletionCallback = Callable[["RunContext", ToolResult], Awaitable[None] | None]
 
 
@@ -181,6 +183,8 @@ class RunScope:
     """Internal: what scheduling and rules need to know of the calls above."""
     abandoned: AbandonedThreads = OF_THIS_PROCESS
     """Where threads are listed that run on after their calls were given up."""
+    on_user: OnUser | None = None
+    """Of the agent above: receives what tools show to the user, also those of plans, scripts and background work."""
     is_shared: bool = False
     """Stands in where no run was given: unrelated calls share it, so it bounds and orders nothing."""
 

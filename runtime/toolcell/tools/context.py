@@ -20,13 +20,13 @@ from toolcell.errors import ToolError, UsageError
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.events import TOOL_UPDATE
-from toolcell.tools.finalize import finalize
+from toolcell.tools.finalize import finalize, show_user
 from toolcell.tools.hooks import after_hooks, show_after_hooks
 from toolcell.tools.jobs import Job, Work, contained
 from toolcell.tools.options import Origin
 from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
-from toolcell.tools.text_data import with_data
+from toolcell.tools.text_data import as_data, with_data
 
 logger = logging.getLogger("toolcell.tools")
 
@@ -202,7 +202,14 @@ async def concluded(call: Call, result: ToolResult) -> ToolResult:
     """Return the result of background work as everybody gets it: bounded, redacted, and seen by the after hooks."""
     result = finalize(await with_data(call.name, call.options, result), call, 0.0)
     shown = await show_after_hooks(call, result)
-    return result if shown is result else finalize(shown, call, 0.0)
+    result = result if shown is result else finalize(shown, call, 0.0)
+    await show_user(call, result)
+    return result
+
+
+def _needs_time(call: Call, result: ToolResult) -> bool:
+    """Return whether something is done about a final result that has to be awaited."""
+    return call.run.scope.on_user is not None and result.user_text is not None
 
 
 class _Done:
@@ -261,12 +268,12 @@ class Completion:
             return _NothingToAwait()
         self._used = True
         jobs = state.jobs if self._job is not None else None
-        if self._job is not None and jobs is not None and after_hooks(self._call):
+        if self._job is not None and jobs is not None and (after_hooks(self._call) or _needs_time(self._call, result)):
             jobs.conclude(self._job, partial(concluded, self._call, result))
             return _Done(self._job)
-        if after_hooks(self._call):
+        if after_hooks(self._call) or _needs_time(self._call, result):
             return self._deliver(result)
-        result = finalize(result, self._call, 0.0)
+        result = finalize(as_data(self._call.name, self._call.options, result), self._call, 0.0)
         if self._job is not None and jobs is not None:
             jobs.finish(self._job, result)
             return _NothingToAwait()

@@ -1,6 +1,6 @@
 """Makes a result of what a tool returned or raised: bounded, redacted, and with the ids of its call.
 
-Decides; it never runs anything.
+Decides, and tells the user; it never runs a tool.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 from toolcell.errors import ToolError
 from toolcell.text import cut_bytes
 from toolcell.tools.call import Call
-from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log
+from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
 from toolcell.tools.checks import text_of
+from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.parts import File, Image, Text
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult, of_plain, of_text, to_json
 from toolcell.tools.run_state import NO_SECRETS, Secrets
@@ -124,6 +125,19 @@ def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | No
     if result.status is Status.PENDING and result.job_id is None and job_id is not None:
         result = dataclasses.replace(result, job_id=job_id)
     return result.stamped(call.call_id, call.name, int(duration_s * 1e6) / 1000, truncated)
+
+
+async def show_user(call: Call, result: ToolResult) -> None:
+    """Give the agent above what a tool shows to the user. The result stands, whatever `on_user` raises."""
+    on_user, text = call.run.scope.on_user, result.user_text
+    if on_user is None or text is None:
+        return
+    try:
+        await maybe_await(on_user(text, result))
+    except BaseException as exc:
+        if passes_on(exc):
+            raise
+        logger.exception("on_user failed at what %s shows", call.name)
 
 
 def _bounded(result: ToolResult, limit: int) -> tuple[ToolResult, bool]:

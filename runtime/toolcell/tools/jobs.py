@@ -10,7 +10,8 @@ import inspect
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self
 
 import anyio
@@ -81,6 +82,28 @@ class Job:
         await self._done.wait()
         assert self.result is not None
         return self.result
+
+
+class HasJobs(Protocol):
+    """The state of a run."""
+
+    jobs: JobTable | None
+
+
+@asynccontextmanager
+async def open_jobs(run: HasJobs) -> AsyncIterator[None]:
+    """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled."""
+    if run.jobs is not None:
+        yield
+        return
+    table = JobTable()
+    await table.__aenter__()
+    run.jobs = table
+    try:
+        yield
+    finally:
+        run.jobs = None
+        await table.__aexit__(None, None, None)  # what the block raises goes on as it is, in no group
 
 
 class JobTable:

@@ -24,7 +24,7 @@ from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.dry_run import note_placeholders, take_around
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
-from toolcell.tools.finalize import finalize, raised, with_repeat_hint
+from toolcell.tools.finalize import finalize, raised, show_user, with_repeat_hint
 from toolcell.tools.flow_rules import flow_refusal, note_labels
 from toolcell.tools.hooks import (
     Approve,
@@ -114,6 +114,8 @@ async def conclude(state: RegistryState, call: Call, result: ToolResult) -> Tool
     elif (state.hooks or run.scope.hooks) and not call.is_shown:
         shown = await _until_cut_short(call, show_after_hooks(call, result))
         result = result if shown is result else finalize(shown, call, call.duration_s)
+    if run.scope.on_user is not None and call.is_executed and not call.is_shown and call.origin in _TOOL_OF_ORIGIN:
+        await show_user(call, result)
     if not run.scope.is_shared and (result.status is not Status.OK or run.state.failures):
         result = with_repeat_hint(call, result, state.settings.repeat_hint)
     if state.settings.observe_outputs:

@@ -34,33 +34,38 @@ async def with_data(name: str, options: ToolOptions, result: ToolResult) -> Tool
     that type, or the call has failed. Without one, a JSON object or array is data, and any other text stays text.
     `ToolOptions(raw=True)` leaves every text as it is.
     """
-    if (
-        result.has_value
-        or not result.parts
-        or result.status is not Status.OK
-        or options.raw
-        or options.orchestrates
-        or result.files
-        or not all(type(part) is Text for part in result.parts)
-    ):
+    if not may_be_data(options, result):
         return result
-    returns = declared(options.returns)
-    text = result.output
+    if len(result.output) > INLINE_CHARS:
+        return await daemon_threads.run_sync(as_data, name, options, result)
+    return as_data(name, options, result)
+
+
+def as_data(name: str, options: ToolOptions, result: ToolResult) -> ToolResult:
+    """Do the same at once, whatever it takes."""
+    if not may_be_data(options, result):
+        return result
+    returns, text = declared(options.returns), result.output
     wants_data = returns is not None and _says_a_type(returns)
-    if returns is not None and wants_data and _takes_text(returns, returns, MAX_REFERENCES):
-        return result
-    if not wants_data and text.lstrip()[:1] not in ("{", "["):
-        return result
     try:
-        if len(text) > INLINE_CHARS:
-            value = await daemon_threads.run_sync(_parsed, text)
-        else:
-            value = _parsed(text)
+        value = _parsed(text)
     except (ValueError, RecursionError) as exc:
         return _mismatch(name, result, f"its text is not JSON: {exc}") if wants_data else result
     if returns is not None and wants_data and (problem := _problem(returns, value)):
         return _mismatch(name, result, f"the JSON in its text does not fit: {problem}")
     return dataclasses.replace(result, value=value, has_value=True)
+
+
+def may_be_data(options: ToolOptions, result: ToolResult) -> bool:
+    """Return whether a result has text alone that has to be read as JSON."""
+    if result.has_value or not result.parts or result.status is not Status.OK or options.raw or options.orchestrates:
+        return False
+    if result.files or not all(type(part) is Text for part in result.parts):
+        return False
+    returns = declared(options.returns)
+    if returns is not None and _says_a_type(returns):
+        return not _takes_text(returns, returns, MAX_REFERENCES)
+    return result.output.lstrip()[:1] in ("{", "[")
 
 
 def _parsed(text: str) -> Any:
