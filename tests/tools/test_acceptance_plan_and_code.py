@@ -72,11 +72,11 @@ async def test_a_plan_has_fifty_steps_at_most_ten_at_once_and_no_plan_inside() -
 
     assert too_many.is_error
     assert too_many.text == "execute_plan limited to 50 steps, got 51"
-    assert nested.is_error
-    assert nested.text == "execute_plan steps cannot call execute_plan"
+    assert [row["status"] for row in nested.value] == ["ok", "error"]
+    assert nested.value[1]["error"] == "execute_plan steps cannot call execute_plan"
     assert none.is_error
     assert none.text == "execute_plan requires at least one step"
-    assert before == 0
+    assert before == 1
     assert (len(fifty.value), crowd.most) == (50, 10)
     assert [row["status"] for row in stray.value] == ["ok", "error", "ok"]
     assert "unknown tool: nope" in stray.value[1]["error"]

@@ -21,8 +21,8 @@ from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.tools import Origin, RunContext
 from toolcell.tools.call import CallableTools
-from toolcell.tools.code import plan_of
 from toolcell.tools.jobs import open_jobs
+from toolcell.tools.plan import plan_of
 from toolcell.tools.reverts import MadeCalls
 
 PLAN: Final = "steps"

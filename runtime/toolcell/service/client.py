@@ -38,7 +38,7 @@ from toolcell.service.socket.values import reference_to
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_seconds, shown
-from toolcell.tools.code import plan_of
+from toolcell.tools.plan import plan_of
 from toolcell.tools.registry import registry_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from toolcell.effects import shown_effects
@@ -16,7 +16,6 @@ from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.text import clean, cut_text, shown_findings
 from toolcell.tools.adapters import with_options
-from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import maybe_await
@@ -34,7 +33,7 @@ from toolcell.tools.descriptions import (
 from toolcell.tools.detail import SHOWN_CHARS, check_shown_chars
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import File, Text
-from toolcell.tools.plan import MAX_STEPS, PLAN_TOOL
+from toolcell.tools.plan import PLAN_CHECKED_SCHEMA, PLAN_SCHEMA, PLAN_TOOL
 from toolcell.tools.result import ErrorCode, ToolResult, to_json
 from toolcell.tools.spec import ToolSpec
 
@@ -43,67 +42,6 @@ MAX_PROGRESS_CHARS = 4_000
 
 MAX_VALUE_CHARS, MAX_LOG_CHARS = 60_000, 30_000
 """Of the result and of what was printed, for the model: together they leave room for what else is told."""
-
-STEP_SHAPE = 'a step is {"tool": name, "args": {...}}'
-
-PLAN_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "steps": {
-            "type": "array",
-            "description": f"Tool calls to make, at most {MAX_STEPS}.",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "tool": {"type": "string", "description": "Name of the tool to call."},
-                    "args": {
-                        "type": "object",
-                        "description": 'Its arguments; {"$ref": "id.path"} is a part of the result of another step.',
-                    },
-                    "id": {"type": "string", "description": "A name other steps can refer to."},
-                    "depends_on": {
-                        "type": "array",
-                        "items": {"type": "string"},
-                        "description": "Ids of steps that must succeed first.",
-                    },
-                    "timeout_s": {
-                        "type": "number",
-                        "exclusiveMinimum": 0,
-                        "description": "Seconds this step may take.",
-                    },
-                },
-                "required": ["tool", "args"],
-                "additionalProperties": False,
-            },
-        },
-        "on_error": {
-            "type": "string",
-            "enum": ["continue", "abort"],
-            "description": "Whether a failed step stops the others. Default: continue.",
-        },
-        "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds the whole plan may take."},
-        "validate_only": {"type": "boolean", "description": "Check the steps without running any."},
-    },
-    "required": ["steps"],
-}
-
-PLAN_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a program runs itself.", PLAN_SCHEMA))
-
-
-def plan_of(steps: object) -> dict[str, Any]:
-    """Return a program's plan, checked as a model's is.
-
-    Raises:
-        UsageError: it is not a list of steps, or a step is wrong.
-    """
-    if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
-        cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
-        raise UsageError(f"execute_plan takes a list of steps, not {shown(steps)}; {cure}")
-    try:
-        return PLAN_CHECKER.check({"steps": list(steps)}).args
-    except InvalidArguments as exc:
-        raise UsageError(f"the plan is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
-
 
 CODE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -154,6 +92,7 @@ def plan_spec(options: Mapping[str, Any]) -> ToolSpec:
         options=with_options(known, options),
         source=PLAN_TOOL,
         args_prefix=f"invalid {PLAN_TOOL} args: ",
+        checked_schema=PLAN_CHECKED_SCHEMA,
         describe=describe_plan,
         requires_result=True,
     )

@@ -7,16 +7,20 @@ parallel plan. First the plan as checked data, then its run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import anyio
 
+from toolcell.errors import UsageError
 from toolcell.text import cut_text, one_line
 from toolcell.time_slice import TimeSlice
+from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call
+from toolcell.tools.checks import shown
+from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.finalize import told_failure
 from toolcell.tools.parts import File
 from toolcell.tools.pipeline import answer_call, examine, run_call
@@ -32,6 +36,59 @@ MAX_REFERENCES = 1000
 """In all steps of a plan together."""
 PLAN_TOOL = "execute_plan"
 
+STEP_SHAPE = 'a step is {"tool": name, "args": {...}}'
+
+STEP_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tool": {"type": "string", "description": "Name of the tool to call."},
+        "args": {
+            "type": "object",
+            "description": 'Its arguments; {"$ref": "id.path"} is a part of the result of another step.',
+        },
+        "id": {"type": "string", "description": "A name other steps can refer to."},
+        "depends_on": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Ids of steps that must succeed first.",
+        },
+        "timeout_s": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "Seconds this step may take.",
+        },
+    },
+    "required": ["tool"],
+    "additionalProperties": False,
+}
+
+PLAN_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "description": f"Tool calls to make, at most {MAX_STEPS}.",
+            "items": STEP_SCHEMA,
+        },
+        "on_error": {
+            "type": "string",
+            "enum": ["continue", "abort"],
+            "description": "Whether a failed step stops the others. Default: continue.",
+        },
+        "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds the whole plan may take."},
+        "validate_only": {"type": "boolean", "description": "Check the steps without running any."},
+    },
+    "required": ["steps"],
+}
+
+PLAN_CHECKED_SCHEMA: dict[str, Any] = PLAN_SCHEMA | {
+    "properties": PLAN_SCHEMA["properties"] | {"steps": {"type": "array"}},
+}
+"""Each step is checked by itself: what is wrong with one costs that step alone."""
+
+_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks plans that a program runs itself.", PLAN_CHECKED_SCHEMA))
+_STEP_CHECKER = ArgumentChecker(ToolDefinition(PLAN_TOOL, "Checks one step of a plan.", STEP_SCHEMA), extras="forbid")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -45,6 +102,8 @@ class Step:
     needs: tuple[int, ...] = ()
     """Indices of the steps that must succeed first, named or referred to."""
     has_references: bool = False
+    problem: str = ""
+    """Why it cannot run, whatever the others do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +121,21 @@ class Plan:
         return not any(step.needs for step in self.steps)
 
 
+def plan_of(steps: object) -> dict[str, Any]:
+    """Return a program's plan, checked as a model's is.
+
+    Raises:
+        UsageError: it is not a list of steps, or holds what is not data.
+    """
+    if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Iterable):
+        cure = "write [{...}] around one step" if isinstance(steps, Mapping) and "tool" in steps else STEP_SHAPE
+        raise UsageError(f"execute_plan takes a list of steps, not {shown(steps)}; {cure}")
+    try:
+        return _CHECKER.check({"steps": list(steps)}).args
+    except InvalidArguments as exc:
+        raise UsageError(f"the plan is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}") from exc
+
+
 def read_plan(args: Mapping[str, Any]) -> Plan:
     """Read a plan from validated arguments.
 
@@ -73,12 +147,37 @@ def read_plan(args: Mapping[str, Any]) -> Plan:
         raise PlanError("execute_plan requires at least one step")
     if len(written) > MAX_STEPS:
         raise PlanError(f"execute_plan limited to {MAX_STEPS} steps, got {len(written)}")
+    problems = list[str]()
+    checked = list[Mapping[str, Any]]()
+    for step in written:
+        fit, problem = _checked_step(step)
+        checked.append(fit)
+        problems.append(problem)
+    written = checked
     ids = _ids(written)
     # Without ids nothing can be referred to, so "$ref" in arguments is just a key: the plain plan stays as it was.
     referred = _references(written) if ids else [[] for _ in written]
-    steps = tuple(_step(index, step, ids, referred[index]) for index, step in enumerate(written))
+    steps = tuple(_step(index, step, ids, referred[index], problems[index]) for index, step in enumerate(written))
     _refuse_cycles(steps)
     return Plan(steps, args.get("on_error", "continue"), args.get("timeout_s"), bool(args.get("validate_only", False)))
+
+
+def _checked_step(written: Any) -> tuple[Mapping[str, Any], str]:
+    """Return a step fit to run, and "". Or what can be shown of one that is not, and what is wrong with it."""
+    if not isinstance(written, dict):
+        return {"tool": "", "args": {}}, f"a step must be an object, not {shown(written)}; {STEP_SHAPE}"
+    args = written.get("args")
+    is_object = isinstance(args, Mapping)  # copied with the plan: it is not looked through again
+    try:
+        step = _STEP_CHECKER.check(written | {"args": {}} if is_object else written).args
+    except InvalidArguments as exc:
+        tool, name = written.get("tool"), written.get("id")
+        seen: dict[str, Any] = {"tool": tool if isinstance(tool, str) else "", "args": {}}
+        if isinstance(name, str):
+            seen["id"] = name
+        return seen, f"this step is not valid: {'; '.join(map(str, exc.problems[:5]))}; {STEP_SHAPE}"
+    step["args"] = args if is_object else step.get("args", {})
+    return step, f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}" if step["tool"] == PLAN_TOOL else ""
 
 
 def _ids(written: list[Mapping[str, Any]]) -> dict[str, int]:
@@ -113,7 +212,7 @@ def _short(text: str) -> str:
     return repr(one_line(text, 80))
 
 
-def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: list[str]) -> Step:
+def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: list[str], problem: str) -> Step:
     referred = [split_reference(text, ids)[0] for text in texts]
     needs: dict[int, None] = {}
     for name in [*(step.get("depends_on") or ()), *referred]:
@@ -121,7 +220,16 @@ def _step(index: int, step: Mapping[str, Any], ids: Mapping[str, int], texts: li
             known = ", ".join(ids) or "none"
             raise PlanError(f"step {index} refers to {_short(name)}, which is no step's id (ids: {known})")
         needs[ids[name]] = None
-    return Step(index, step["tool"], step["args"], step.get("id"), step.get("timeout_s"), tuple(needs), bool(referred))
+    return Step(
+        index=index,
+        tool=step["tool"],
+        args=step["args"],
+        id=step.get("id"),
+        timeout_s=step.get("timeout_s"),
+        needs=tuple(needs),
+        has_references=bool(referred),
+        problem=problem,
+    )
 
 
 def _refuse_cycles(steps: tuple[Step, ...]) -> None:
@@ -168,8 +276,7 @@ async def run_plan(
     """Run a plan's steps. Failing steps are rows of the result; only a plan that cannot run at all is a failure."""
     try:
         plan = read_plan(args)
-        plan = replace(plan, steps=tuple(replace(step, tool=state.meant(step.tool)) for step in plan.steps))
-        _refuse_recursion(state, plan)
+        plan = replace(plan, steps=tuple(_found(state, step) for step in plan.steps))
     except PlanError as exc:
         return ToolResult.fail(str(exc), code=ErrorCode.INVALID_ARGUMENTS)
     runner = _PlanRun(state, plan, new_call, record)
@@ -182,11 +289,13 @@ async def run_plan(
     return await runner.result()
 
 
-def _refuse_recursion(state: RegistryState, plan: Plan) -> None:
-    for step in plan.steps:
-        tool = state.tools.get(step.tool)
-        if step.tool == PLAN_TOOL or (tool is not None and PLAN_TOOL in tool.aliases):
-            raise PlanError(f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
+def _found(state: RegistryState, step: Step) -> Step:
+    """Return the step with the name that its tool is registered by. A plan does not run plans."""
+    name = state.meant(step.tool)
+    tool = state.tools.get(name)
+    if tool is not None and PLAN_TOOL in tool.aliases:
+        return replace(step, tool=name, problem=f"{PLAN_TOOL} steps cannot call {PLAN_TOOL}")
+    return replace(step, tool=name)
 
 
 class _PlanRun:
@@ -199,8 +308,12 @@ class _PlanRun:
         self._new_call = new_call
         self._calls: dict[int, Call] = {}
         """By step; of steps that have begun."""
-        self._failures: dict[int, ToolResult] = {}
-        """Of steps whose arguments could not be put together."""
+        self._failures = {
+            step.index: ToolResult.fail(step.problem, code=ErrorCode.INVALID_ARGUMENTS)
+            for step in plan.steps
+            if step.problem
+        }
+        """Of steps that are not valid, or whose arguments could not be put together."""
         self._same_as: dict[int, int] = {}
         """Steps that share the call of an identical earlier step."""
         self._skipped: dict[int, str] = {}
@@ -214,7 +327,7 @@ class _PlanRun:
     async def run(self) -> None:
         if self._plan.is_flat and self._plan.on_error == "continue":
             self._coalesce()
-            steps = [step for step in self._plan.steps if step.index not in self._same_as]
+            steps = [s for s in self._plan.steps if s.index not in self._same_as and not s.problem]
             self._calls = {step.index: self._new_call(step, step.args) for step in steps}
             calls = [call for call in self._calls.values() if not await self._answered(call)]
             await run_batch(self._state, calls, limit=None, sequential=self._state.settings.sequential)
@@ -244,7 +357,7 @@ class _PlanRun:
         first: dict[str, int] = {}
         for step in self._plan.steps:
             tool = self._state.tools.get(step.tool)
-            if tool is not None and tool.options.read_only:
+            if tool is not None and tool.options.read_only and not step.problem:
                 key = json.dumps([step.tool, step.args, step.timeout_s], sort_keys=True, default=repr)
                 if first.setdefault(key, step.index) != step.index:
                     self._same_as[step.index] = first[key]
@@ -269,6 +382,8 @@ class _PlanRun:
             plan_scope.cancel()
 
     async def _one(self, step: Step) -> None:
+        if step.problem:
+            return
         if failed := [needed for needed in step.needs if not self._is_ok(needed)]:
             lost = [needed for needed in failed if not self._waits(needed)]
             if lost:
@@ -345,6 +460,8 @@ class _PlanRun:
     async def examined(self, step: Step) -> Row:
         """Return what can be known of a step before it runs. Arguments with references are not checked."""
         await self._turn.give_way()
+        if step.problem:
+            return self._head(step) | {"status": "error", "error": step.problem}
         call = self._new_call(step, step.args)
         refusal = await examine(self._state, call, with_arguments=not step.has_references)
         row = self._head(step)

@@ -51,6 +51,8 @@ class ToolSpec:
     """Makes the declared Python types out of validated JSON arguments."""
     args_prefix: str | None = None
     """Begins every message about arguments that cannot be used."""
+    checked_schema: Mapping[str, Any] | None = None
+    """What arguments are checked against, where the tool itself checks the rest; None: the definition's."""
     describe: Callable[[Offered], str] | None = None
     """Makes the description out of what else is offered, for tools whose use depends on it."""
     requires_result: bool = False
@@ -143,7 +145,10 @@ def compile_tool(spec: ToolSpec, *, coercion: Coercion = "safe", extras: Extras 
         raise RegistrationError(
             f"tool {spec.definition.name!r}: a tool that runs others cannot hold an exclusive group while it waits"
         )
+    checked = spec.definition
+    if spec.checked_schema is not None:
+        checked = ToolDefinition(checked.name, checked.description, spec.checked_schema)
     checker = ArgumentChecker(
-        spec.definition, options.coercion or coercion, options.extras or extras, validate=options.validate
+        checked, options.coercion or coercion, options.extras or extras, validate=options.validate
     )
     return RegisteredTool(spec, checker, (spec.definition.name,), ToolIdentity())
