@@ -313,3 +313,9 @@ def test_keys_do_not_come_over_an_unprotected_connection(url: str) -> None:
     with pytest.raises(UsageError, match="https"):
         KeySet(url)
     KeySet("http://127.0.0.1:8080")
+
+
+@pytest.mark.parametrize(("bits", "is_used"), [(1_024, False), (2_048, True)])
+def test_a_short_rsa_key_of_an_issuer_is_not_used(bits: int, is_used: bool) -> None:
+    key = jwk_of(rsa.generate_private_key(65537, bits), "a")
+    assert bool(read_keys({"keys": [key]})) is is_used

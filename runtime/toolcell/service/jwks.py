@@ -24,6 +24,8 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 MAX_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 64
 TIMEOUT_S: Final = 5.0
+MIN_RSA_BITS: Final = 2_048
+"""Shorter moduli can be factored (NIST SP 800-131A)."""
 KEPT_S: Final = 600.0
 """Keys are fetched again after so long; those that were there are used as long as the issuer cannot be reached."""
 AGAIN_AFTER_S: Final = 30.0
@@ -144,7 +146,11 @@ def read_keys(document: Any) -> dict[str, jwt.PyJWK]:
         if row.get("kty") not in ("RSA", "EC", "OKP"):  # a secret that everybody can read proves nothing
             continue
         try:
-            keys[row["kid"]] = jwt.PyJWK(row)
+            key = jwt.PyJWK(row)
+            if row["kty"] == "RSA" and key.key.key_size < MIN_RSA_BITS:
+                logger.warning("an RSA key of %s bits is not used; at least %s", key.key.key_size, MIN_RSA_BITS)
+                continue
+            keys[row["kid"]] = key
         except (jwt.PyJWTError, ValueError, TypeError):
             continue
     return keys
