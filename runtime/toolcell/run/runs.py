@@ -296,7 +296,7 @@ class Runs:
             if feed is not None and feed.speculates and context.dry_run is None:
                 feed.early = journal.start_early(observer.context_of, limits, run.work)
             bridge = ToolBridge(journal.tools, context, observer)
-            async with open_jobs(context.state):
+            async with open_jobs(context.state, self._tasks):
                 result = journal.finish(
                     await self.sandboxes.run(request, bridge, observer, abandoned=run.abandoned, own=own)
                 )

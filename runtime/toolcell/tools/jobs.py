@@ -10,7 +10,7 @@ import inspect
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self
 
@@ -91,12 +91,15 @@ class HasJobs(Protocol):
 
 
 @asynccontextmanager
-async def open_jobs(run: HasJobs) -> AsyncIterator[None]:
-    """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled."""
+async def open_jobs(run: HasJobs, tasks: TaskGroup | None = None) -> AsyncIterator[None]:
+    """Give a run a table of jobs inside the block, unless it has one. What still runs at the end is cancelled.
+
+    `tasks`: as of `JobTable`.
+    """
     if run.jobs is not None:
         yield
         return
-    table = JobTable()
+    table = JobTable(tasks)
     await table.__aenter__()
     run.jobs = table
     try:
@@ -109,7 +112,15 @@ async def open_jobs(run: HasJobs) -> AsyncIterator[None]:
 class JobTable:
     """The background work of one run: `async with JobTable() as jobs`. Closing it cancels what still runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: TaskGroup | None = None) -> None:
+        """`tasks`: runs the jobs, and is open for longer than this table, which then costs nothing without a job.
+        Without it the table opens a group of its own."""
+        self._tasks = tasks
+        self._is_open = False
+        self._scopes: set[anyio.CancelScope] = set()
+        """Of what runs in `tasks`."""
+        self._idle = anyio.Event()
+        self._failure: BaseException | None = None
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
         self._group: TaskGroup | None = None
@@ -117,17 +128,53 @@ class JobTable:
         self._changed = anyio.Event()
 
     async def __aenter__(self) -> Self:
-        self._group = await anyio.create_task_group().__aenter__()
+        if self._tasks is None:
+            self._group = await anyio.create_task_group().__aenter__()
+        self._is_open = True
         return self
 
     async def __aexit__(self, *exc_info: Any) -> bool | None:
-        assert self._group is not None
-        group, self._group = self._group, None
+        self._is_open = False
         for job in self.list():
             if not job.is_done:
                 self.cancel(job.id)
-        group.cancel_scope.cancel()
-        return await group.__aexit__(*exc_info)
+        if self._group is not None:
+            group, self._group = self._group, None
+            group.cancel_scope.cancel()
+            return await group.__aexit__(*exc_info)
+        for scope in self._scopes:
+            scope.cancel()
+        if self._scopes:
+            with anyio.CancelScope(shield=True):
+                await self._idle.wait()
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _start_soon(self, work: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
+        if self._group is not None:
+            self._group.start_soon(work, *args, name=name)
+            return
+        assert self._tasks is not None
+        scope = anyio.CancelScope()
+        if not self._scopes:
+            self._idle = anyio.Event()
+        self._scopes.add(scope)
+        self._tasks.start_soon(self._scoped, scope, work, args, name=name)
+
+    async def _scoped(
+        self, scope: anyio.CancelScope, work: Callable[..., Coroutine[Any, Any, object]], args: tuple[Any, ...]
+    ) -> None:
+        """Do something in the group of others, which its failure must not end."""
+        try:
+            with scope:
+                await work(*args)
+        except Exception as exc:
+            self._failure = exc
+        finally:
+            self._scopes.discard(scope)
+            if not self._scopes:
+                self._idle.set()
 
     def list(self) -> tuple[Job, ...]:
         """Every job, oldest first."""
@@ -161,19 +208,17 @@ class JobTable:
     def start(self, owner: JobOwner, work: Work, timeout_s: float | None = None) -> Job:
         """Run `work` in the background; what it returns is the job's final result."""
         job = self._open(owner, timeout_s)
-        assert self._group is not None
-        self._group.start_soon(self._run, job, work, name=f"toolcell job {job.id}")
+        self._start_soon(self._run, job, work, name=f"toolcell job {job.id}")
         return job
 
     def open_watched(self, owner: JobOwner, timeout_s: float | None = None) -> Job:
         """Open a job whose work runs elsewhere and ends by calling a completion handle, or by its timeout."""
         job = self._open(owner, timeout_s)
-        assert self._group is not None
-        self._group.start_soon(self._run, job, None, name=f"toolcell job {job.id}")
+        self._start_soon(self._run, job, None, name=f"toolcell job {job.id}")
         return job
 
     def _open(self, owner: JobOwner, timeout_s: float | None) -> Job:
-        if self._group is None:
+        if not self._is_open:
             raise UsageError("the job table is not open; use `async with JobTable()`")
         job = Job(f"job_{next(self._numbers)}", owner, JOB_TIMEOUT_S if timeout_s is None else timeout_s)
         self._jobs[job.id] = job
@@ -204,8 +249,8 @@ class JobTable:
 
     def conclude(self, job: Job, last: Work) -> None:
         """Complete a job with what `last` returns, from its handle. Does nothing once the table is closed."""
-        if self._group is not None:
-            self._group.start_soon(self._conclude, job, last, name=f"toolcell job {job.id} ends")
+        if self._is_open:
+            self._start_soon(self._conclude, job, last, name=f"toolcell job {job.id} ends")
 
     async def _conclude(self, job: Job, last: Work) -> None:
         self._complete(job, await contained(last))
@@ -224,8 +269,8 @@ class JobTable:
         except Exception:
             logger.exception("completion callback for job %s failed", job.id)
             return
-        if inspect.isawaitable(delivery) and self._group is not None:
-            self._group.start_soon(_await_logged, delivery, job.id)
+        if inspect.isawaitable(delivery) and self._is_open:
+            self._start_soon(_await_logged, delivery, job.id, name=f"toolcell job {job.id} tells")
 
     def take_finished(self) -> tuple[Job, ...]:
         """Jobs that finished since the last time, for a follow-up message to the model."""
