@@ -17,7 +17,7 @@ CURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a package": ("import pandas", {}, ("No module named 'pandas'", "packages=['pandas']", "--packages pandas")),
     "a package of another name": ("import sklearn.svm", {}, ("packages=['scikit-learn']",)),
     "a tool as a function": ("add(1)", {}, ("name 'add' is not defined; tools are called as tools.add(...)",)),
-    "a tool as a module": ("from tools import add", {}, ("No module named 'tools'", "tools.NAME(...), and no import")),
+    "an unknown tool to import": ("from tools import ad", {}, ("cannot import name 'ad'",)),
     "a tool to import": ("import web_search", {}, ("write tools.web_search(...), and no import",)),
     "an await too many": (
         "x = 1\nawait tools.add(x)",

@@ -190,10 +190,6 @@ def test_an_option_of_a_run_is_refused_in_one_line_before_anything_runs(run: Run
 PLANS: dict[str, tuple[Any, str, str]] = {
     "no list": (None, "None", '{"tool": name, "args": {...}}'),
     "one step": ({"tool": "echo", "args": {}}, "'echo'", "[{...}] around one step"),
-    "a name for a step": (["echo"], '"echo"', '{"tool": name, "args": {...}}'),
-    "arguments for args": ([{"tool": "echo", "arguments": {}}], '"arguments"', "did you mean `args`?"),
-    "timeout for timeout_s": ([{"tool": "echo", "args": {}, "timeout": 3}], '"timeout"', "did you mean `timeout_s`?"),
-    "name for tool": ([{"name": "echo", "args": {}}], '"name"', '{"tool": name, "args": {...}}'),
     "no steps": ([], "execute_plan", "at least one step"),
 }
 
@@ -205,8 +201,28 @@ def test_a_plan_written_wrongly_is_refused_in_one_line_and_no_step_runs(sync_run
     assert_one_line((lambda: sync_runtime.execute_plan(steps), value, cure))
 
 
+STEPS: dict[str, tuple[Any, str, str]] = {
+    "a name for a step": ("echo", '"echo"', '{"tool": name, "args": {...}}'),
+    "arguments for args": ({"tool": "echo", "arguments": {}}, '"arguments"', "did you mean `args`?"),
+    "timeout for timeout_s": ({"tool": "echo", "args": {}, "timeout": 3}, '"timeout"', "did you mean `timeout_s`?"),
+    "name for tool": ({"name": "echo", "args": {}}, '"name"', '{"tool": name, "args": {...}}'),
+}
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_written_wrongly_is_a_row_in_one_line_and_the_others_run(sync_runtime: SyncRuntime, name: str) -> None:
+    step, value, cure = STEPS[name]
+
+    wrong, right = sync_runtime.execute_plan([step, {"tool": "no_such_tool"}])
+
+    assert (wrong["status"], "\n" in wrong["error"]) == ("error", False)
+    assert value in wrong["error"] and cure in wrong["error"]
+    assert "no_such_tool" in right["error"]
+
+
 @pytest.mark.anyio
-async def test_an_unknown_key_in_a_models_plan_is_named_and_no_step_runs() -> None:
+async def test_an_unknown_key_in_a_models_plan_is_named_and_that_step_does_not_run() -> None:
     made = []
     registry = ToolRegistry([double])
     registry.before_call(lambda call: made.append(call.name) if call.name == "double" else None)
@@ -214,7 +230,7 @@ async def test_an_unknown_key_in_a_models_plan_is_named_and_no_step_runs() -> No
 
     result = await registry.execute("execute_plan", {"steps": [{"tool": "double", "args": {"x": 1}, "dependson": []}]})
 
-    assert result.is_error
+    assert result.value[0]["status"] == "error"
     assert "did you mean `depends_on`?" in result.text
     assert made == []
 

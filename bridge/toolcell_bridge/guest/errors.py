@@ -112,8 +112,10 @@ def _cure(error: BaseException, text: str) -> str:
             return f"; the run's limit {_full()} is used up"
         if type(error) is AttributeError and type(error.obj) is dict and error.name in error.obj:
             return f"; it is a dict: write [{error.name!r}]"
-        if type(error) in (TypeError, AttributeError):
-            return _coroutine(error, text)
+        if type(error) in (TypeError, AttributeError) and (said := _coroutine(error, text)):
+            return said
+        if isinstance(error, OSError):
+            return _network(error)
     except BaseException:  # a script can give an exception any attributes: the error itself counts
         pass
     return ""
@@ -155,13 +157,32 @@ def _coroutine(error: BaseException, text: str) -> str:
     """Cure an `await` that is missing, or one that is too many."""
     if "'coroutine'" in text:
         return "; a coroutine has no value yet: await it first"
-    if "'await' expression" not in text and "can't be awaited" not in text:
+    is_plain = "'await' expression" in text or "can't be awaited" in text
+    if not is_plain and not any(each in text for each in AWAITS_VALUE):
         return ""
     *_, (name, number, _) = _script_lines(error.__traceback__)
     line = SCRIPTS.texts[name].splitlines()[number - 1]
     if "tools." not in line and "call_tool(" not in line:
         return ""
+    if not is_plain:
+        return "; a call of a tool returns its value at once: write call_tool_async(NAME, ...) where it is awaited"
     return "; a call of a tool returns its value: leave out await, or write await call_tool_async(NAME, ...)"
+
+
+AWAITS_VALUE = (
+    "an awaitable is required", "a coroutine was expected", "'async for' requires an object", "unhashable type",
+)  # fmt: skip
+"""What asyncio says when it is given a value where it wants a coroutine."""
+
+
+def _network(error: OSError) -> str:
+    """Cure an attempt to reach something over a network."""
+    code, traceback = "", error.__traceback__
+    while traceback is not None:
+        code, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
+    if type(error).__name__ in ("URLError", "gaierror") or code.endswith("/socket.py"):
+        return "; a sandbox has no network: call a tool of the host, or have the data given as inputs or files"
+    return ""
 
 
 def _full() -> str:
@@ -188,6 +209,7 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
         marker = " " * max(0, (error.offset or 1) - 1) + "^"
         shown = f'  File "{SCRIPTS.current}", line {line}\n    {lines[line - 1][:500]}\n    {marker[:500]}\n'
     message = (error.msg or "invalid syntax").encode("utf-8", "backslashreplace").decode("utf-8")
+    message += _notebook_command(lines[line - 1] if line is not None and 0 < line <= len(lines) else "")
     return {
         "type": type(error).__name__,
         "message": message,
@@ -195,6 +217,16 @@ def _syntax(error: SyntaxError, source: str) -> dict[str, Plain]:
         "column": error.offset,
         "traceback": f"{shown}{type(error).__name__}: {message}",
     }
+
+
+def _notebook_command(line: str) -> str:
+    """Return the cure of a line that a notebook or a shell understands, and Python does not."""
+    words = line.strip().lstrip("!%").split()
+    if "install" in words[:4] and any(word in ("pip", "pip3", "conda", "uv") for word in words[:3]):
+        return "; a script is Python only: its host chose its packages, and install_package(NAME) says if there is one"
+    if line.strip().startswith(("!", "%")):
+        return "; a script is Python only: commands of notebooks and shells do not work"
+    return ""
 
 
 def _script_lines(traceback: TracebackType | None) -> list[tuple[str, int, str]]:

@@ -22,6 +22,12 @@ PROBLEM_CHARS = 300
 METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
 """What objects have that notebooks show."""
 
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, dict, tuple, set, frozenset})
+"""Classes of values that show nothing."""
+
+CANARY = "_ipython_canary_method_should_not_exist_"
+"""An object that has this attribute has any: notebooks ask for it, too."""
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 FIGURES = "matplotlib._pylab_helpers"
@@ -32,11 +38,8 @@ Shown = tuple[str, str, Callable[[], Any]]
 
 
 def is_possible(value: object) -> bool:
-    """Whether there may be something to show. Costs next to nothing, and runs no code of the script."""
-    try:
-        return FIGURES in sys.modules or any(hasattr(type(value), method) for method, _, _ in METHODS)
-    except Exception:  # of a metaclass
-        return False
+    """Whether there may be something to show. Costs next to nothing."""
+    return FIGURES in sys.modules or type(value) not in PLAIN
 
 
 def show(value: object, prefix: str, files: int, files_bytes: int) -> Iterator[FilePart | FileProblem]:
@@ -82,9 +85,31 @@ def _everything(value: object, prefix: str) -> Iterator[Shown]:
 
 
 def _of_value(value: object, prefix: str) -> Iterator[Shown]:
+    if type(value) in PLAIN or isinstance(value, type):
+        return
     for method, ending, media_type in METHODS:
-        if (found := getattr(type(value), method, None)) is not None:
-            yield f"{prefix}result.{ending}", media_type, partial(found, value)
+        name = f"{prefix}result.{ending}"
+        try:
+            found = _method(value, method)
+        except (Exception, SystemExit) as exc:
+            if _has(type(value), method):  # else nobody said that there is something to show
+                yield name, media_type, partial(_refuse, exc)
+            continue
+        if found is not None:
+            yield name, media_type, found
+
+
+def _method(value: Any, name: str) -> Callable[[], Any] | None:
+    """Look a display method up on the object itself, as notebooks do: it may be a property, or made on demand."""
+    found = getattr(value, name, None)
+    is_of_class = _has(type(value), name)
+    if not callable(found) or (not is_of_class and getattr(value, CANARY, None) is not None):
+        return None  # proxies and mocks have every attribute
+    return found  # type: ignore[no-any-return]
+
+
+def _has(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in type.mro(kind))
 
 
 def _of_figures(value: object, prefix: str) -> Iterator[Shown]:
@@ -109,7 +134,7 @@ def _of_figures(value: object, prefix: str) -> Iterator[Shown]:
         yield f"{prefix}figure-{MOST_FIGURES + 1}.png", "image/png", partial(_refuse, too_many)
 
 
-def _refuse(problem: Exception) -> None:
+def _refuse(problem: BaseException) -> None:
     raise problem
 
 

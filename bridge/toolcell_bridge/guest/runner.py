@@ -19,7 +19,7 @@ from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
-from toolcell_bridge.guest.tools import Toolbox, ToolError, ToolNamespace
+from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import (
@@ -269,6 +269,10 @@ class Runner:
         for function in (set_result, log):
             function.__qualname__ = function.__name__  # error messages hold it
         self._own_set_result = set_result
+        TOOLS_MODULE.namespace = tools = ToolNamespace(toolbox)
+        loaded: object = sys.modules.get("tools")
+        if isinstance(loaded, ToolNamespace):
+            del sys.modules["tools"]  # of the script before
         return {
             "call_tool": toolbox.call_tool,
             "call_tools_parallel": toolbox.call_tools_parallel,
@@ -277,7 +281,7 @@ class Runner:
             "search_tools": toolbox.search_tools,
             "progress": toolbox.progress,
             "install_package": errors.install_package,
-            "tools": ToolNamespace(toolbox),
+            "tools": tools,
             "set_result": set_result,
             "log": log,
             "ToolError": ToolError,

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from toolcell_bridge.guest import output, tracebacks
 from toolcell_bridge.guest.errors import refuse
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
+from toolcell_bridge.guest.tools import TOOLS_MODULE
 
 RECURSION_LIMIT = 1000
 """What an interpreter begins with."""
@@ -41,6 +42,7 @@ def install() -> None:
     output.install()
     sys.argv = sys.orig_argv = [SCRIPT]
     sys.meta_path.insert(0, AfterImport)
+    sys.meta_path.append(TOOLS_MODULE)
     for name, change in CHANGES.items():
         if name in sys.modules:
             change(sys.modules[name])

@@ -6,7 +6,8 @@ Values are converted and packed here; the host checks them again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from threading import main_thread as _main_thread
 from typing import TYPE_CHECKING, Any
 
 from toolcell_bridge.guest.channel import Channel, ChannelClosed, PendingReply
@@ -50,8 +51,11 @@ class ToolError(RuntimeError):
 
 
 def _line() -> int | None:
-    """Line of the script that is calling, or None when the call comes from elsewhere."""
-    frame: FrameType | None = sys._getframe(2)
+    """Line of the script that is calling. Of a thread that runs none of its lines, the line that the main one is at."""
+    return _line_of(sys._getframe(2)) or _line_of(sys._current_frames().get(_main_thread().ident or 0))
+
+
+def _line_of(frame: FrameType | None) -> int | None:
     while frame is not None:
         if frame.f_code.co_filename == SCRIPTS.current:
             return frame.f_lineno
@@ -124,10 +128,13 @@ class Toolbox:
         """
         return self.call(name, args, kwargs, raw)
 
-    def call(self, name: str, values: Sequence[Any], kwargs: Mapping[str, Any], raw: bool = False) -> Any:
-        """Call a tool with these values and keywords; see `call_tool`."""
+    def call(
+        self, name: str, values: Sequence[Any], kwargs: Mapping[str, Any], raw: bool = False, line: int | None = None
+    ) -> Any:
+        """Call a tool with these values and keywords; see `call_tool`. `line`: where the script named the tool."""
         name = self._meant(name)
-        ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), _line())])
+        line = _line_of(sys._getframe(1)) or line or _line()
+        ((_, reply),) = self._channel.call([(name, self._arguments(name, values, kwargs), line)])
         try:
             return self._value(name, self._channel.wait(reply), raw)
         except ChannelClosed as exc:
@@ -205,19 +212,22 @@ class Toolbox:
         except ChannelClosed as exc:
             return ToolError(str(exc), tool=name, code="unavailable")
 
-    async def call_tool_async(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call_tool_async(self, name: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """`call_tool` for asyncio code; cancelling the task cancels the call on the host.
 
         Raises:
             ToolError: the tool failed, is unknown, or was refused.
         """
+        return self._call_async(name, args, kwargs, _line())  # a task that awaits it is not at the line that made it
+
+    async def _call_async(self, name: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: int | None) -> Any:
         import asyncio
 
         name = self._meant(name)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         ((call_id, reply),) = self._channel.call_with(
-            [(name, self._arguments(name, args, kwargs), _line())], lambda: loop.call_soon_threadsafe(done.set)
+            [(name, self._arguments(name, args, kwargs), line)], lambda: loop.call_soon_threadsafe(done.set)
         )
         _watch(loop, self._channel)
         try:
@@ -288,6 +298,7 @@ for _function in (
     Toolbox.progress,
 ):  # fmt: skip
     _function.__qualname__ = _function.__name__  # error messages hold it
+Toolbox._call_async.__qualname__ = Toolbox._call_async.__name__ = "call_tool_async"
 ToolError.__module__ = "__main__"  # where a script finds it
 
 
@@ -307,10 +318,10 @@ class ToolNamespace:
         found, is_namespace = _named(name, names)
         if is_namespace:
             return ToolNamespace(toolbox, f"{prefix}{found}.")
-        found = prefix + found
+        found, line = prefix + found, _line()
 
         def call(*values: Any, **kwargs: Any) -> Any:
-            return toolbox.call(found, values, kwargs)
+            return toolbox.call(found, values, kwargs, line=line)
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -343,3 +354,28 @@ def _named(name: str, names: Sequence[str]) -> tuple[str, bool]:
     near = difflib.get_close_matches(name, names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"
     raise AttributeError(f"no tool named {name!r}{hint}")
+
+
+class ToolsModule:
+    """Lets `from tools import NAME` and `import tools` work, unless the workspace has a module of that name."""
+
+    def __init__(self) -> None:
+        self.namespace: ToolNamespace | None = None
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return the spec of `tools`; None for all others."""
+        if name != "tools" or self.namespace is None:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, _spec: object) -> Any:
+        """Return the namespace of the script that runs."""
+        return self.namespace
+
+    def exec_module(self, module: object) -> None:
+        """Do nothing: the namespace is ready."""
+
+
+TOOLS_MODULE = ToolsModule()

@@ -1,0 +1,151 @@
+"""The line of every call, `from tools import`, what objects show, and the cures of mistakes with awaitables and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from toolcell import Outcome, PoolConfig, SyncRuntime, ToolRegistry
+
+pytestmark = pytest.mark.isolation
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[SyncRuntime]:
+    registry = ToolRegistry()
+
+    @registry.tool(read_only=True)
+    async def double(n: int) -> int:
+        """Return twice the number."""
+        return 2 * n
+
+    @registry.tool(read_only=True)
+    async def rows() -> list[int]:
+        """Return three numbers."""
+        return [1, 2, 3]
+
+    with SyncRuntime(registry, pool=PoolConfig(warm=1)) as opened:
+        yield opened
+
+
+LINES = {
+    "gather": "import asyncio\nawait asyncio.gather(\n    call_tool_async('double', n=1),\n    call_tool_async('double', n=2))",
+    "wait_for": "import asyncio\n\nx = await asyncio.wait_for(call_tool_async('double', n=1), 5)",
+    "a task": "import asyncio\n\ntask = asyncio.create_task(call_tool_async('double', n=1))\nawait task",
+    "to_thread": "import asyncio\n\nx = await asyncio.to_thread(tools.double, n=1)",
+    "pool.map": "from concurrent.futures import ThreadPoolExecutor as P\n\nwith P(2) as pool: list(pool.map(tools.double, [1, 2]))",
+    "a thread": "import threading\n\nt = threading.Thread(target=tools.double, args=(1,)); t.start(); t.join()",
+    "map": "x = [\n1]\nlist(map(tools.double, x))",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_call_has_a_line_of_the_script(runtime: SyncRuntime, name: str) -> None:
+    result = runtime.execute_code(LINES[name])
+
+    assert result.outcome is Outcome.OK, result.error
+    assert result.calls
+    expected = {3, 4} if name == "gather" else {3}
+    assert {call.line for call in result.calls} <= expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tools import double\nset_result(double(n=2))",
+        "from tools import double as d, rows\nset_result(d(n=2))",
+        "import tools\nset_result(tools.double(n=2))",
+        "import tools as t\nset_result(t.double(2))",
+    ],
+)
+def test_tools_can_be_imported(runtime: SyncRuntime, source: str) -> None:
+    result = runtime.execute_code(source)
+
+    assert (result.value, result.error) == (4, None)
+
+
+def test_an_import_of_an_unknown_tool_fails_and_a_module_of_the_workspace_comes_first(runtime: SyncRuntime) -> None:
+    unknown = runtime.execute_code("from tools import dubble")
+    own = runtime.execute_code("import tools\nset_result(tools.mine)", files={"tools.py": b"mine = 7"})
+
+    assert unknown.error is not None and unknown.error.type == "ImportError"
+    assert own.value == 7
+
+
+def test_a_session_imports_the_tools_of_each_of_its_scripts(runtime: SyncRuntime) -> None:
+    other = ToolRegistry()
+
+    @other.tool
+    async def triple(n: int) -> int:
+        """Return three times the number."""
+        return 3 * n
+
+    with runtime.session() as session:
+        assert session.execute_code("from tools import double\nset_result(double(n=1))").value == 2
+        assert session.execute_code("from tools import triple\nset_result(triple(n=1))", tools=other).value == 3
+
+
+SHOWN = {
+    "a method": ("class A:\n    def _repr_html_(self): return '<b>x</b>'\nA()", ["result.html"]),
+    "a property": (
+        "class A:\n    @property\n    def _repr_html_(self): return lambda: '<b>x</b>'\nA()", ["result.html"],
+    ),
+    "an attribute of the object": ("class A: pass\na = A()\na._repr_html_ = lambda: '<b>x</b>'\na", ["result.html"]),
+    "nothing": ("class A:\n    def _repr_html_(self): return None\nA()", []),
+    "a class": ("class A:\n    def _repr_html_(self): return '<b>x</b>'\nA", []),
+    "no method": ("class A: _repr_html_ = 'text'\nA()", []),
+    "an object with every attribute": ("class A:\n    def __getattr__(self, name): return lambda *a: 'x'\nA()", []),
+    "a mock": ("from unittest.mock import MagicMock\nMagicMock()", []),
+    "a property that is not there": (
+        "class A:\n    @property\n    def _repr_html_(self): raise AttributeError('off')\nA()", [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_an_object_shows_never_fails_a_run(runtime: SyncRuntime, name: str) -> None:
+    source, files = SHOWN[name]
+
+    result = runtime.execute_code(source)
+
+    assert result.outcome is Outcome.OK, result.error
+    assert [file.name for file in result.files if not file.problem] == files
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["raise ValueError('no')", "1 / 0", "return 5", "raise SystemExit(3)"],
+)
+@pytest.mark.parametrize("decorator", ["", "@property\n    "])
+def test_whatever_goes_wrong_with_a_display_is_the_problem_of_its_file(
+    runtime: SyncRuntime, body: str, decorator: str
+) -> None:
+    result = runtime.execute_code(f"class A:\n    {decorator}def _repr_html_(self): {body}\nA()")
+
+    assert result.outcome is Outcome.OK, result.error
+    assert all(file.problem for file in result.files)
+
+
+CURES = {
+    "import asyncio\nawait asyncio.gather(tools.rows(), tools.rows())": "call_tool_async",
+    "import asyncio\nawait asyncio.wait_for(tools.rows(), 1)": "call_tool_async",
+    "import asyncio\nawait asyncio.sleep(0)\nasyncio.create_task(tools.rows())": "call_tool_async",
+    "async for x in tools.rows(): pass": "call_tool_async",
+    "!pip install pandas": "install_package(NAME)",
+    "%pip install pandas": "install_package(NAME)",
+    "pip install pandas": "install_package(NAME)",
+    "%matplotlib inline": "commands of notebooks",
+    "import urllib.request\nurllib.request.urlopen('http://example.com')": "a sandbox has no network",
+    "import socket\nsocket.getaddrinfo('example.com', 80)": "a sandbox has no network",
+    "import socket\nsocket.create_connection(('example.com', 80))": "a sandbox has no network",
+}
+
+
+@pytest.mark.parametrize("source", CURES)
+def test_a_mistake_says_what_to_write(runtime: SyncRuntime, source: str) -> None:
+    result = runtime.execute_code(source)
+
+    assert result.outcome is Outcome.ERROR
+    assert result.error is not None
+    assert CURES[source] in result.error.message
