@@ -202,7 +202,7 @@ def test_a_plan_written_wrongly_is_refused_in_one_line_and_no_step_runs(sync_run
 
 
 STEPS: dict[str, tuple[Any, str, str]] = {
-    "a name for a step": ("echo", '"echo"', '{"tool": name, "args": {...}}'),
+    "a name for a step": ("echo", "'echo'", '{"tool": name, "args": {...}}'),
     "arguments for args": ({"tool": "echo", "arguments": {}}, '"arguments"', "did you mean `args`?"),
     "timeout for timeout_s": ({"tool": "echo", "args": {}, "timeout": 3}, '"timeout"', "did you mean `timeout_s`?"),
     "name for tool": ({"name": "echo", "args": {}}, '"name"', '{"tool": name, "args": {...}}'),
