@@ -68,7 +68,7 @@ def test_what_is_typed_shares_one_session_and_errors_look_as_in_python(tmp_path:
     )
 
     assert "42\n" in shown and "['q', 'q']\n" in shown and "printed\n" in shown
-    assert 'File "<code 6>", line 1, in <module>\n    1/0\nZeroDivisionError: division by zero\n' in shown
+    assert 'File "<code 6>", line 1, in <module>\n    1/0\n    ~^~\nZeroDivisionError: division by zero\n' in shown
     assert "KeyboardInterrupt\n" in shown and shown.endswith("40\n")
     assert "tools.search(...)" in shown and "  query (string, required): what to look for" in shown
     assert "  limit (integer, default 10)" in shown

@@ -22,7 +22,7 @@ FLOODS: dict[str, list[GuestMessage]] = {
     "one long call": [CallTool(1, "echo", {"q": LONG}, None)],
     "one long error": [Done(False, {"findings": LONG})],
     "progress": [Progress(1)] * MANY,
-    "printed text": [Log(1, "x")] * MANY,
+    "printed lines": [Log(1, "x\n")] * MANY,
     "calls that are made": [CallTool(number + 1, "echo", {"q": number}, None) for number in range(MANY)],
     "calls that are refused": [CallTool(number + 1, "n" * 300, {}, None) for number in range(MANY)],
 }
