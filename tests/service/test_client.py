@@ -283,8 +283,10 @@ async def test_a_plan_runs_with_the_tools_here(url: str) -> None:
         waits = await client.execute_plan([{"tool": "pay", "args": {"to": "y"}}], on_approval="suspend")
         assert waits.suspension is not None
         done = await client.resume(waits.suspension, {waits.suspension.calls[0].id: Approve()})
+        [wrong] = await client.execute_plan([{"tool": 1}])
+        assert "unknown tool: 1" in wrong["error"]
         with pytest.raises(UsageError):
-            await client.execute_plan([{"tool": 1}])
+            await client.execute_plan([])
 
     assert [row["status"] for row in rows] == ["ok", "error"] and rows[0]["result"] == 100
     assert done.value[0]["result"] == {"receipt": 1} and shop.paid == [("y", 1)]

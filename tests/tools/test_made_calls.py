@@ -14,7 +14,7 @@ def test_each_call_that_cannot_be_undone_is_noted_by_its_own_name() -> None:
     part, done = MadeCalls(whole), ToolResult.ok("done")
     final, undoable = ToolOptions(), ToolOptions(revert=lambda args, result: None)
     for name, options in (("mail", final), ("shout", final), ("save", undoable), ("mail", final)):
-        part.add(SimpleNamespace(name=name, options=options), done)
+        part.add(SimpleNamespace(name=name, options=options, args={}, raw_args={}), done)
 
     assert [(each.tool, each.problem, each.call is None) for each in whole.calls] == [
         ("mail", FINAL, True),
