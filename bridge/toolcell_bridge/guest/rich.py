@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from toolcell_bridge.guest.files import CHUNK_BYTES
+from toolcell_bridge.guest.placeholder import Placeholder
 from toolcell_bridge.wire.messages import FilePart, FileProblem
 
 MOST_FIGURES = 10
@@ -22,8 +23,8 @@ PROBLEM_CHARS = 300
 METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
 """What objects have that notebooks show."""
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, dict, tuple, set, frozenset})
-"""Classes of values that show nothing."""
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, dict, tuple, set, frozenset, Placeholder})
+"""Classes of values that show nothing. A placeholder must not be looked at: that would end its dry run."""
 
 CANARY = "_ipython_canary_method_should_not_exist_"
 """An object that has this attribute has any: notebooks ask for it, too."""
