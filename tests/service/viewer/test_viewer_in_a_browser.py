@@ -195,6 +195,8 @@ def test_a_session_is_used_in_its_terminal(base: str, chromium: Chromium) -> Non
         page.goto(f"{base}/sessions")
         page.fill("[name=name]", "terminal")
         page.click("text=Open a session")
+        page.wait_for_url("**/sessions/terminal")
+        page.wait_for_load_state()  # a key that is pressed before the page's script has run is lost
         terminal = page.locator("#terminal")
         for code, shown in (
             ("import time\nfor n in range(3):\n    print('tick', n)\n    time.sleep(0.05)\nx = 40", "tick 2"),
