@@ -98,7 +98,7 @@ async def test_an_assistant_runs_code_through_autogens_own_tool() -> None:
 
 
 FAILURES = [
-    ("1 / 0", 1, "line 1, in <module>\n    1 / 0\nZeroDivisionError"),
+    ("1 / 0", 1, "line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError"),
     ("if:", 1, "SyntaxError"),
     ("print('so far')\ntools.area(town='Bern')", 1, "so far\nTraceback"),
     ("call_tool('secret')", 1, "ToolError"),

@@ -154,7 +154,7 @@ def test_submit_takes_the_output_fields_in_order_or_by_name(interpreter: Toolcel
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        ("1 / 0", CodeExecutionError, "line 1, in <module>\n    1 / 0\nZeroDivisionError"),
+        ("1 / 0", CodeExecutionError, "line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError"),
         ("if:", SyntaxError, "invalid syntax"),
         ("area('Bern', 'Basel')", CodeExecutionError, "takes at most 1 positional"),
         ("area('Bern', city='Basel')", CodeExecutionError, "multiple values for argument 'city'"),

@@ -147,7 +147,7 @@ async def test_a_tool_that_needs_confirmation_needs_an_approval_hook(is_approved
 
 
 FAILURES = [
-    ("1 / 0", 1, "line 1, in <module>\n    1 / 0\nZeroDivisionError"),
+    ("1 / 0", 1, "line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError"),
     ("if:", 1, "SyntaxError"),
     ("tools.area(town='Bern')", 1, "town"),
     ("call_tool('secret')", 1, "ToolError"),

@@ -80,7 +80,7 @@ del _toolcell_bind, _toolcell_parameters, _toolcell_fields, _toolcell_source
 """
 """Defines the tools and SUBMIT as functions in the session."""
 
-BEGIN = "exec(compile(_toolcell_source, 'toolcell', 'exec'), globals())"
+BEGIN = "exec(compile(_toolcell_source, '<frozen toolcell>', 'exec'), globals())"
 """Runs `BIND` under a file name of its own, so that its lines are in no traceback."""
 
 SET_VARIABLES = "globals().update(_toolcell_variables)\ndel _toolcell_variables"
