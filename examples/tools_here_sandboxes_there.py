@@ -10,8 +10,8 @@ from pathlib import Path
 import uvicorn
 
 from toolcell import ToolRegistry
-from toolcell.asgi import HttpServer, listening, url_of
 from toolcell.service import Client, ServiceConfig, create_app
+from toolcell.support.asgi import HttpServer, listening, url_of
 
 registry = ToolRegistry()
 STOCK = {"apple": 3, "pear": 0}

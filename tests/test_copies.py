@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from toolcell import RunContext
-from toolcell.copies import changed
 from toolcell.results import ErrorInfo
+from toolcell.support.copies import changed
 
 
 def test_a_copy_has_the_new_values_and_all_others() -> None:

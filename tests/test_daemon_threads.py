@@ -11,7 +11,7 @@ SHORT = """
 import resource, threading
 from pathlib import Path
 import anyio
-from toolcell import daemon_threads
+from toolcell.support import daemon_threads
 
 def end_threads():
     threads = [threading.Thread(target=bool) for _ in range(3)]

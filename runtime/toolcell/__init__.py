@@ -5,7 +5,7 @@ Each public name is imported when it is first used, so `import toolcell` costs n
 
 from typing import TYPE_CHECKING
 
-from toolcell.lazy import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __version__ = "0.1.0"
 

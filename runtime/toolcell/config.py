@@ -25,7 +25,7 @@ from pydantic import (
 
 from toolcell.errors import UsageError
 from toolcell.flows import Flow
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 KIB = 1024
 MIB = 1024 * KIB

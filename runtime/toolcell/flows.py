@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from toolcell.errors import UsageError
-from toolcell.keywords import fields_known
+from toolcell.support.keywords import fields_known
 
 FlowAction = Literal["ask", "deny"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from toolcell.errors import QuotaExceeded, UsageError
-from toolcell.keywords import fields_known, keywords_known
+from toolcell.support.keywords import fields_known, keywords_known
 
 SLOTS: Final = 60
 """Parts of a window. What was used in one is free again when the whole slot is `per_s` old."""

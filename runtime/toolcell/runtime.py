@@ -21,8 +21,6 @@ from toolcell.errors import UsageError, warn_user
 from toolcell.flows import unmatched
 from toolcell.journal.config import JournalConfig
 from toolcell.journal.store import JournalStore
-from toolcell.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, ExecutionResult, Outcome, Suspension
 from toolcell.run.callbacks import OnLog, OnProgress
@@ -35,6 +33,8 @@ from toolcell.run.sandboxes import Sandboxes
 from toolcell.sandbox.backend import Backend
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, shown
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from toolcell.control.plans import PlanRuns
     from toolcell.control.resumption import Resumption
     from toolcell.control.steps_of_plans import PlanRows
-    from toolcell.effects import CommitResult, Preflight, RevertResult
     from toolcell.quotas import Quotas
+    from toolcell.results.effects import CommitResult, Preflight, RevertResult
     from toolcell.run.streaming import RunStream
     from toolcell.sessions.eager_run import EagerRun
     from toolcell.sessions.keeper import Sessions

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from toolcell.control.draft import Draft
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.loop_thread import LoopThread, each_of
 from toolcell.results import AbandonedThread, ExecutionResult, SessionFile, Suspension
+from toolcell.results.effects import CommitResult, Preflight, RevertResult
 from toolcell.runtime import Runtime
 from toolcell.sessions.eager_run import SyncEagerRun
 from toolcell.sessions.session import Session
+from toolcell.support.loop_thread import LoopThread, each_of
 from toolcell.tools import ToolRegistry
 
 if TYPE_CHECKING:

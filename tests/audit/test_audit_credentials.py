@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit.ledger import Ledger
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.credentials import PREFIXED, REDACTED
 from toolcell.audit.log import AuditLog
@@ -19,6 +18,7 @@ from toolcell.audit.redact import MIN_HALF_CHARS, Redactor
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.run.printed_text import Capture
+from toolcell.support import packing
 from toolcell.tools import RunContext, Secrets
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit.record_examples import EXAMPLES
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.records import FIELDS
 from toolcell.audit.shapes import SHAPES
-from toolcell.packing import Unrecordable
+from toolcell.support import packing
+from toolcell.support.packing import Unrecordable
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from audit.ledger import Ledger
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, ToolContent
 from toolcell.audit.credentials import CREDENTIALS as RULES
 from toolcell.audit.credentials import REDACTED
 from toolcell.audit.redact import Redactor
 from toolcell.errors import UsageError
+from toolcell.support import packing
 from toolcell.tools import RunContext, Secrets
 
 SECRET = 'hunter2-"quoted"\\é/and more'

@@ -12,7 +12,6 @@ import pytest
 
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell import packing
 from toolcell.audit import indexing, keys, receipt, records, redaction
 from toolcell.audit.format import Frame, encode_frame, segment_path, split_segment
 from toolcell.audit.query import BROKEN, VERIFIED, Index
@@ -21,6 +20,7 @@ from toolcell.audit.verify import BAD_REDACTION
 from toolcell.cli import exits
 from toolcell.errors import UsageError
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, Outcome, OutputFile
+from toolcell.support import packing
 from toolcell.tools import RunContext
 
 PLANTED = {part: f"planted-{part}" for part in REMOVABLE}

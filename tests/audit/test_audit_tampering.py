@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from audit.ledger import Ledger
-from toolcell import packing
 from toolcell.audit import chain_check, records, verify
 from toolcell.audit.chain_check import ChainCheck
 from toolcell.audit.format import (
@@ -33,6 +32,7 @@ from toolcell.audit.format import (
 from toolcell.audit.keys import HmacKey
 from toolcell.audit.signatures import Head
 from toolcell.audit.writer import ChainWriter
+from toolcell.support import packing
 
 RUNS = 50
 SMALL = {"segment_bytes": 4096}

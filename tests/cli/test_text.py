@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcell.text import as_one_line, clean, for_terminal, one_line
+from toolcell.support.text import as_one_line, clean, for_terminal, one_line
 from toolcell_bridge.wire.invisible import is_visible
 
 

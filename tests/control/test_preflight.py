@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from control.conftest import Effects
 from toolcell import Outcome, SyncRuntime, UsageError
 from toolcell.control import Approve, Draft
-from toolcell.effects import Preflight
+from toolcell.results.effects import Preflight
 from toolcell_bridge.guest.planned_calls import MAX_CALLS, planned_calls
 
 ROWS: list[tuple[str, list[list[object]]]] = [

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from toolcell import ExecutionResult, Outcome, PoolConfig, RunContext, SyncRuntime, ToolRegistry, UsageError
-from toolcell.call_text import arguments_text
 from toolcell.control import Draft
-from toolcell.effects import CommitResult, Effect, EffectResult, RevertedCall, effects_digest, shown_effects
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, PendingCall
+from toolcell.results.effects import CommitResult, Effect, EffectResult, RevertedCall, effects_digest, shown_effects
+from toolcell.support.call_text import arguments_text
 
 pytestmark = pytest.mark.isolation
 

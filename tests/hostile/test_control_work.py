@@ -11,10 +11,10 @@ import pytest
 from hostile.counting import calls
 from toolcell import Outcome, ToolRegistry
 from toolcell.control.preflight import MAX_HINTS, MAX_NAME_CHARS, read_preflight
-from toolcell.effects import MAX_ARG_CHARS, Effect, shown_effects
 from toolcell.journal.identity import call_digest, digest_of_call
 from toolcell.journal.ledger import Journal
 from toolcell.results import ExecutionResult
+from toolcell.results.effects import MAX_ARG_CHARS, Effect, shown_effects
 from toolcell_bridge.guest.planned_calls import MAX_CALLS
 
 SLACK = 1.25

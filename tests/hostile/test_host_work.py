@@ -20,11 +20,11 @@ from pydantic_core import core_schema
 from hostile.counting import calls
 from toolcell import Limits
 from toolcell.audit.redact import Redactor
-from toolcell.host_work import ELEMENT_WORK, HostWork
 from toolcell.journal.ledger import Journal
-from toolcell.packing import value_digest
 from toolcell.run.printed_text import Capture
 from toolcell.run.returned_files import ReturnedFiles
+from toolcell.support.host_work import ELEMENT_WORK, HostWork
+from toolcell.support.packing import value_digest
 from toolcell.tools import RunContext, ToolDefinition, ToolRegistry
 from toolcell.tools.arguments import ArgumentChecker
 from toolcell.tools.call import RunScope

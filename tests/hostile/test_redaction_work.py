@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile.attacks import SECRETS
-from toolcell import packing
 from toolcell.audit import cutting
 from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LiteralSearch
 from toolcell.audit.cutting import MAX_PIECES
 from toolcell.audit.redact import Redactor
+from toolcell.support import packing
 
 REDACTOR = Redactor(["hunter22", "\u20acuro and more"])
 WORDS = sorted(literal for rules in (REDACTOR._rules_of, REDACTOR.words) for literal in rules)

@@ -20,9 +20,9 @@ from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry, UsageError
-from toolcell.asgi import listening
 from toolcell.mcp.http import StaticToken, http_app, parse_address, serve_http
 from toolcell.mcp.server import McpServer
+from toolcell.support.asgi import listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.isolation]
 

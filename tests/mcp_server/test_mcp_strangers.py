@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from toolcell import Runtime
-from toolcell.asgi import listening
-from toolcell.http_protocol import HttpLimits
 from toolcell.mcp.http import http_app, serve_http
 from toolcell.mcp.server import McpServer
+from toolcell.support.asgi import listening
+from toolcell.support.http_protocol import HttpLimits
 
 pytestmark = [pytest.mark.isolation]
 

@@ -12,7 +12,6 @@ import anyio
 import pytest
 
 from toolcell import Limits, Misconfigured, Outcome, Policy, PoolConfig, RunContext, ToolRegistry, UsageError
-from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
 from toolcell.run.held import HeldRun
 from toolcell.run.reverts import Reverts
@@ -20,6 +19,7 @@ from toolcell.run.runs import PreparedRun, Runs
 from toolcell.run.sandboxes import Sandboxes
 from toolcell.run.script import Script
 from toolcell.sandbox.environment import Environment
+from toolcell.support.lifetime import Lifetime
 from toolcell.testing import FakeBackend
 from toolcell.tools.call import CallableTools
 from toolcell_bridge.wire.messages import CallTool, Done, Result

@@ -16,9 +16,9 @@ from toolcell.run.callbacks import Callbacks
 from toolcell.run.connection import GuestConnection
 from toolcell.run.outcome import Aborted, ProtocolViolation, StopReason
 from toolcell.sandbox.backend import LimitExceeded, Sample, SandboxDefaults
+from toolcell.support.time_slice import SLICE_S, TimeSlice
 from toolcell.testing import FakeBackend, Hang, RawOutput, ScriptedCall
 from toolcell.testing.scripted import Die, ScriptedSandbox
-from toolcell.time_slice import SLICE_S, TimeSlice
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import CallTool, Done, Log, Progress, Result, RunScript, ToolFail, ToolReturn
 

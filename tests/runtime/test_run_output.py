@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from toolcell import Limits
-from toolcell.host_work import HostWork
 from toolcell.run.callbacks import RunHandlers
 from toolcell.run.connection import GuestConnection
 from toolcell.run.output import RunOutput
 from toolcell.run.request import RunRequest, run_message
+from toolcell.support.host_work import HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import FilePart, Log, Result
 

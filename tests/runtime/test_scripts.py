@@ -158,16 +158,17 @@ def test_an_error_carries_type_message_line_and_the_scripts_own_frames(run: Run)
     error = result.error
     assert error is not None
     assert (error.type, error.message, error.line) == ("ZeroDivisionError", "division by zero", 2)
-    assert error.traceback.splitlines() == [
+    lines = error.traceback.splitlines()
+    assert "           ~~^~~" in lines
+    # Which other lines have carets is for each version of Python to say.
+    assert [line for line in lines if line.strip(" ~^")] == [
         "Traceback (most recent call last):",
         '  File "<code>", line 7, in <module>',
         "    outer()",
         '  File "<code>", line 5, in outer',
         "    return inner(0)",
-        "           ^^^^^^^^",
         '  File "<code>", line 2, in inner',
         "    return 1 / x",
-        "           ~~^~~",
         "ZeroDivisionError: division by zero",
     ]
 

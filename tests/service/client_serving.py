@@ -13,9 +13,9 @@ from typing import Any
 import uvicorn
 
 from toolcell import ToolRegistry
-from toolcell.asgi import HttpServer, listening, url_of
 from toolcell.service import ServiceConfig, create_app
 from toolcell.service.service import Service
+from toolcell.support.asgi import HttpServer, listening, url_of
 
 
 @asynccontextmanager

@@ -15,9 +15,9 @@ import pytest
 
 from toolcell import Limits, Outcome, RunContext, Runtime, SandboxUnavailable, Suspension, ToolRegistry, UsageError
 from toolcell.control import Approve, Deny, Edit
-from toolcell.effects import CommitResult
 from toolcell.errors import Misconfigured, SessionError, UnknownId
 from toolcell.results import ExecutionResult
+from toolcell.results.effects import CommitResult
 from toolcell.service import Client, SyncClient
 from toolcell.service.client_session import ClientSession
 from toolcell.sessions.session import Session

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from toolcell.asgi import listening
 from toolcell.audit.format import LOG_FILE, BadInput, read_log_id
 from toolcell.cli.top import Source
 from toolcell.errors import ServiceUnavailable, UsageError
 from toolcell.service import Client, ServiceConfig, SyncClient, TenantConfig
 from toolcell.service.service import Service
+from toolcell.support.asgi import listening
 
 COUNTED = """
 from pathlib import Path

@@ -16,7 +16,7 @@ from tool_routes import ROUTES, answer_by
 from toolcell import Runtime, compat
 from toolcell.agents import Agent, ToolLoopConfig, run_tool_loop, user
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.text import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools import (
     ErrorCode,
     File,

@@ -22,14 +22,14 @@ from toolcell.control.revert import revert_calls
 from toolcell.control.run_control import DENIED
 from toolcell.control.suspension import Denial
 from toolcell.control.turns import SuspendingScripts, Turn, TurnApprovals
-from toolcell.effects import RevertResult
 from toolcell.errors import UsageError
 from toolcell.journal import JournalStore
-from toolcell.keywords import ELSEWHERE
 from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import Suspension
+from toolcell.results.effects import RevertResult
 from toolcell.run.reverts import Reverts
 from toolcell.runtime import Runtime
+from toolcell.support.keywords import ELSEWHERE
 from toolcell.tools import events
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext

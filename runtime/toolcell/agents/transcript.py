@@ -9,7 +9,7 @@ from typing import Any, Literal
 from toolcell.agents.providers.provider import Message
 from toolcell.errors import UsageError
 from toolcell.flows import labels_of
-from toolcell.text import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools.checks import shown
 from toolcell.tools.model_calls import ToolCall
 from toolcell.tools.parts import MAX_IMAGE_BYTES, MAX_IMAGES, Image

@@ -5,7 +5,7 @@ Each public name is imported when it is first used, so a runtime without an audi
 
 from typing import TYPE_CHECKING
 
-from toolcell.lazy import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "AuditConfig", "AuditEvent", "AuditLog", "Ed25519Signer", "FileWitness", "Filter", "HmacKey", "Index",

@@ -15,7 +15,7 @@ from toolcell.audit.format import HASH_BYTES, MAX_BODY_BYTES, OVERHEAD_BYTES, RU
 from toolcell.audit.records import CHECKED, FIELDS, HEAD, NUMBERS, RUN_KINDS, RUN_STARTED, SALT_BYTES, SALTED
 from toolcell.audit.shapes import MAX_INTEGER, Shape
 from toolcell.journal.frames import HEADER, INVERT
-from toolcell.packing import thread_packer, unpack
+from toolcell.support.packing import thread_packer, unpack
 
 
 def _empty(fits: Shape) -> frozenset[type]:

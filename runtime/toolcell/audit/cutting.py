@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.config import AuditConfig, Keep
 from toolcell.audit.redact import Redactor
-from toolcell.packing import bytes_digest, text_digest, value_digest
+from toolcell.support import packing
+from toolcell.support.packing import bytes_digest, text_digest, value_digest
 
 HEAD_CHARS: Final = 1024
 """Kept of a text that is too large."""

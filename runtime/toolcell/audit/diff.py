@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from toolcell import packing
 from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.wildcards import fits, is_redacted, shown
-from toolcell.packing import value_digest
 from toolcell.results import Divergence, ExecutionResult, Outcome
+from toolcell.support import packing
+from toolcell.support.packing import value_digest
 
 SCRIPT_OUTCOMES: Final = frozenset({str(Outcome.OK), str(Outcome.ERROR), str(Outcome.DENIED), str(Outcome.CALL_LIMIT)})
 """Outcomes that the script alone decides. Everything that such a run returns must be equal."""

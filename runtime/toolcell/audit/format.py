@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.atomic import write_file
 from toolcell.errors import AuditError, UsageError
 from toolcell.journal.frames import CUT_SHORT, HEADER, Layout
+from toolcell.support.atomic import write_file
 
 MAGIC: Final = b"TCAUDIT\x02"
 """First bytes of a segment. The last byte is the format's version."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from toolcell.audit.events import time_of
 from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED
 from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
-from toolcell.text import for_terminal
+from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
     from jinja2 import Environment

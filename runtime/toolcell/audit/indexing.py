@@ -27,7 +27,7 @@ from toolcell.audit.format import GENESIS, MAGIC, begun_segments, chain_director
 from toolcell.audit.reader import UNFINISHED, Damage, StoredRecord, split_records
 from toolcell.audit.titles import title_of
 from toolcell.errors import AuditError
-from toolcell.packing import text_digest
+from toolcell.support.packing import text_digest
 
 VERSION: Final = 8
 """Of the tables. An index of another version is rebuilt."""

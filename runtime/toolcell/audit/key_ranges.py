@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.atomic import write_file
 from toolcell.audit import records
 from toolcell.audit.format import chain_directories, read_log_id
 from toolcell.audit.keys import (
@@ -29,6 +28,7 @@ from toolcell.audit.log import AuditLog
 from toolcell.audit.reader import StoredRecord, read_chain
 from toolcell.audit.signatures import checkpoint_statement
 from toolcell.errors import AuditError, UsageError
+from toolcell.support.atomic import write_file
 
 VALID: Final = "valid"
 UNKNOWN: Final = "unknown"

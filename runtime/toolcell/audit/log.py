@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolcell import daemon_threads, packing
 from toolcell.audit import cutting, records, retention
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import create_log
@@ -31,6 +30,7 @@ from toolcell.audit.witness import Witness, WitnessFailed
 from toolcell.audit.witnessing import Witnessing
 from toolcell.audit.writer import ChainWriter, sync
 from toolcell.errors import AuditError, UsageError
+from toolcell.support import daemon_threads, packing
 
 logger = logging.getLogger("toolcell.audit")
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from toolcell.atomic import write_file
 from toolcell.audit import records
 from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck
 from toolcell.audit.config import AuditConfig
@@ -26,6 +25,7 @@ from toolcell.audit.tail import end_of_segment
 from toolcell.audit.timestamp_witness import forget_tokens
 from toolcell.audit.verify import check_chain, possible_holds, signed_redactions
 from toolcell.errors import AuditError
+from toolcell.support.atomic import write_file
 
 logger = logging.getLogger("toolcell.audit")
 

@@ -28,7 +28,7 @@ from toolcell.audit.format import (
 )
 from toolcell.audit.records import Record
 from toolcell.errors import AuditError
-from toolcell.packing import Unrecordable, text_digest
+from toolcell.support.packing import Unrecordable, text_digest
 
 
 @dataclass(frozen=True, slots=True)

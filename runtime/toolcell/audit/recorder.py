@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolcell import daemon_threads
 from toolcell.audit import cutting, records
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
 from toolcell.audit.run_record import FedText, RunRecord
 from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
-from toolcell.packing import text_digest, value_digest
 from toolcell.run.runs import replay_seed
+from toolcell.support import daemon_threads
+from toolcell.support.packing import text_digest, value_digest
 from toolcell.tools.catalogue import returns_of
 from toolcell.tools.options import Origin
 

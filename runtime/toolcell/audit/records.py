@@ -16,7 +16,7 @@ from typing import Any, Final
 from toolcell.audit import removable
 from toolcell.audit.format import REDACTED_BODY, body_digest
 from toolcell.audit.shapes import MAX_INTEGER, SHAPES, anything
-from toolcell.packing import Unrecordable, pack_fields, thread_packer, unpack
+from toolcell.support.packing import Unrecordable, pack_fields, thread_packer, unpack
 
 SEGMENT = "segment"
 OPENED = "opened"

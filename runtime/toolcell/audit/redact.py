@@ -18,7 +18,7 @@ from toolcell.audit.config import SENSITIVE_NAMES
 from toolcell.audit.credentials import CREDENTIALS, REDACTED, RedactionRule, hidden, hide_pattern
 from toolcell.audit.spellings import forms_of
 from toolcell.errors import UsageError
-from toolcell.packing import Unrecordable
+from toolcell.support.packing import Unrecordable
 
 MIN_SECRET_CHARS: Final = 4
 """A shorter value would be found in nearly every text."""

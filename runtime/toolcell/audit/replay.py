@@ -19,12 +19,12 @@ from toolcell.audit.reader import RecordedCall, RecordedRun
 from toolcell.audit.redact import Redactor
 from toolcell.audit.repeatable import unrepeatable
 from toolcell.config import Limits, Policy
-from toolcell.eager import ByStatement
 from toolcell.errors import ToolAbort, UsageError
 from toolcell.journal.answers import AnswerTurns, RecordedTurn, answer_from_record
-from toolcell.packing import text_digest
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
-from toolcell.text import one_line
+from toolcell.results.eager import ByStatement
+from toolcell.support.packing import text_digest
+from toolcell.support.text import one_line
 from toolcell.tools.call import RunContext
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.options import Origin

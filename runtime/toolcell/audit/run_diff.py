@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
-from toolcell.packing import pack
+from toolcell.support.packing import pack
 
 MAX_LINES: Final = 2000
 """Longer texts are not compared line by line: that takes quadratic time in texts made for it."""

@@ -15,10 +15,10 @@ from toolcell.audit import cutting, records
 from toolcell.audit.config import FULL, ToolContent
 from toolcell.audit.log import AuditLog
 from toolcell.audit.redact import Redactor
-from toolcell.eager import EagerReport
 from toolcell.errors import AuditError
-from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
+from toolcell.results.eager import EagerReport
+from toolcell.support.packing import value_digest
 
 if TYPE_CHECKING:
     from toolcell.tools.call import Call, CallObserver, RunContext

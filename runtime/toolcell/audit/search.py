@@ -13,7 +13,7 @@ from typing import Any, Final
 from toolcell.audit.query import Index, RunSummary
 from toolcell.audit.reader import RecordedCall, RecordedRun, jsonable
 from toolcell.errors import AuditError
-from toolcell.packing import Unrecordable
+from toolcell.support.packing import Unrecordable
 
 MAX_DEPTH: Final = 100
 LINE_CHARS: Final = 4096

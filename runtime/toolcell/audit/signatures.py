@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import platformdirs
 
-from toolcell.atomic import write_file
 from toolcell.audit.format import PRUNE_FILE, BadInput, json_bytes, read_small_file
 from toolcell.errors import AuditError
-from toolcell.packing import pack
+from toolcell.support.atomic import write_file
+from toolcell.support.packing import pack
 
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell import packing
 from toolcell.audit import records
+from toolcell.support import packing
 
 logger = logging.getLogger("toolcell.audit")
 

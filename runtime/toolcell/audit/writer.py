@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.format import (
     FORMAT,
@@ -36,6 +35,7 @@ from toolcell.audit.signatures import Head, checkpoint_statement
 from toolcell.audit.tail import GONE, Left, Tail, newest_first, tail_of, why_left
 from toolcell.errors import AuditError
 from toolcell.journal.frames import HEADER, INVERT, NotUndone, append_whole
+from toolcell.support import packing
 from toolcell_bridge import __version__
 
 _pack_head, _NUMBERS = records.HEAD.pack, records.NUMBERS

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from toolcell.lazy import importing
+from toolcell.support.lazy import importing
 
 if TYPE_CHECKING:
     import typer

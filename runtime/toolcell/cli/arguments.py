@@ -23,7 +23,7 @@ from toolcell import config
 from toolcell.cli.terminal import safe, size, stderr
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.tools import ToolRegistry

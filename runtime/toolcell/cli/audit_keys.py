@@ -14,7 +14,7 @@ from toolcell.cli import audit_render, exits
 from toolcell.cli.audit_arguments import AsJson, Dir, KeyFiles, default_directory, known_keys
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 STYLES = {key_ranges.VALID: "green", key_ranges.UNKNOWN: "yellow", key_ranges.UNSIGNED: "yellow"}
 

@@ -23,7 +23,7 @@ from toolcell.audit.receipt import ReceiptCheck
 from toolcell.audit.verify import Report
 from toolcell.cli.render import duration
 from toolcell.cli.terminal import safe, size, write_text
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 BAR_CELLS = 28
 MAX_FINDINGS = 50

@@ -25,7 +25,7 @@ from toolcell.cli.terminal import print_json, safe, stdout, write_text
 from toolcell.config import PoolConfig
 from toolcell.errors import UsageError
 from toolcell.results import Divergence
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 if TYPE_CHECKING:
     from toolcell.audit.replay import Replay

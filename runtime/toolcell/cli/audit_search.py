@@ -36,7 +36,7 @@ from toolcell.cli.audit_arguments import (
 )
 from toolcell.cli.terminal import print_json, safe, stderr, stdout
 from toolcell.errors import AuditError, UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 
 FOLLOW_S = 0.5
 """How often a log that is followed is looked at."""

@@ -33,9 +33,9 @@ from toolcell.cli.mcp_servers import McpFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
-from toolcell.lazy import importing
 from toolcell.results import ExecutionResult, OutputFile
-from toolcell.text import for_terminal, one_line
+from toolcell.support.lazy import importing
+from toolcell.support.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from toolcell.tools.events import Event

@@ -22,7 +22,7 @@ from toolcell.cli.run import RuntimeFlags
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 from toolcell.tools.builtin.schedule import as_value, local_time
 from toolcell.tools.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
 from toolcell.tools.builtin.stores.protocols import ScheduleStore

@@ -105,11 +105,11 @@ def _settings_above(base: Any, own: dict[str, Any], tenant: dict[str, Any]) -> A
 
 
 async def _serve(settings: Any, registry: Any) -> None:
-    from toolcell.asgi import allow_connections, listening
     from toolcell.service.app import create_app
     from toolcell.service.server import check_host
     from toolcell.service.server import serve as serve_app
     from toolcell.service.service import Service
+    from toolcell.support.asgi import allow_connections, listening
 
     service = Service(settings, registry)
     check_host(service, settings.host)

@@ -16,8 +16,8 @@ import typer
 
 from toolcell.cli import exits
 from toolcell.errors import ToolcellError
-from toolcell.json_text import json_text
-from toolcell.text import for_terminal
+from toolcell.support.json_text import json_text
+from toolcell.support.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.errors import UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 from toolcell.tools.builtin.catalogue import all_packages
 from toolcell.tools.catalogue import FOUND

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from toolcell.lazy import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = ["AlreadyMade", "Approve", "CommitResult", "Deny", "Draft", "Edit", "Effect", "JournalConfig", "PlanRows"]
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from toolcell.control.decisions import AlreadyMade, Deny, Edit
     from toolcell.control.draft import Draft
     from toolcell.control.steps_of_plans import PlanRows
-    from toolcell.effects import CommitResult, Effect
     from toolcell.journal.config import JournalConfig
+    from toolcell.results.effects import CommitResult, Effect
     from toolcell.tools.hooks import Approve
 else:
     __getattr__, __dir__ = lazy_names(
@@ -20,6 +20,6 @@ else:
         "toolcell.control.draft",
         "toolcell.control.steps_of_plans",
         "toolcell.journal.config",
-        "toolcell.effects",
+        "toolcell.results.effects",
         "toolcell.tools.hooks",
     )

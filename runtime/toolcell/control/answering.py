@@ -11,12 +11,12 @@ import anyio
 from toolcell.config import Limits
 from toolcell.control.suspension import IN_DOUBT, Suspender
 from toolcell.errors import RunEnded
-from toolcell.host_work import HostWork
 from toolcell.journal.answers import answer_from_record
 from toolcell.journal.identity import digest_of_call, options_of
 from toolcell.journal.ledger import CANCELLED, Journal, JournalEntry
 from toolcell.results import Divergence, Outcome
 from toolcell.run.early_calls import EarlyCalls
+from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.catalogue import returns_of
 from toolcell.tools.definition import ToolDefinition

@@ -16,9 +16,9 @@ from anyio.abc import TaskGroup
 
 from toolcell.config import MIB, Limits, PoolConfig
 from toolcell.control import in_type_check
-from toolcell.daemon_threads import run_sync
 from toolcell.errors import SandboxUnavailable, ToolcellError
 from toolcell.results import ExecutionResult
+from toolcell.support.daemon_threads import run_sync
 
 SCRIPT: Final = f"""{Path(in_type_check.__file__).read_text(encoding="utf-8")}
 serve(lambda answer: call_tool("next_check", {{"answer": answer}}), stubs, names, paths, version)

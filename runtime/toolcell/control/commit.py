@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from toolcell.control.draft import Approved, Collected, Draft, answer_digest, known_arguments
 from toolcell.control.kept_drafts import MADE, START, DraftJournal
-from toolcell.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.journal.identity import digest_of_call
+from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.dry_run import arguments_of

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell.effects import Effect, Preflight, effects_digest, shown_effects
 from toolcell.errors import UnknownId, UsageError
-from toolcell.host_work import KEPT_BYTES, about_bytes
-from toolcell.packing import value_digest
 from toolcell.results import ExecutionResult
-from toolcell.text import as_one_line
+from toolcell.results.effects import Effect, Preflight, effects_digest, shown_effects
+from toolcell.support.host_work import KEPT_BYTES, about_bytes
+from toolcell.support.packing import value_digest
+from toolcell.support.text import as_one_line
 from toolcell.tools.adapters import keyword_invoke
 from toolcell.tools.call import Call
 from toolcell.tools.checks import shown

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolcell.control.draft import COMMITTED, COMMITTING, Approved, Draft, Drafts
-from toolcell.effects import CommitResult, EffectResult
 from toolcell.errors import UsageError
 from toolcell.journal.identity import options_of
 from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult
+from toolcell.results.effects import CommitResult, EffectResult
 from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.tools.call import CallableTools, RunContext

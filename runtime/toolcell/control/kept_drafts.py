@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from toolcell.control.decisions import AlreadyMade, check_ids
 from toolcell.control.draft import COMMITTED, Collected, Draft
-from toolcell.effects import Preflight
 from toolcell.errors import ResumeError, UnknownId, UsageError
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table, apply_record
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
-from toolcell.packing import bytes_digest, pack
 from toolcell.results import ExecutionResult
+from toolcell.results.effects import Preflight
+from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.checks import shown
 from toolcell.tools.hooks import Approve

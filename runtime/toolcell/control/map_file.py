@@ -18,8 +18,8 @@ from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.directory import MAP_SUFFIX, SUFFIX, item_run
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.store import JournalStore
-from toolcell.packing import pack, unpack, value_digest
 from toolcell.results import ErrorInfo, Outcome
+from toolcell.support.packing import pack, unpack, value_digest
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import anyio
 
-from toolcell import daemon_threads
 from toolcell.control.map_file import NAME, MapFile, OtherInputs, input_digest
 from toolcell.control.map_item import OF_THE_MACHINE, UNDECIDED, MapItem, had_no_effect, item_of
 from toolcell.control.resumption import Resumption
@@ -24,9 +23,10 @@ from toolcell.journal.directory import item_run
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalStore, NoSuchRun
 from toolcell.options import RunOptions
-from toolcell.packing import text_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, Suspension
 from toolcell.run.callbacks import NO_HANDLERS
+from toolcell.support import daemon_threads
+from toolcell.support.packing import text_digest
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_count, shown
 

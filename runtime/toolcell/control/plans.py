@@ -15,10 +15,10 @@ from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal, pending_of
 from toolcell.journal.store import JournalStore
 from toolcell.options import RunOptions
-from toolcell.packing import value_digest
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome, OutputFile, Suspension
 from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
+from toolcell.support.packing import value_digest
 from toolcell.tools import Origin, RunContext
 from toolcell.tools.call import CallableTools
 from toolcell.tools.jobs import open_jobs

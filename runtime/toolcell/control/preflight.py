@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toolcell.config import Limits
-from toolcell.effects import PlannedCall, Preflight
 from toolcell.journal.identity import options_of
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
+from toolcell.results.effects import PlannedCall, Preflight
 from toolcell.run.request import RunRequest, run_message, sendable
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind

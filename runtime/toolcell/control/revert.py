@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.results import ExecutionResult
+from toolcell.results.effects import CommitResult, RevertedCall, RevertResult
 from toolcell.run.reverts import Reverts
 from toolcell.run.runs import Runs
 from toolcell.tools.adapters import is_async, positional_spec

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from toolcell.config import Limits
 from toolcell.control.answering import JournaledTools
 from toolcell.control.suspension import BELOW, Denial, StartObserver, Suspender
-from toolcell.host_work import HostWork
 from toolcell.journal.ledger import Journal
 from toolcell.journal.store import JournalOwner
 from toolcell.options import OnApproval, Refresh
 from toolcell.results import Divergence, ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
+from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.placeholders import DryRun
 from toolcell_bridge.wire.messages import CallTool

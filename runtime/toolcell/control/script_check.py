@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, Protocol
 import anyio
 
 from toolcell.control.type_check import TypeChecker
-from toolcell.effects import Preflight
 from toolcell.errors import ToolcellError
+from toolcell.results.effects import Preflight
 from toolcell.tools.adapters import AgentTool
 from toolcell.tools.call import CallableTools
 from toolcell.tools.definition import ToolDefinition

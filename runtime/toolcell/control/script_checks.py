@@ -20,7 +20,7 @@ from toolcell.tools.threads import AbandonedThreads
 if TYPE_CHECKING:
     from toolcell.control.checkers import CheckerHost
     from toolcell.control.type_check import Earlier, TypeChecker, TypeFindings
-    from toolcell.effects import Preflight
+    from toolcell.results.effects import Preflight
 
 
 class ScriptChecks:

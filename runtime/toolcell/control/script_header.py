@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.effects import Preflight
 from toolcell.journal.identity import tool_digests
 from toolcell.journal.ledger import Journal
 from toolcell.options import OnApproval
+from toolcell.results.effects import Preflight
 from toolcell.run.script import Script
 from toolcell.sandbox.backend import GuestFile
 from toolcell.tools.call import CallableTools
@@ -26,7 +26,7 @@ def header_of(
     repaired: Journal | None = None,
 ) -> dict[str, Any]:
     """Return everything that is needed to run a script again, as plain data."""
-    from toolcell.packing import text_digest
+    from toolcell.support.packing import text_digest
 
     return {
         "source": source,

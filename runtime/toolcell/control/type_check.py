@@ -19,11 +19,11 @@ from toolcell.config import CheckTypes
 from toolcell.control.checkers import CheckerHost, Checkers, NotChecked
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.journal.identity import options_of
-from toolcell.packing import bytes_digest, pack
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
 from toolcell.run.request import sendable
 from toolcell.run.script import Script
-from toolcell.text import shown_findings
+from toolcell.support.packing import bytes_digest, pack
+from toolcell.support.text import shown_findings
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS

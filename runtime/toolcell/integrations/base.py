@@ -18,8 +18,8 @@ from toolcell.config import Limits
 from toolcell.errors import MissingPackage, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.runtime import Runtime
+from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.text import cut_text
 from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
 from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_failure

@@ -16,12 +16,12 @@ import sys
 import threading
 from typing import Any, Final, NoReturn
 
-from toolcell.copies import changed
 from toolcell.errors import ToolcellError
 from toolcell.integrations.base import SyncRuntimeOwner, missing_package
 from toolcell.results import ExecutionResult, Logs
+from toolcell.support.copies import changed
+from toolcell.support.text import for_terminal
 from toolcell.sync import SyncRuntime, SyncSession
-from toolcell.text import for_terminal
 
 try:
     from IPython.core.error import UsageError as MagicUsageError

@@ -5,7 +5,7 @@ Each public name is imported when it is first used, so a runtime loads what it u
 
 from typing import TYPE_CHECKING
 
-from toolcell.lazy import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = ["JournalConfig", "JournalStore", "make_private", "options_of", "registry_digest", "tool_digests"]
 

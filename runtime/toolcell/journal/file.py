@@ -21,7 +21,7 @@ from toolcell.errors import ResumeError
 from toolcell.journal.disk_budget import DiskBudget
 from toolcell.journal.frames import HEADER, Layout, NotUndone, append_whole, frames_of
 from toolcell.journal.marks import Mark, open_mark
-from toolcell.packing import pack, unpack
+from toolcell.support.packing import pack, unpack
 
 CHECKSUM_BYTES: Final = 4
 """The start of an HMAC-SHA256 over the checksum before and the record, with the key of the directory. So nobody without

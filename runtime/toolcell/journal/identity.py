@@ -7,8 +7,8 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
-from toolcell.packing import bytes_digest, pack
+from toolcell.support import daemon_threads
+from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
 from toolcell.tools.registry import ToolRegistry

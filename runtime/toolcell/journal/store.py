@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from toolcell.effects import Preflight
 from toolcell.errors import QuotaExceeded, ResumeError, UsageError
 from toolcell.flows import Labels
 from toolcell.journal.config import JournalConfig
@@ -28,8 +27,9 @@ from toolcell.journal.ledger import Journal, JournalEntry, RecordedDecision, pen
 from toolcell.journal.marks import marks_directory
 from toolcell.journal.records import BEFORE_CALLS, LoadedRun, RunRecords, load_run
 from toolcell.journal.tokens import make_token, read_token
-from toolcell.json_text import is_small
 from toolcell.results import ExecutionResult, Suspension
+from toolcell.results.effects import Preflight
+from toolcell.support.json_text import is_small
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_kind, check_path, shown
 from toolcell.tools.options import Origin

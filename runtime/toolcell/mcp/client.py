@@ -26,8 +26,6 @@ from pydantic import ValidationError
 
 import toolcell
 from toolcell.errors import McpServerError, RegistrationError
-from toolcell.host_work import ELEMENT_WORK
-from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.mcp.answers import INVALID_RESULT, as_tool_result
 from toolcell.mcp.arguments import Transport, globs, hiding, labels_of, login_of, transport_of
 from toolcell.mcp.broken_tools import take_over_checks
@@ -36,6 +34,8 @@ from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.oauth import Auth
 from toolcell.mcp.requests import Elicit, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
+from toolcell.support.host_work import ELEMENT_WORK
+from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_one_of, check_seconds
 from toolcell.tools.context import ToolContext

@@ -21,11 +21,11 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from toolcell.call_text import MAX_ARGS, arguments_text
 from toolcell.control.decisions import Deny
-from toolcell.json_text import json_size, json_text, left_out
 from toolcell.results import ExecutionResult, OutputFile, PendingCall, Suspension
-from toolcell.text import as_one_line, clean
+from toolcell.support.call_text import MAX_ARGS, arguments_text
+from toolcell.support.json_text import json_size, json_text, left_out
+from toolcell.support.text import as_one_line, clean
 from toolcell.tools.code import code_result
 from toolcell.tools.hooks import Approve, Reject
 from toolcell.tools.parts import File, is_image

@@ -17,10 +17,10 @@ from pydantic import AnyHttpUrl
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolcell.asgi import HttpServer, bracketed, is_loopback, url_of
 from toolcell.errors import UsageError
-from toolcell.http_protocol import HttpLimits, bounded_protocol
 from toolcell.mcp.server import GONE, McpServer
+from toolcell.support.asgi import HttpServer, bracketed, is_loopback, url_of
+from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 PATH = "/mcp"
 RECEIVING_BYTES = 32 << 20

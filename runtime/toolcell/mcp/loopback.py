@@ -9,8 +9,8 @@ import sys
 import webbrowser
 from urllib.parse import parse_qs, urlsplit
 
-from toolcell import daemon_threads
 from toolcell.errors import McpServerError
+from toolcell.support import daemon_threads
 
 PATH = "/callback"
 MAX_REQUEST_LINE_BYTES = 16 * 1024

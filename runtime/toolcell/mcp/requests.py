@@ -22,7 +22,7 @@ from mcp_types import (
     TextContent,
 )
 
-from toolcell import daemon_threads
+from toolcell.support import daemon_threads
 from toolcell.tools.strangers import safe_text
 
 MAX_QUESTION_CHARS = 2_000

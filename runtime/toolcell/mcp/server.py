@@ -20,7 +20,6 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolcell.control.steps_of_plans import PlanRows
 from toolcell.errors import ToolcellError, UsageError
-from toolcell.json_text import json_start
 from toolcell.mcp import listing
 from toolcell.mcp.content import VALUE_BYTES, answer, decision, failed, file_blocks, question, readable_only, said
 from toolcell.options import RunOptions
@@ -28,7 +27,8 @@ from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.run.streaming import CallStarted, LogPrinted, ProgressReported, RunFinished, RunStream
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
-from toolcell.text import clean, one_line
+from toolcell.support.json_text import json_start
+from toolcell.support.text import clean, one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.catalogue import FOUND
 from toolcell.tools.definition import ToolDefinition

@@ -21,8 +21,8 @@ import mcp_types as types
 from mcp.server.stdio import stdio_server
 from pydantic import ValidationError
 
-from toolcell import daemon_threads
 from toolcell.mcp.server import McpServer
+from toolcell.support import daemon_threads
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Of one message. A longer line is answered with an error, and its rest is skipped."""

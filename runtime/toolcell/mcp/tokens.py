@@ -12,10 +12,10 @@ import platformdirs
 from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken, ProtectedResourceMetadata
 from pydantic import BaseModel, ValidationError
 
-from toolcell.atomic import write_file
 from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
+from toolcell.support.atomic import write_file
 
 MAX_STORED_CHARS = 256 * 1024
 

@@ -30,7 +30,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
 from toolcell.mcp.login import Login
 from toolcell.mcp.pace import Pace
-from toolcell.text import clean
+from toolcell.support.text import clean
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Of one message of a server: a whole page of its tools, or the result of one call."""

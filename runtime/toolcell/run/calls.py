@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import anyio
 
 from toolcell.config import Limits
-from toolcell.host_work import HostWork
 from toolcell.results import AbandonedThread, Outcome, ToolCallRecord
 from toolcell.run.connection import GuestConnection
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.sandbox.backend import LimitExceeded
+from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode

@@ -10,7 +10,6 @@ import errno
 from collections.abc import Callable
 from typing import Literal
 
-from toolcell import daemon_threads, event_loop
 from toolcell.errors import SandboxUnavailable
 from toolcell.results import Outcome
 from toolcell.run.garbage_pause import DECODING
@@ -19,7 +18,8 @@ from toolcell.run.recording import RecordedStream
 from toolcell.run.script_line import ASKED, ask_line
 from toolcell.sandbox.backend import ByteStream, LimitExceeded, Sandbox
 from toolcell.sandbox.shortages import describe
-from toolcell.time_slice import shared_slice
+from toolcell.support import daemon_threads, event_loop
+from toolcell.support.time_slice import shared_slice
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.connection import Connection, State
 from toolcell_bridge.wire.errors import RemoteProtocolError

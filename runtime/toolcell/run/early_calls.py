@@ -16,9 +16,9 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import ToolAbort
-from toolcell.host_work import HostWork
 from toolcell.journal.answers import answer_from_record
-from toolcell.packing import bytes_digest, pack
+from toolcell.support.host_work import HostWork
+from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.result import ToolResult

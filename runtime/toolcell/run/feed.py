@@ -13,9 +13,9 @@ from typing import Final, Literal, get_args
 
 import anyio
 
-from toolcell.eager import EagerReport, RetractedText
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
+from toolcell.results.eager import EagerReport, RetractedText
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.request import ROOM_BYTES
 from toolcell_bridge.wire.errors import RemoteProtocolError

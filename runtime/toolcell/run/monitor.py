@@ -14,12 +14,12 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell import daemon_threads
 from toolcell.config import Limits
 from toolcell.results import Outcome
 from toolcell.run.callbacks import Callbacks
 from toolcell.run.outcome import Failed
 from toolcell.sandbox.backend import LimitExceeded, Sandbox
+from toolcell.support import daemon_threads
 
 TICK_S = 0.02
 """How often running sandboxes are measured. A run shorter than this is only measured at its end."""

@@ -14,7 +14,7 @@ from typing import Any
 from toolcell.config import Limits
 from toolcell.results import ErrorFrame, ErrorInfo, Outcome, Usage
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
-from toolcell.text import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell_bridge.wire.messages import Done
 
 

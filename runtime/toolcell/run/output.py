@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from toolcell.host_work import MESSAGE_WORK, HostWork
 from toolcell.results import Logs, Outcome, OutputFile
 from toolcell.run.callbacks import Callbacks
 from toolcell.run.connection import GuestConnection
@@ -16,6 +15,7 @@ from toolcell.run.printed_text import Capture, Stream
 from toolcell.run.request import RunRequest
 from toolcell.run.returned_files import ReturnedFiles
 from toolcell.sandbox.backend import LimitExceeded
+from toolcell.support.host_work import MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.messages import (
     CallAhead,

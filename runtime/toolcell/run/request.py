@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 
 from toolcell.config import Limits
 from toolcell.errors import UsageError
-from toolcell.host_work import HostWork
 from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
+from toolcell.support.host_work import HostWork
 from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain

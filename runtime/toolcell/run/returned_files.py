@@ -11,7 +11,7 @@ from typing import Any
 
 from toolcell.config import Limits
 from toolcell.results import OutputFile
-from toolcell.text import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell_bridge.guest.files import media_type
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.invisible import is_visible

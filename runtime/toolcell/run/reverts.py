@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Final
 
 from toolcell.errors import UnknownId
-from toolcell.host_work import KEPT_BYTES
+from toolcell.support.host_work import KEPT_BYTES
 from toolcell.tools.reverts import MadeCalls
 
 RUNS: Final = 64

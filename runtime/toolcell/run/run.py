@@ -16,7 +16,6 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from toolcell.errors import AuditError, Misconfigured, ToolAbort, UsageError
-from toolcell.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell.results import ExecutionResult, Isolation, Outcome, Usage
 from toolcell.run.callbacks import CALLBACK_ERRORS
 from toolcell.run.calls import Answer, BegunCall, Dispatch, ThreadsLeft, ToolCalls
@@ -30,6 +29,7 @@ from toolcell.run.output import RunOutput
 from toolcell.run.request import Feed, RunRequest
 from toolcell.run.script_line import read_line
 from toolcell.sandbox.backend import Exit, LimitExceeded, Sample
+from toolcell.support.host_work import ELEMENT_WORK, MESSAGE_WORK, HostWork
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 from toolcell_bridge.wire.messages import CallTool, Log, ScriptPart
 

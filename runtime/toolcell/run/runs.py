@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from anyio.abc import TaskGroup
 
-from toolcell import daemon_threads
 from toolcell.config import Limits, Policy
-from toolcell.host_work import HostWork
-from toolcell.lifetime import Lifetime
 from toolcell.results import ExecutionResult
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.run.connection import GuestConnection
@@ -35,6 +32,9 @@ from toolcell.run.sandboxes import Sandboxes
 from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.sandbox.environment import Environment
+from toolcell.support import daemon_threads
+from toolcell.support.host_work import HostWork
+from toolcell.support.lifetime import Lifetime
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.context import share_labels

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolcell.config import Limits
-from toolcell.eager import ByStatement
-from toolcell.effects import Preflight
 from toolcell.options import RunOptions
+from toolcell.results.eager import ByStatement
+from toolcell.results.effects import Preflight
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.input_files import guest_files
 from toolcell.sandbox.backend import GuestFile

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolcell import daemon_threads
 from toolcell.errors import AuditError, ToolAbort, UsageError
 from toolcell.run.calls import Answer, unsendable
 from toolcell.run.observer import RunObserver
+from toolcell.support import daemon_threads
 from toolcell.tools import Origin, RunContext, ToolDefinition
 from toolcell.tools.call import CallableTools
 from toolcell.tools.catalogue import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of

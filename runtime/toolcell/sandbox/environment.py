@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from toolcell import daemon_threads
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import UsageError
 from toolcell.sandbox.backend import Backend, check_choice
 from toolcell.sandbox.built_in import built_in_backend
 from toolcell.sandbox.shortages import check_supported
+from toolcell.support import daemon_threads
 
 
 class Environment:

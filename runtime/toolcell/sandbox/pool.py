@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell import event_loop
 from toolcell.errors import SandboxUnavailable
+from toolcell.support import event_loop
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import anyio
 from starlette.responses import Response
 
-from toolcell import daemon_threads
-from toolcell.json_text import TooLong, exact_json_bytes, exact_json_text, is_small, left_out
 from toolcell.service.problems import Problem
+from toolcell.support import daemon_threads
+from toolcell.support.json_text import TooLong, exact_json_bytes, exact_json_text, is_small, left_out
 
 JSON: Final = "application/json"
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from toolcell.asgi import is_loopback
 from toolcell.service.principal import Principal, Scope
 from toolcell.service.problems import Problem
+from toolcell.support.asgi import is_loopback
 
 LOOPBACK_TENANT = "default"
 

@@ -15,12 +15,10 @@ from anyio.abc import TaskGroup
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.errors import UsageError
-from toolcell.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.lifetime import Lifetime, OpenedInBlock
 from toolcell.options import OnApproval, Refresh, RunOptions
 from toolcell.results import AbandonedThread, ExecutionResult, Suspension
+from toolcell.results.effects import CommitResult, Preflight, RevertResult
 from toolcell.run.callbacks import OnLog, OnProgress
 from toolcell.run.input_files import FileContent, FileInput
 from toolcell.run.streaming import RunStream
@@ -35,6 +33,8 @@ from toolcell.service.socket.asked import (
 )
 from toolcell.service.socket.link import ServiceLink, socket_url
 from toolcell.service.socket.values import reference_to
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.checks import check_seconds, shown

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from toolcell.errors import ServiceError, ServiceUnavailable, UsageError
-from toolcell.lifetime import Lifetime
 from toolcell.run.callbacks import NO_HANDLERS, RunHandlers
 from toolcell.service.socket.asked import asked_context, given_only
 from toolcell.service.socket.caller_tools import CallerTools
@@ -17,6 +16,7 @@ from toolcell.service.socket.messages import Ask
 from toolcell.service.socket.offer import offer_key, offered_tools
 from toolcell.service.socket.peer import ChannelLost
 from toolcell.service.socket.values import READERS
+from toolcell.support.lifetime import Lifetime
 from toolcell.tools import RunContext, ToolRegistry
 from toolcell.tools.registry import registry_of
 from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads

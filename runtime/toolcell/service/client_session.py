@@ -11,8 +11,6 @@ import anyio
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
 from toolcell.errors import ServiceError, SessionError, ToolcellError, UsageError
-from toolcell.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.lifetime import OpenedInBlock
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, Suspension
 from toolcell.run.callbacks import OnLog, OnProgress
@@ -21,6 +19,8 @@ from toolcell.run.streaming import RunStream
 from toolcell.service.socket.arguments import plain_decisions
 from toolcell.service.socket.asked import asked_files, asked_run, asked_token
 from toolcell.service.socket.values import READERS
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools import RunContext
 from toolcell.tools.call import CallableTools
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from toolcell import daemon_threads
 from toolcell.errors import StoreError
 from toolcell.results import OutputFile
 from toolcell.service.private_database import PrivateDatabase
+from toolcell.support import daemon_threads
 
 logger = logging.getLogger("toolcell.service")
 

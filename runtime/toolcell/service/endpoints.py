@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolcell.json_text import exact_json_text
 from toolcell.service.authentication import principal_of
 from toolcell.service.bodies import check_json, of_query, parsed_body, read_body
 from toolcell.service.keyed import HEADER, Asked
@@ -25,6 +24,7 @@ from toolcell.service.problems import Problem
 from toolcell.service.receiving import Reservation
 from toolcell.service.routes.models import NoQuery, RequestModel
 from toolcell.service.tenants import Tenant
+from toolcell.support.json_text import exact_json_text
 from toolcell.tools.run_state import new_id
 
 if TYPE_CHECKING:

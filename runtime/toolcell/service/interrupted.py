@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolcell import daemon_threads
 from toolcell.errors import ToolcellError
 from toolcell.service.problems import Problem
 from toolcell.service.tenants import Tenant
+from toolcell.support import daemon_threads
 
 
 async def interrupted_problem(tenant: Tenant, run_id: str) -> Problem:

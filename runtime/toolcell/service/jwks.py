@@ -14,8 +14,8 @@ import anyio
 import httpx
 import jwt
 
-from toolcell.asgi import is_loopback
 from toolcell.errors import UsageError
+from toolcell.support.asgi import is_loopback
 
 logger = logging.getLogger("toolcell.service.jwks")
 

@@ -16,10 +16,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable, StoreError, ToolcellError
-from toolcell.http_protocol import CONNECTION
-from toolcell.lifetime import Lifetime
 from toolcell.service.idempotency import (
     KEY,
     Answered,
@@ -34,6 +31,9 @@ from toolcell.service.idempotency import (
 from toolcell.service.interrupted import interrupted_problem
 from toolcell.service.problems import Problem, problem_in
 from toolcell.service.tenants import Tenant
+from toolcell.support import daemon_threads
+from toolcell.support.http_protocol import CONNECTION
+from toolcell.support.lifetime import Lifetime
 
 logger = logging.getLogger("toolcell.service.keyed")
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 import anyio
 from starlette.requests import Request
 
-from toolcell.http_protocol import CONNECTION
 from toolcell.service.endpoints import ApiRequest
 from toolcell.service.problems import Problem
 from toolcell.service.under_way import RunUnderWay
+from toolcell.support.http_protocol import CONNECTION
 
 T = TypeVar("T")
 

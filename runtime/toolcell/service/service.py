@@ -11,7 +11,6 @@ import anyio
 
 from toolcell.errors import UsageError
 from toolcell.journal import make_private
-from toolcell.lifetime import OpenedInBlock
 from toolcell.service.admission import Admission
 from toolcell.service.authenticators import make_authenticator
 from toolcell.service.config import ServiceConfig
@@ -24,6 +23,7 @@ from toolcell.service.receiving import Receiving
 from toolcell.service.socket.sessions import SocketSessions
 from toolcell.service.tenants import Tenants
 from toolcell.service.under_way import RunsUnderWay
+from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools import ToolRegistry
 
 SHARES: Final = 1024

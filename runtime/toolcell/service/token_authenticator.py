@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from toolcell import daemon_threads
 from toolcell.errors import StoreError
 from toolcell.service.attempts import Attempts
 from toolcell.service.bearer import BearerAuthenticator, refused
 from toolcell.service.principal import Principal
 from toolcell.service.tokens import TokenDatabase
+from toolcell.support import daemon_threads
 
 logger = logging.getLogger("toolcell.service.tokens")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from toolcell import daemon_threads
 from toolcell.results import Suspension
 from toolcell.runtime import Runtime
+from toolcell.support import daemon_threads
 
 if TYPE_CHECKING:
     from toolcell.control.draft import Draft

@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import header_of, script_of
-from toolcell.copies import changed
-from toolcell.eager import EagerReport
 from toolcell.errors import ResumeError, SessionError, UsageError
 from toolcell.journal.file import Damaged, JournalFile, OlderCopy, RecordKind, Table
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.journal.store import JournalStore
 from toolcell.options import OnApproval
-from toolcell.packing import pack
 from toolcell.results import ExecutionResult, Outcome, Suspension
+from toolcell.results.eager import EagerReport
 from toolcell.run.script import Script
 from toolcell.sessions.settings import SESSION_PREFIX, SESSION_SUFFIX, Restores
+from toolcell.support.copies import changed
+from toolcell.support.packing import pack
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.registry import ToolRegistry
 from toolcell_bridge.wire.messages import RunScript

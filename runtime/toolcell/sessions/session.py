@@ -17,10 +17,7 @@ import anyio.lowlevel
 from toolcell.config import CheckTypes, Limits, LintProfile
 from toolcell.control.decisions import ResumeDecision
 from toolcell.control.draft import Draft
-from toolcell.copies import changed
 from toolcell.errors import SessionError, UsageError
-from toolcell.keywords import check_keywords, keywords_known, keywords_of
-from toolcell.lifetime import OpenedInBlock
 from toolcell.options import OnApproval, RunOptions
 from toolcell.results import ExecutionResult, SessionFile, SessionReport, Suspension
 from toolcell.run.callbacks import NO_HANDLERS, OnLog, OnProgress
@@ -34,6 +31,9 @@ from toolcell.sessions.host import SessionHost
 from toolcell.sessions.journal import SessionScript
 from toolcell.sessions.settings import Restores, SessionSettings, check_name, check_script_limits
 from toolcell.sessions.state import SessionState
+from toolcell.support.copies import changed
+from toolcell.support.keywords import check_keywords, keywords_known, keywords_of
+from toolcell.support.lifetime import OpenedInBlock
 from toolcell.tools.call import CallableTools, RunContext
 
 LISTING = (

@@ -14,7 +14,6 @@ from toolcell.config import Limits
 from toolcell.control.run_control import RunControl
 from toolcell.control.script_header import script_of
 from toolcell.control.type_check import ANYTHING_EARLIER, Earlier, earlier_scripts
-from toolcell.copies import changed
 from toolcell.errors import SessionError
 from toolcell.flows import Labels
 from toolcell.journal.ledger import Journal
@@ -38,6 +37,7 @@ from toolcell.sessions.journal import (
 )
 from toolcell.sessions.sandbox import SessionSandbox
 from toolcell.sessions.settings import Restores, SessionSettings
+from toolcell.support.copies import changed
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell_bridge.wire.messages import Stay
 

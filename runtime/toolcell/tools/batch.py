@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from toolcell.errors import AuditError, ToolAbort
-from toolcell.time_slice import TimeSlice
+from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.call import Call
 from toolcell.tools.pipeline import admit, conclude, perform, record_as_cancelled, refuse, run_call
 from toolcell.tools.registry_state import RegistryState

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from toolcell.config import CheckTypes
-from toolcell.copies import changed
 from toolcell.errors import UsageError
-from toolcell.host_work import HostWork
+from toolcell.support.copies import changed
+from toolcell.support.host_work import HostWork
 from toolcell.tools.checks import check_fields
 from toolcell.tools.coercion import Change
 from toolcell.tools.concurrency import ToolIdentity, Workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 from toolcell.tools.call import Call
 from toolcell.tools.problems import bounded_json
 from toolcell.tools.result import Status, ToolResult

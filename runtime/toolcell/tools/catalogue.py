@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
-from toolcell import daemon_threads
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from toolcell.effects import shown_effects
 from toolcell.errors import SandboxUnavailable, ToolAbort, UsageError
 from toolcell.flows import Flow
 from toolcell.results import ErrorInfo, ExecutionResult, Outcome
-from toolcell.text import clean, cut_text, shown_findings
+from toolcell.results.effects import shown_effects
+from toolcell.support.text import clean, cut_text, shown_findings
 from toolcell.tools.adapters import with_options
 from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import shown

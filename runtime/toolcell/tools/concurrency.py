@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
 from toolcell.errors import ToolAbort, ToolError
+from toolcell.support import daemon_threads
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.threads import ToolThread, when_all_over
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from toolcell import daemon_threads
+from toolcell.support import daemon_threads
 from toolcell.tools.result import ToolResult
 from toolcell.tools.values import plain_or_text
 

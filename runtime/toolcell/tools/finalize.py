@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from toolcell.errors import ToolError
-from toolcell.text import cut_bytes
+from toolcell.support.text import cut_bytes
 from toolcell.tools.call import Call
 from toolcell.tools.call_log import MAX_NAME_CHARS, args_for_log, logger
 from toolcell.tools.checks import text_of

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import anyio
 
 from toolcell.errors import UsageError
-from toolcell.text import cut_text, one_line
-from toolcell.time_slice import TimeSlice
+from toolcell.support.text import cut_text, one_line
+from toolcell.support.time_slice import TimeSlice
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.batch import first_that_ends_run, run_batch
 from toolcell.tools.call import Call

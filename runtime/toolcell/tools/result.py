@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from toolcell.errors import UsageError
-from toolcell.text import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools.checks import check_kind, check_one_of, shown, text_of
 from toolcell.tools.parts import File, Image, Part, Text, is_image, plain_part
 from toolcell.tools.values import plain_or_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell.host_work import about_bytes
+from toolcell.support.host_work import about_bytes
 from toolcell.tools.result import ToolResult
 
 FINAL = "its tool has no revert="

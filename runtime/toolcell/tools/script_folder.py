@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from toolcell.atomic import write_file
 from toolcell.errors import RegistrationError, UsageError
-from toolcell.packing import text_digest
+from toolcell.support.atomic import write_file
+from toolcell.support.packing import text_digest
 from toolcell.tools.checks import check_path
 from toolcell.tools.saved_script import (
     MAX_SOURCE_BYTES,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.errors import RegistrationError
-from toolcell.text import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools.stub_types import OBSERVED
 
 MAX_SCHEMA_TEXT_CHARS = 500

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from toolcell import daemon_threads
 from toolcell.errors import RegistrationError
-from toolcell.text import one_line
+from toolcell.support import daemon_threads
+from toolcell.support.text import one_line
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.parts import Text
 from toolcell.tools.result import ErrorCode, Status, ToolResult

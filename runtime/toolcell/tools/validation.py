@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
-from toolcell.host_work import ELEMENT_WORK, HostWork
+from toolcell.support import daemon_threads
+from toolcell.support.host_work import ELEMENT_WORK, HostWork
 from toolcell.tools.arguments import ArgumentError, CheckedArguments
 from toolcell.tools.call import Call
 from toolcell.tools.concurrency import passes_on

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from audit.ledger import Ledger
-from toolcell import packing
 from toolcell.audit import chain_check, receipt, records, verify
 from toolcell.audit.format import (
     GENESIS,
@@ -28,6 +27,7 @@ from toolcell.audit.query import Index
 from toolcell.audit.signatures import default_heads_dir, saved_heads
 from toolcell.audit.verify import Report
 from toolcell.errors import AuditError
+from toolcell.support import packing
 
 
 def last_frame(path: Path) -> Frame:

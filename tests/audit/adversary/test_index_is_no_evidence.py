@@ -13,11 +13,11 @@ import pytest
 from audit.adversary.test_forged_history import append_record, forge_run
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
-from toolcell import packing
 from toolcell.audit import indexing, receipt, records
 from toolcell.audit.format import Frame, encode_frame, segment_path, split_segment
 from toolcell.audit.keys import HmacKey, Verifier
 from toolcell.audit.query import BROKEN, UNSIGNED, UNVERIFIED, VERIFIED, Index, RunSummary
+from toolcell.support import packing
 
 
 def listed(ledger: Ledger, keys: list[Verifier] | None = None) -> list[RunSummary]:

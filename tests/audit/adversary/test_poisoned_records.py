@@ -16,7 +16,6 @@ from rich.console import Console
 from audit.adversary.test_forged_history import last_frame
 from audit.ledger import Ledger
 from audit.record_examples import EXAMPLES
-from toolcell import packing
 from toolcell.audit import records
 from toolcell.audit.filters import Filter
 from toolcell.audit.format import encode_frame, segment_path
@@ -26,6 +25,7 @@ from toolcell.audit.replay import runtime_options
 from toolcell.audit.signatures import load_heads, read_prune_record
 from toolcell.cli import audit_render
 from toolcell.errors import AuditError, ToolcellError
+from toolcell.support import packing
 
 STAND_IN, BIG_INT = 2, 1
 

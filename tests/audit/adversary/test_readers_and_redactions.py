@@ -20,7 +20,6 @@ from rich.console import Console
 from audit.adversary.test_forged_history import append_record, forge_run
 from audit.ledger import Ledger
 from audit.test_audit_commands import invoke
-from toolcell import packing
 from toolcell.audit import chain_check, indexing, receipt, records, redaction
 from toolcell.audit.filters import Filter
 from toolcell.audit.format import (
@@ -46,6 +45,7 @@ from toolcell.audit.verify import BAD_PRUNE_RECORD
 from toolcell.audit.witness import MAX_CHAINS, FileWitness, WitnessFailed, longest_heads, to_line
 from toolcell.cli import audit_render, exits
 from toolcell.errors import AuditError, UsageError
+from toolcell.support import packing
 from toolcell.tools import RunContext
 
 

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp
 
 from audit.ledger import Ledger
 from machine import CHROMIUM
-from toolcell.asgi import HttpServer, listening
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
 from toolcell.service.viewer.visitors import OneLog
+from toolcell.support.asgi import HttpServer, listening
 
 Returned = TypeVar("Returned")
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
 from toolcell.sandbox.docker.demultiplex import STDOUT, BrokenStream, Demultiplexer, DoneCounter, MarkedOutput
 from toolcell.sandbox.stream import SocketStream
+from toolcell.support import daemon_threads
 
 if TYPE_CHECKING:
     from toolcell.sandbox.docker.client import EngineClient

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
 
-from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.shortages import REMEDIES, describe
+from toolcell.support import daemon_threads
 
 if TYPE_CHECKING:
     from docker import APIClient

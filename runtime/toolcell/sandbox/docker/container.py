@@ -14,13 +14,13 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 
-from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.attach import AttachedStream
 from toolcell.sandbox.docker.client import Conflict, EngineClient
 from toolcell.sandbox.docker.hardening import OWN_PROCESSES, Blueprint
 from toolcell.sandbox.docker.usage import UsageReader, find_cgroup
+from toolcell.support import daemon_threads
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 

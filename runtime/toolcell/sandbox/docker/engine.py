@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.docker import reaper
 from toolcell.sandbox.docker.attach import AttachedStream, attach
@@ -22,6 +21,7 @@ from toolcell.sandbox.docker.container import END_S, Container, ContainerState, 
 from toolcell.sandbox.docker.hardening import LABEL_MODE, Blueprint
 from toolcell.sandbox.docker.images.packages import ensure_image
 from toolcell.sandbox.docker.images.reference import ImageRef
+from toolcell.support import daemon_threads
 
 
 class Engine:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
+from toolcell.support import daemon_threads
 from toolcell.tools.threads import call_soon
 
 Returned = TypeVar("Returned")

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolcell.atomic import new_directory
 from toolcell.errors import SandboxUnavailable
+from toolcell.support.atomic import new_directory
 
 FORMAT = 1
 """Part of the key: goes up when the content of the directory changes."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolcell.atomic import new_directory
 from toolcell.errors import SandboxUnavailable
+from toolcell.support.atomic import new_directory
 
 if TYPE_CHECKING:
     from toolcell.sandbox.process import elf

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from toolcell import daemon_threads
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
@@ -24,6 +23,7 @@ from toolcell.sandbox.process.cgroup_manager import CgroupManager
 from toolcell.sandbox.process.namespaced_zygote import NamespacedProcess
 from toolcell.sandbox.process.signals import signal_all, tree_of
 from toolcell.sandbox.stream import SocketStream, read_available
+from toolcell.support import daemon_threads
 from toolcell_bridge.guest.errors import ASK_SIGNAL
 from toolcell_bridge.guest.interrupts import INTERRUPT_SIGNAL
 from toolcell_bridge.isolation.rlimits import RlimitPlan

@@ -21,10 +21,10 @@ from typing import Any
 from filelock import FileLock
 from packaging.utils import canonicalize_name
 
-from toolcell.atomic import new_directory, remove_tree
 from toolcell.errors import PackageError
 from toolcell.sandbox.process import package_sources as sources
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
+from toolcell.support.atomic import new_directory, remove_tree
 
 FORMAT = 1
 """Part of every key: a change of layout makes new entries instead of misreading old ones."""

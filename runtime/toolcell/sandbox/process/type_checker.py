@@ -6,9 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from toolcell.atomic import new_directory
 from toolcell.errors import SandboxUnavailable, UsageError
 from toolcell.sandbox.process.cache import default_cache_dir, private_directory
+from toolcell.support.atomic import new_directory
 
 FORMAT = 1
 """Part of the key: goes up when the content of a copy changes."""

@@ -18,7 +18,6 @@ import anyio
 import msgpack
 from anyio.abc import TaskGroup
 
-from toolcell import daemon_threads
 from toolcell.config import Limits, Policy, names_of
 from toolcell.errors import MissingPackage, SandboxUnavailable, UsageError
 from toolcell.sandbox.backend import BackendDefaults
@@ -27,6 +26,7 @@ from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
+from toolcell.support import daemon_threads
 from toolcell.tools.checks import check_count, check_kind
 
 logger = logging.getLogger("toolcell.ray")

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from toolcell.eager import EagerReport
-from toolcell.effects import Effect, EffectResult, Preflight, RevertedCall
 from toolcell.results import (
     AbandonedThread,
     Divergence,
@@ -20,6 +18,8 @@ from toolcell.results import (
     ToolCallRecord,
     Usage,
 )
+from toolcell.results.eager import EagerReport
+from toolcell.results.effects import Effect, EffectResult, Preflight, RevertedCall
 
 
 class AnswerModel(BaseModel):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolcell.control.decisions import AlreadyMade, Deny, Edit, ResumeDecision
-from toolcell.effects import CommitResult
 from toolcell.results import Suspension
+from toolcell.results.effects import CommitResult
 from toolcell.service.endpoints import ApiRequest, Endpoint
 from toolcell.service.principal import Scope
 from toolcell.service.problems import Problem

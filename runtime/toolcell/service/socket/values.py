@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from toolcell.control.steps_of_plans import PlanRows
-from toolcell.effects import CommitResult, Preflight, RevertResult
 from toolcell.results import ExecutionResult, Outcome, OutputFile, SessionFile, Suspension
+from toolcell.results.effects import CommitResult, Preflight, RevertResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 

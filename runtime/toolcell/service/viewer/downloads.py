@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from toolcell.result_html import IMAGE_STARTS
-from toolcell.text import one_line
+from toolcell.results.html import IMAGE_STARTS
+from toolcell.support.text import one_line
 
 SANDBOX: Final = "sandbox; default-src 'none'; frame-ancestors 'none'"
 MAX_NAME_CHARS: Final = 150

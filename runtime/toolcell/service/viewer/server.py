@@ -8,12 +8,12 @@ from pathlib import Path
 
 import uvicorn
 
-from toolcell.asgi import HttpServer, url_of
 from toolcell.audit.keys import Verifier
-from toolcell.http_protocol import HttpLimits, bounded_protocol
 from toolcell.service.log_reader import LogReader
 from toolcell.service.viewer.app import create_viewer
 from toolcell.service.viewer.visitors import OneLog
+from toolcell.support.asgi import HttpServer, url_of
+from toolcell.support.http_protocol import HttpLimits, bounded_protocol
 
 MAX_CONNECTIONS = 200
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolcell import daemon_threads
 from toolcell.audit.format import begun_segments, chain_directories
 from toolcell.audit.verify import Report, verify
 from toolcell.errors import AuditError
 from toolcell.service.log_reader import LogReader
+from toolcell.support import daemon_threads
 
 
 @dataclass(slots=True)

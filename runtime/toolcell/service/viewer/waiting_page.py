@@ -9,7 +9,6 @@ from typing import Any
 from starlette.responses import Response
 
 from toolcell.audit.html import shown_text
-from toolcell.call_text import arguments_text
 from toolcell.control.decisions import Deny, Edit, ResumeDecision
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, PendingCall, Suspension
@@ -19,6 +18,7 @@ from toolcell.service.viewer.rendering import MAX_TEXT_CHARS
 from toolcell.service.viewer.service_host import host_of
 from toolcell.service.viewer.site import PageMissing, Visit, form, page
 from toolcell.service.viewer.visitors import APPROVE, READ
+from toolcell.support.call_text import arguments_text
 from toolcell.tools.hooks import Approve
 
 CHANGED = "what waits is no longer what this page showed; look at it again"

@@ -5,7 +5,7 @@ Nothing of it is imported before it is used. A package that needs an extra says 
 
 from __future__ import annotations
 
-from toolcell.lazy import lazy_names
+from toolcell.support.lazy import lazy_names
 
 __all__ = [
     "PARSERS",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, ParamSpec, TypeVar
 
-from toolcell import daemon_threads
 from toolcell.errors import ToolError
-from toolcell.text import for_terminal
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal
 from toolcell.tools.builtin.encodings import decode, encode
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.workspace import Entry, Workspace

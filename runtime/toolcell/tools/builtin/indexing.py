@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolcell import daemon_threads
+from toolcell.support import daemon_threads
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section, chunks_of
 from toolcell.tools.builtin.stores.protocols import DocumentStore
 from toolcell.tools.builtin.stores.records import Document

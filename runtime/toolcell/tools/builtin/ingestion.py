@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
 
-from toolcell import daemon_threads
 from toolcell.errors import DocumentError, UsageError
 from toolcell.results import ExecutionResult
-from toolcell.text import for_terminal
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section
 from toolcell.tools.builtin.indexing import index_document
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from toolcell.errors import ToolError
-from toolcell.text import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes
 from toolcell.tools.builtin.indexing import index_document
 from toolcell.tools.builtin.package import ToolPackage, offered

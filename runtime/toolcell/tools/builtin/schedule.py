@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from toolcell.errors import ToolError, UsageError
 from toolcell.flows import flow_of
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.recurrence import (

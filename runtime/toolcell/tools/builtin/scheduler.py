@@ -29,7 +29,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import StoreError, UsageError
-from toolcell.text import cut_text
+from toolcell.support.text import cut_text
 from toolcell.tools.builtin.recurrence import Recurrence, check_dates, parse_recurrence
 from toolcell.tools.builtin.schedule import planned_calls
 from toolcell.tools.builtin.stores.protocols import STORES, ScheduleStore

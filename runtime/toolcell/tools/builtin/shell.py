@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from toolcell import daemon_threads
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
 from toolcell.results import ExecutionResult, Outcome
-from toolcell.text import clean, for_terminal, one_line
+from toolcell.support import daemon_threads
+from toolcell.support.text import clean, for_terminal, one_line
 from toolcell.tools.builtin import in_shell
 from toolcell.tools.builtin.file import Roots, in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from toolcell import daemon_threads
 from toolcell.errors import SandboxUnavailable, ToolError, UsageError
-from toolcell.text import for_terminal, one_line
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal, one_line
 from toolcell.tools.builtin.file import in_thread
 from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.skill_folder import (

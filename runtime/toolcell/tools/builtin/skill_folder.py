@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolcell.errors import ToolError, UsageError
-from toolcell.text import for_terminal
+from toolcell.support.text import for_terminal
 from toolcell.tools.builtin.stores.records import Skill
 from toolcell.tools.builtin.workspace import Workspace
 from toolcell.tools.checks import check_path, shown

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from toolcell.errors import ToolError, UsageError
-from toolcell.text import for_terminal, one_line
+from toolcell.support.text import for_terminal, one_line
 from toolcell.tools.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.tools.builtin.globs import Glob
 from toolcell.tools.builtin.own_files import DRAFT, replace_file, require_own_file

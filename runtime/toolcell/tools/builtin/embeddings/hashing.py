@@ -7,8 +7,8 @@ import zlib
 from collections import Counter
 from typing import Final
 
-from toolcell import daemon_threads
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.tools.checks import check_count
 from toolcell.tools.words import STOP_WORDS, words

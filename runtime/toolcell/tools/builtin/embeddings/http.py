@@ -14,7 +14,7 @@ from typing import Any, Final
 import anyio
 
 from toolcell.errors import EmbeddingError, UsageError
-from toolcell.text import one_line
+from toolcell.support.text import one_line
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.tools.checks import check_count, check_kind, check_seconds
 from toolcell.tools.embedding_provider import checked_vectors

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from toolcell import daemon_threads
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools.checks import check_kind
 
 FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")

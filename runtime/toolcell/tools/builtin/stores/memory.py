@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Final, TypeVar
 
-from toolcell import daemon_threads
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools.builtin.stores.records import (
     Chunk,
     ChunkFilter,

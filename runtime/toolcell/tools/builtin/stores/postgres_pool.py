@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from toolcell import daemon_threads
 from toolcell.errors import StoreError, UsageError
+from toolcell.support import daemon_threads
 from toolcell.tools.builtin.stores.database import Rows, Transaction
 from toolcell.tools.builtin.stores.schema import MIGRATIONS, VERSION
 

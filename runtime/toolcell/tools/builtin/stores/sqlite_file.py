@@ -11,8 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from toolcell import daemon_threads
 from toolcell.errors import StoreError
+from toolcell.support import daemon_threads
 from toolcell.tools.builtin.stores.database import Rows, Transaction
 from toolcell.tools.builtin.stores.schema import MIGRATIONS, VERSION
 

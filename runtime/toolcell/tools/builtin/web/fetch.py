@@ -16,7 +16,7 @@ import httpcore
 import httpx
 
 from toolcell.errors import ToolError
-from toolcell.quiet_loggers import quiet_loggers
+from toolcell.support.quiet_loggers import quiet_loggers
 from toolcell.tools.builtin.web.bodies import ACCEPT_ENCODING, read_body
 from toolcell.tools.builtin.web.network import GuardedTransport, Resolver
 from toolcell.tools.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from toolcell.call_text import MAX_ARG_CHARS, arguments_text, call_text
-from toolcell.packing import value_digest
-from toolcell.text import as_one_line
+from toolcell.support.call_text import MAX_ARG_CHARS, arguments_text, call_text
+from toolcell.support.packing import value_digest
+from toolcell.support.text import as_one_line
 
 MAX_LISTED: Final = 50
 """Effects that a text lists."""

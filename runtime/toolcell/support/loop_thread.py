@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from toolcell import daemon_threads
 from toolcell.errors import UsageError
+from toolcell.support import daemon_threads
 
 T = TypeVar("T")
 

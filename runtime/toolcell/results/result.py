@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from toolcell.call_text import call_text
-from toolcell.eager import EagerReport
-from toolcell.effects import Effect, Preflight, shown_effects
-from toolcell.json_text import json_text
-from toolcell.text import SHORT, as_one_line, clean, shown_findings
+from toolcell.results.eager import EagerReport
+from toolcell.results.effects import Effect, Preflight, shown_effects
+from toolcell.support.call_text import call_text
+from toolcell.support.json_text import json_text
+from toolcell.support.text import SHORT, as_one_line, clean, shown_findings
 
 
 class Outcome(enum.StrEnum):
@@ -377,7 +377,7 @@ class ExecutionResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows. All of it is escaped; nothing that a script printed is HTML."""
-        from toolcell.result_html import result_html  # what only notebooks need
+        from toolcell.results.html import result_html  # what only notebooks need
 
         return result_html(self)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toolcell.json_text import json_text
-from toolcell.packing import bytes_digest, text_digest, value_digest
-from toolcell.text import as_one_line
+from toolcell.support.json_text import json_text
+from toolcell.support.packing import bytes_digest, text_digest, value_digest
+from toolcell.support.text import as_one_line
 from toolcell_bridge.guest.placeholder import RESULT_OF
 
 MAX_ARG_CHARS: Final = 200

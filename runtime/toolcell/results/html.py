@@ -10,8 +10,8 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell.json_text import json_text
-from toolcell.text import clean, cut_text
+from toolcell.support.json_text import json_text
+from toolcell.support.text import clean, cut_text
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -1,0 +1,78 @@
+"""What a run returns, as frozen data: result, calls, files, usage, effects and reports.
+
+Each public name is imported when it is first used, so a run loads what it uses.
+"""
+
+from typing import TYPE_CHECKING
+
+from toolcell.support.lazy import lazy_names
+
+__all__ = [
+    "AbandonedThread",
+    "ByStatement",
+    "CommitResult",
+    "Divergence",
+    "EagerReport",
+    "Effect",
+    "EffectResult",
+    "ErrorFrame",
+    "ErrorInfo",
+    "ExecutionResult",
+    "Isolation",
+    "LogEntry",
+    "Logs",
+    "Outcome",
+    "OutputFile",
+    "PendingCall",
+    "PlannedCall",
+    "Preflight",
+    "Repair",
+    "RepairedCall",
+    "RetractedText",
+    "RevertResult",
+    "RevertedCall",
+    "SessionFile",
+    "SessionReport",
+    "Suspension",
+    "ToolCallRecord",
+    "Usage",
+]
+
+if TYPE_CHECKING:
+    from toolcell.results.eager import ByStatement, EagerReport, RetractedText
+    from toolcell.results.effects import (
+        CommitResult,
+        Effect,
+        EffectResult,
+        PlannedCall,
+        Preflight,
+        RevertedCall,
+        RevertResult,
+    )
+    from toolcell.results.result import (
+        AbandonedThread,
+        Divergence,
+        ErrorFrame,
+        ErrorInfo,
+        ExecutionResult,
+        Isolation,
+        LogEntry,
+        Logs,
+        Outcome,
+        OutputFile,
+        PendingCall,
+        Repair,
+        RepairedCall,
+        SessionFile,
+        SessionReport,
+        Suspension,
+        ToolCallRecord,
+        Usage,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "toolcell.results.result",
+        "toolcell.results.effects",
+        "toolcell.results.eager",
+    )
