@@ -21,9 +21,8 @@ from toolcell.service.socket.remote_tools import remote_registry
 from toolcell.tools import ToolDefinition
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.problems import ValueCheck, compile_schema
 from toolcell.tools.schema_work import MAX_RECURSIVE_WEIGHT, MAX_WEIGHT, SchemaWork
-from toolcell.tools.subschemas import compile_schema
-from toolcell.tools.value_check import ValueCheck
 
 LEVELS = 28
 SOON_S = 2.0

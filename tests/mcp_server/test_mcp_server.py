@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from toolcell import Limits, PoolConfig, Runtime, ToolRegistry
 from toolcell.mcp.listing import FRESH, code_text
 from toolcell.mcp.server import INSTRUCTIONS, McpServer
-from toolcell.tools.descriptions import described_sandbox
+from toolcell.tools.code import described_sandbox
 from toolcell.tools.parts import File
 from toolcell.tools.result import ToolResult
 

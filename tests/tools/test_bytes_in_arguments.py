@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from toolcell.tools import Origin, ToolRegistry
 from toolcell.tools.encoded import BASE64, place_bytes
-from toolcell.tools.subschemas import Subschemas
+from toolcell.tools.problems import Subschemas
 
 pytestmark = pytest.mark.anyio
 

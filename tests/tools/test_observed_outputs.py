@@ -16,7 +16,7 @@ from toolcell.errors import UsageError
 from toolcell.journal.identity import registry_digest, tool_digests
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.observed import MAX_FIELDS, MAX_RESULTS, MAX_VISITED, ObservedOutput
-from toolcell.tools.stub_types import OBSERVED
+from toolcell.tools.stubs import OBSERVED
 from tools.toolkit import FakeRuntime
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,7 @@ from toolcell.agents.providers.scripted import ScriptedModel
 from toolcell.agents.transcript import tool_message
 from toolcell.results import ErrorInfo, ExecutionResult, LogEntry, Logs, OutputFile
 from toolcell.tools import File, Image, RunContext, Secrets, Text, ToolRegistry, ToolResult
-from toolcell.tools.code import code_result
-from toolcell.tools.descriptions import ADVICE, MAX_PACKAGES
+from toolcell.tools.code import ADVICE, MAX_PACKAGES, code_result
 from toolcell.tools.parts import IMAGE_SIGNATURES, MAX_IMAGE_BYTES, MAX_IMAGES
 from toolcell.tools.result import MAX_MODEL_CHARS
 

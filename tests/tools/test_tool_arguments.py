@@ -29,8 +29,8 @@ from toolcell.tools import (
 )
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
 from toolcell.tools.coercion import Coercer
-from toolcell.tools.json_text import ParseMode, parse_json
-from toolcell.tools.subschemas import Subschemas
+from toolcell.tools.problems import Subschemas
+from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import copy_arguments
 from tools.toolkit import QUERY_SCHEMA, FakeRuntime, recorded
 

@@ -25,8 +25,8 @@ from toolcell.tools import (
     ToolResult,
 )
 from toolcell.tools.batch import ends_run
+from toolcell.tools.concurrency import abandoned_threads
 from toolcell.tools.run_state import RunState
-from toolcell.tools.threads import abandoned_threads
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, kinds, recorded
 
 pytestmark = pytest.mark.anyio

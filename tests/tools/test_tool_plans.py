@@ -17,8 +17,7 @@ from toolcell.agents.providers.scripted import ScriptedModel, calls
 from toolcell.errors import ToolAbort
 from toolcell.testing import FakeBackend
 from toolcell.tools import Block, Call, File, RunContext, ToolError, ToolRegistry, ToolResult
-from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, read_plan
-from toolcell.tools.plan_references import PlanError, look_up
+from toolcell.tools.plan import MAX_NAME_CHARS, MAX_OUTPUT_CHARS, MAX_REFERENCES, PlanError, look_up, read_plan
 from toolcell.tools.result import TokenUsage, to_json
 from tools.toolkit import PATIENCE_S, Crowd, FakeRuntime, Meeting, recorded
 

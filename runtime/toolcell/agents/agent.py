@@ -35,6 +35,7 @@ from toolcell.tools.adapters import with_options
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.code import (
+    CODE_TOOL,
     AskUser,
     CodeRuntime,
     ExecuteCode,
@@ -46,7 +47,6 @@ from toolcell.tools.code import (
 )
 from toolcell.tools.context import ToolContext, current
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import CODE_TOOL
 from toolcell.tools.events import Event, EventBus
 from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.parts import Text

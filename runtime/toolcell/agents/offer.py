@@ -7,12 +7,11 @@ from typing import Any
 
 from toolcell.agents.providers.provider import Message
 from toolcell.tools.call import RunContext
+from toolcell.tools.code import SEARCH_TOOL
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import SEARCH_TOOL
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
-from toolcell.tools.search_tool import search_spec
-from toolcell.tools.shown import is_large
+from toolcell.tools.search import is_large, search_spec
 
 
 def shown_tools(

@@ -22,8 +22,8 @@ from toolcell.errors import AuditError, SandboxUnavailable, ToolAbort
 from toolcell.run.runs import replay_seed
 from toolcell.support import daemon_threads
 from toolcell.support.packing import text_digest, value_digest
-from toolcell.tools.catalogue import returns_of
 from toolcell.tools.options import Origin
+from toolcell.tools.search import returns_of
 
 if TYPE_CHECKING:
     from toolcell.config import Limits, Policy

@@ -22,9 +22,9 @@ from toolcell.errors import UsageError
 from toolcell.support.text import one_line
 from toolcell.tools import Origin, ToolDefinition, ToolRegistry
 from toolcell.tools.builtin.catalogue import all_packages
-from toolcell.tools.catalogue import FOUND
 from toolcell.tools.checks import check_one_of
 from toolcell.tools.detail import DETAILS, Detail
+from toolcell.tools.search import FOUND
 
 
 class Format(enum.StrEnum):

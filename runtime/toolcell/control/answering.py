@@ -18,11 +18,11 @@ from toolcell.results import Divergence, Outcome
 from toolcell.run.early_calls import EarlyCalls
 from toolcell.support.host_work import HostWork
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.catalogue import returns_of
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.hooks import Reject
 from toolcell.tools.options import Origin
 from toolcell.tools.result import Status, ToolResult
+from toolcell.tools.search import returns_of
 from toolcell_bridge.wire.messages import CallTool
 
 IN_DOUBT_CODE = "in_doubt"

@@ -14,11 +14,11 @@ from toolcell.journal.identity import digest_of_call
 from toolcell.results.effects import EffectResult, EffectStatus, cut_in_listing
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.checks import shown
-from toolcell.tools.dry_run import arguments_of
 from toolcell.tools.placeholders import effects_in, with_results
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.run_state import Lineage
 from toolcell.tools.spec import RegisteredTool
+from toolcell.tools.validation import arguments_of
 from toolcell_bridge.guest.values import to_plain
 
 

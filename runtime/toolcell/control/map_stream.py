@@ -19,7 +19,7 @@ from toolcell.control.map_item import MapItem
 from toolcell.control.map_progress import MapProgress
 from toolcell.errors import MapStopped, UsageError
 from toolcell.tools.checks import shown
-from toolcell.tools.threads import call_soon
+from toolcell.tools.concurrency import call_soon
 
 WINDOW: Final = 4
 """Inputs for each task that are pulled and not read: one slow item does not stop the others at once."""

@@ -21,7 +21,7 @@ from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.saved_script import SavedScript, ToolThen
 from toolcell.tools.schema_changes import changes
-from toolcell.tools.stub_types import mapping
+from toolcell.tools.stubs import mapping
 
 ScriptStatus = Literal["ok", "changed", "may break", "breaks"]
 

@@ -15,7 +15,7 @@ from toolcell.run.runs import Runs
 from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.tools.call import CallableTools, RunContext
-from toolcell.tools.threads import AbandonedThreads
+from toolcell.tools.concurrency import AbandonedThreads
 
 if TYPE_CHECKING:
     from toolcell.control.checkers import CheckerHost

@@ -28,8 +28,7 @@ from toolcell.tools.call import CallableTools, RunContext
 from toolcell.tools.checks import check_kind
 from toolcell.tools.detail import DETAILS
 from toolcell.tools.options import Origin
-from toolcell.tools.stub_types import declared, is_identifier
-from toolcell.tools.stubs import Described, checked_module
+from toolcell.tools.stubs import Described, checked_module, declared, is_identifier
 from toolcell_bridge.guest.tool_names import python_path
 from toolcell_bridge.guest.tools import GUEST_NAMES
 

@@ -22,9 +22,8 @@ from toolcell.support.text import cut_text
 from toolcell.sync import SyncRuntime, SyncSession
 from toolcell.tools.adapters import is_async, positional_spec, with_options
 from toolcell.tools.checks import text_of
-from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_failure
+from toolcell.tools.code import MAX_VALUE_CHARS, code_result, describe_code, describe_failure, described_sandbox
 from toolcell.tools.definition import MIN_DESCRIPTION_CHARS, ToolDefinition
-from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.result import to_json

@@ -18,7 +18,7 @@ from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools.checks import check_kind, check_one_of, shown
-from toolcell.tools.descriptions import CODE_TOOL
+from toolcell.tools.code import CODE_TOOL
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.run_state import new_id
 from toolcell.tools.stubs import python_stubs

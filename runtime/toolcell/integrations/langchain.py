@@ -29,9 +29,8 @@ from toolcell.sessions.session import Session
 from toolcell.sync import SyncRuntime
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_kind, shown
-from toolcell.tools.code import code_result, flows_of
+from toolcell.tools.code import CODE_TOOL, code_result, describe_code, described_sandbox, flows_of
 from toolcell.tools.context import current_context
-from toolcell.tools.descriptions import CODE_TOOL, describe_code, described_sandbox
 from toolcell.tools.hooks import Approve
 from toolcell.tools.parts import MAX_IMAGES
 from toolcell.tools.registry import ToolRegistry

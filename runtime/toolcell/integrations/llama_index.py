@@ -19,7 +19,7 @@ from toolcell.results import ExecutionResult
 from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.tools.checks import check_kind
-from toolcell.tools.descriptions import describe_code, described_sandbox
+from toolcell.tools.code import describe_code, described_sandbox
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import ToolSpec

@@ -24,9 +24,9 @@ from toolcell.runtime import Runtime
 from toolcell.sessions.session import Session
 from toolcell.tools.call import Call
 from toolcell.tools.checks import check_kind
+from toolcell.tools.code import describe_code, described_sandbox
 from toolcell.tools.context import current_context
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import describe_code, described_sandbox
 from toolcell.tools.hooks import Approve
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry

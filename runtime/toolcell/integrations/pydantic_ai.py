@@ -18,8 +18,7 @@ from toolcell.options import OnApproval, check_on_approval
 from toolcell.results import ExecutionResult, Outcome, Suspension
 from toolcell.runtime import Runtime
 from toolcell.tools.checks import check_kind
-from toolcell.tools.code import CODE_SCHEMA
-from toolcell.tools.descriptions import describe_code, described_sandbox
+from toolcell.tools.code import CODE_SCHEMA, describe_code, described_sandbox
 from toolcell.tools.hooks import Approve
 from toolcell.tools.options import Origin
 from toolcell.tools.registry import ToolRegistry

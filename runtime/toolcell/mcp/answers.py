@@ -24,9 +24,9 @@ from mcp_types import (
 )
 
 from toolcell.tools.parts import File, Part, Text
+from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ToolResult
 from toolcell.tools.strangers import safe_text
-from toolcell.tools.value_check import ValueCheck
 
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""

@@ -18,8 +18,8 @@ from toolcell.errors import RegistrationError
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.names import MAX_NAME_CHARS, provider_name
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.problems import ValueCheck
 from toolcell.tools.strangers import HIDDEN, bounded_schema, safe_text
-from toolcell.tools.value_check import ValueCheck
 
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_SHOWN_CHARS = 120

@@ -30,11 +30,11 @@ from toolcell.sessions.session import Session
 from toolcell.support.json_text import json_start
 from toolcell.support.text import clean, one_line
 from toolcell.tools.arguments import ArgumentChecker, InvalidArguments
-from toolcell.tools.catalogue import FOUND
+from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.descriptions import CODE_TOOL, SEARCH_TOOL
 from toolcell.tools.detail import check_shown_chars
 from toolcell.tools.options import Origin
+from toolcell.tools.search import FOUND
 from toolcell_bridge import __version__
 
 Context = ServerRequestContext[Any, Any]

@@ -37,12 +37,12 @@ from toolcell.support.host_work import HostWork
 from toolcell.support.lifetime import Lifetime
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
+from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.context import share_labels
 from toolcell.tools.jobs import open_jobs
 from toolcell.tools.policy import CallPolicy
 from toolcell.tools.registry import registry_of
 from toolcell.tools.reverts import MadeCalls
-from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 from toolcell_bridge.wire.messages import CallTool, RunScript
 
 if TYPE_CHECKING:

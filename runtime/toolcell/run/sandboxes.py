@@ -27,7 +27,7 @@ from toolcell.sandbox.backend import check_sandbox
 from toolcell.sandbox.environment import Environment
 from toolcell.sandbox.pool import Pool, StartClock
 from toolcell.sandbox.shortages import possible_cap, unavailable
-from toolcell.tools.threads import AbandonedThreads
+from toolcell.tools.concurrency import AbandonedThreads
 
 
 class Sandboxes:

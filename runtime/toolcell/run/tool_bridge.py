@@ -12,10 +12,10 @@ from toolcell.run.observer import RunObserver
 from toolcell.support import daemon_threads
 from toolcell.tools import Origin, RunContext, ToolDefinition
 from toolcell.tools.call import CallableTools
-from toolcell.tools.catalogue import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
 from toolcell.tools.detail import tools_text
 from toolcell.tools.finalize import told_failure
 from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
 from toolcell_bridge.guest.tools import LIST_TOOLS
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue

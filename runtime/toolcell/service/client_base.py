@@ -18,8 +18,8 @@ from toolcell.service.socket.peer import ChannelLost
 from toolcell.service.socket.values import READERS
 from toolcell.support.lifetime import Lifetime
 from toolcell.tools import RunContext, ToolRegistry
+from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
 from toolcell.tools.registry import registry_of
-from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads
 from toolcell_bridge.wire.errors import RemoteProtocolError, UnsendableValue, ValueTooLarge
 
 ATTEMPTS: Final = 5

@@ -6,9 +6,9 @@ Knows no sandbox, no run of a script and no model; `runtime` and `agents` build 
 import logging
 
 from toolcell.errors import ToolError
-from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, ToolObject
-from toolcell.tools.builder import Tool
+from toolcell.tools.adapters import AgentTool, FunctionTool, SimpleTool, Tool, ToolObject
 from toolcell.tools.call import Call, CallObserver, RunContext
+from toolcell.tools.concurrency import abandoned_threads
 from toolcell.tools.context import ToolContext, current_context
 from toolcell.tools.definition import ToolDefinition, ToolDescriptionWarning
 from toolcell.tools.events import Event, EventBus
@@ -22,7 +22,6 @@ from toolcell.tools.registry import ToolRegistry, tool
 from toolcell.tools.registry_state import RegistrySettings
 from toolcell.tools.result import ErrorCode, Status, TokenUsage, ToolFailure, ToolResult
 from toolcell.tools.run_state import Budget, Secrets
-from toolcell.tools.threads import abandoned_threads
 
 # Calls that fail are the model's business first: a program that configures no logging is not shown them.
 logging.getLogger("toolcell").addHandler(logging.NullHandler())

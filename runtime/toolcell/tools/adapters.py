@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from pydantic import ValidationError
 
@@ -18,16 +18,14 @@ from toolcell.errors import RegistrationError, UsageError
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import run_in_thread
-from toolcell.tools.context import ToolContext
-from toolcell.tools.contextual import new_view, setting, view_class
-from toolcell.tools.definition import ToolDefinition
+from toolcell.tools.context import ToolContext, new_view, setting, view_class
+from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.encoded import Parts, decoded, mentions_bytes
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, ExecutionMode, ToolOptions
-from toolcell.tools.problems import ParameterError
+from toolcell.tools.problems import ParameterError, Subschemas
 from toolcell.tools.result import ToolResult
 from toolcell.tools.schema import Signature, read_docstring, read_signature
 from toolcell.tools.spec import Decode, Invoke, ToolSpec
-from toolcell.tools.subschemas import Subschemas
 from toolcell.tools.values import Path
 
 _OPTION_NAMES = frozenset(field.name for field in fields(ToolOptions))
@@ -440,3 +438,72 @@ def _in_context(view: Any, tool: Any, context: ToolContext) -> Any:
         with setting(seen):
             seen.set_callback(callback)
     return seen
+
+
+PARAMETER_TYPES = ("string", "integer", "number", "boolean", "array", "object")
+
+
+class Tool:
+    """Collects parameters; `call` is last and makes it complete."""
+
+    def __init__(self, name: str, description: str) -> None:
+        self.name = name
+        self._description = description
+        self._properties: dict[str, Any] = {}
+        self._required: list[str] = []
+        self._function: Callable[[dict[str, Any]], Any] | None = None
+
+    def param(self, name: str, type: str, description: str) -> Self:
+        """Add a parameter that every call must give.
+
+        Raises:
+            RegistrationError: `type` is no JSON Schema type, the name is taken, or the tool is already complete.
+        """
+        self._add(name, type, description)
+        self._required.append(name)
+        return self
+
+    def param_opt(self, name: str, type: str, description: str) -> Self:
+        """Add a parameter that a call may leave out.
+
+        Raises:
+            RegistrationError: as for `param`.
+        """
+        self._add(name, type, description)
+        return self
+
+    def _add(self, name: str, type: str, description: str) -> None:
+        if self._function is not None:
+            raise RegistrationError(f"tool {self.name!r}: call() comes last; {name!r} is after it")
+        if type not in PARAMETER_TYPES:
+            known = ", ".join(PARAMETER_TYPES)
+            raise RegistrationError(f"tool {self.name!r}: {name!r} has type {type!r}, which is none of {known}")
+        if name in self._properties:
+            raise RegistrationError(f"tool {self.name!r}: two parameters are called {name!r}")
+        self._properties[name] = {"type": type, "description": description}
+
+    def call(self, function: Callable[[dict[str, Any]], Any]) -> Self:
+        """Attach the function, which takes the arguments as one dict.
+
+        Raises:
+            RegistrationError: the definition is wrong.
+        """
+        self._function = function
+        check_definition(self.definition)
+        return self
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """What the model will see."""
+        schema = {"type": "object", "properties": self._properties, "required": self._required}
+        return ToolDefinition(self.name, self._description, schema)
+
+    def to_spec(self) -> ToolSpec:
+        """Return the spec that a registry stores.
+
+        Raises:
+            RegistrationError: there is no function yet.
+        """
+        if self._function is None:
+            raise RegistrationError(f"tool {self.name!r} has no function; end with .call(function)")
+        return positional_spec(self.definition, self._function, DEFAULT_TOOL_OPTIONS, source=self)

@@ -17,12 +17,11 @@ from toolcell.tools.coercion import Change, Coercer, Mended, closed_properties, 
 from toolcell.tools.concurrency import maybe_await, passes_on
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.encoded import place_bytes
-from toolcell.tools.json_text import ParseMode, parse_json
 from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import MAX_PROBLEMS, bounded_json, find_problems
+from toolcell.tools.problems import MAX_PROBLEMS, Subschemas, bounded_json, compile_schema, find_problems
 from toolcell.tools.result import ErrorCode
 from toolcell.tools.schema_work import MAX_CHECK_WORK, WORK_PER_STEP, SchemaWork
-from toolcell.tools.subschemas import Subschemas, compile_schema
+from toolcell.tools.text_data import ParseMode, parse_json
 from toolcell.tools.values import (
     MAX_INTEGER,
     MAX_TEXT_CHARS,

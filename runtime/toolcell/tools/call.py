@@ -19,7 +19,7 @@ from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
 from toolcell.tools.checks import check_fields
 from toolcell.tools.coercion import Change
-from toolcell.tools.concurrency import ToolIdentity, Workers
+from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
 from toolcell.tools.definition import ToolDefinition
 from toolcell.tools.events import EventBus
 from toolcell.tools.options import DEFAULT_TOOL_OPTIONS, Origin, ToolOptions
@@ -29,7 +29,6 @@ from toolcell.tools.policy import CallPolicy
 from toolcell.tools.result import ToolResult
 from toolcell.tools.reverts import MadeCalls
 from toolcell.tools.run_state import NO_SECRETS, OUTERMOST, Lineage, RunState, Secrets, new_id
-from toolcell.tools.threads import OF_THIS_PROCESS, AbandonedThreads, ToolThread
 
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas

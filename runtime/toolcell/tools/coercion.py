@@ -14,8 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from toolcell.tools.options import Coercion, Extras
-from toolcell.tools.problems import did_you_mean
-from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas, did_you_mean
 from toolcell.tools.values import (
     MAX_INTEGER,
     MIN_INTEGER,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolcell.tools.subschemas import MAX_REFERENCES, Part, Subschemas
+from toolcell.tools.problems import MAX_REFERENCES, Part, Subschemas
 from toolcell.tools.values import Path, ValueProblem, path_text
 
 BASE64: Mapping[str, str] = {"type": "string", "contentEncoding": "base64"}

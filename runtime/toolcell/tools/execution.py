@@ -17,7 +17,7 @@ import anyio
 
 from toolcell.errors import ToolAbort, ToolError
 from toolcell.tools.call import Call
-from toolcell.tools.concurrency import Workers, exclusive_group, own_workers, passes_on
+from toolcell.tools.concurrency import OF_THIS_PROCESS, Workers, exclusive_group, own_workers, passes_on
 from toolcell.tools.context import ToolContext, current
 from toolcell.tools.finalize import as_result, raised
 from toolcell.tools.hooks import in_hook
@@ -26,7 +26,6 @@ from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import Middleware, RegisteredTool
 from toolcell.tools.text_data import with_data
-from toolcell.tools.threads import OF_THIS_PROCESS
 
 ABORTED = "tool execution aborted"
 

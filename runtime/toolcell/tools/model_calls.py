@@ -13,7 +13,7 @@ from typing import Any, Self
 from toolcell.errors import UsageError
 from toolcell.tools.arguments import ArgumentChecker
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.json_text import SAFE_MODES, ParseMode, parse_json
+from toolcell.tools.text_data import SAFE_MODES, ParseMode, parse_json
 from toolcell.tools.values import MAX_TEXT_CHARS
 
 UNREADABLE = "unreadable_arguments"

@@ -17,7 +17,7 @@ from toolcell.tools.concurrency import ToolIdentity
 from toolcell.tools.registry_state import RegistryState
 from toolcell.tools.result import Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stub_types import OBSERVED, is_observed
+from toolcell.tools.stubs import OBSERVED, is_observed
 
 MIN_RESULTS: Final = 2
 """From so many results on a type is shown, and a field when so many records had it: a key that only one had is data."""

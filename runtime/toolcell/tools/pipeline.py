@@ -11,21 +11,20 @@ import logging
 import math
 import time
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import msgpack
 
 from toolcell.errors import AuditError, ToolAbort
+from toolcell.flows import flow_of
 from toolcell.tools.arguments import ArgumentError, prepare_arguments
 from toolcell.tools.call import Call, CallHook
 from toolcell.tools.call_log import MAX_NAME_CHARS, log_end, log_start, logger
 from toolcell.tools.concurrency import maybe_await, passes_on
-from toolcell.tools.dry_run import note_placeholders, take_around
 from toolcell.tools.events import TOOL_END, TOOL_FINISHED, TOOL_START
 from toolcell.tools.execution import ABORTED, cancelled, cut_short, execute
 from toolcell.tools.finalize import finalize, raised, show_user, with_repeat_hint
-from toolcell.tools.flow_rules import flow_refusal, note_labels
 from toolcell.tools.hooks import (
     Approve,
     Modify,
@@ -44,7 +43,35 @@ from toolcell.tools.problems import did_you_mean, listed
 from toolcell.tools.registry_state import RegistryState, permits_all
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.validation import no_work_left, unusable, validate
+from toolcell.tools.validation import no_work_left, note_placeholders, take_around, unusable, validate
+
+NEEDS_APPROVAL: Final = "needs approval"
+
+
+def flow_refusal(state: RegistryState, call: Call) -> ToolResult | None:
+    """Return why what the run has read must not be sent with this call, or note why somebody has to approve it."""
+    options, run = call.options, call.run
+    call.approval_reason = NEEDS_APPROVAL if options.requires_approval else ""
+    if not options.sends or run.scope.is_shared or not (held := run.state.labels.held):
+        return None
+    flows = (flow for policy in (*state.policies, *run.scope.policies) for flow in policy.flows)
+    match flow_of(flows, options.sends, held):
+        case "deny", reason:
+            message = f'tool "{call.name}" is not permitted: {reason}'
+            return ToolResult.fail(message, code=ErrorCode.NOT_PERMITTED, status=Status.BLOCKED)
+        case "ask", reason:
+            call.approval_reason = f"{NEEDS_APPROVAL}: {reason}"
+    return None
+
+
+def note_labels(call: Call) -> None:
+    """Add the labels of a call to those of its run, before its tool runs: whoever has an answer has its labels too.
+
+    A hook may answer for a tool, and what it says is as private. A call that was blocked has read nothing.
+    """
+    if not call.run.scope.is_shared and (call.refusal is None or call.refusal.status is not Status.BLOCKED):
+        call.run.state.labels.add(call.options.reads)
+
 
 RECORD_S = 2.0
 """What an asynchronous observer may take to note the end of a call that was cancelled."""

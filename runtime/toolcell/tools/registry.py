@@ -21,13 +21,11 @@ from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec
 from toolcell.tools.arguments import Prepare
 from toolcell.tools.batch import OnResult, run_batch
 from toolcell.tools.call import Call, CallableTools, RunContext, RunScope
-from toolcell.tools.catalogue import FOUND, find_by_meaning, named_of
 from toolcell.tools.checks import check_kind, shown
-from toolcell.tools.code import CodeRuntime, code_spec, flows_of, plan_spec
+from toolcell.tools.code import CODE_TOOL, CodeRuntime, code_spec, flows_of, plan_spec
 from toolcell.tools.connections import Connections
 from toolcell.tools.context import current, share_labels
 from toolcell.tools.definition import AnthropicToolDef, ProviderToolDef, ToolDefinition, warn_about_description
-from toolcell.tools.descriptions import CODE_TOOL
 from toolcell.tools.detail import SHOWN_CHARS, Detail, tools_text
 from toolcell.tools.events import EventBus
 from toolcell.tools.hooks import AfterHook, BeforeHook, Hook
@@ -42,11 +40,9 @@ from toolcell.tools.problems import did_you_mean
 from toolcell.tools.registry_state import RegistrySettings, RegistryState, identities, settings_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.saved_script import SavedScript, saved_script
-from toolcell.tools.search_tool import search_spec
-from toolcell.tools.shown import listed_within
+from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_of, search_spec
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
-from toolcell.tools.stub_types import declared
-from toolcell.tools.stubs import python_module
+from toolcell.tools.stubs import declared, python_module
 
 logger = logging.getLogger("toolcell.tools")
 

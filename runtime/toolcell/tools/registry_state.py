@@ -16,7 +16,7 @@ from typing import Any, get_args
 from toolcell.errors import UsageError
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell.tools.hooks import Hook
 from toolcell.tools.names import MAX_NAME_CHARS
 from toolcell.tools.options import Coercion, Extras, Origin

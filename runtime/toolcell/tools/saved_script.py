@@ -20,7 +20,7 @@ from toolcell.tools.names import MAX_NAME_CHARS, check_name, provider_name
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.schema import record_schema
 from toolcell.tools.spec import RegisteredTool
-from toolcell.tools.stub_types import declared, is_identifier, mapping
+from toolcell.tools.stubs import declared, is_identifier, mapping
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 MAX_SOURCE_BYTES: Final = 256 * 1024

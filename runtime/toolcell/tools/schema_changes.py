@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toolcell.tools.saved_script import ToolThen
-from toolcell.tools.stub_types import mapping
+from toolcell.tools.stubs import mapping
 
 MAX_CHANGES: Final = 50
 _BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})

@@ -21,7 +21,7 @@ from toolcell.tools.definition import ToolDefinition, check_definition
 from toolcell.tools.options import Coercion, Extras, Origin, ToolOptions
 from toolcell.tools.problems import ParameterError, described
 from toolcell.tools.result import ToolResult
-from toolcell.tools.stub_types import declared
+from toolcell.tools.stubs import declared
 from toolcell.tools.values import NO_BLOBS, Path
 
 Invoke = Callable[[ToolContext], Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolcell.errors import RegistrationError
 from toolcell.support.text import cut_text
-from toolcell.tools.stub_types import OBSERVED
+from toolcell.tools.stubs import OBSERVED
 
 MAX_SCHEMA_TEXT_CHARS = 500
 """Of a description inside a schema."""

@@ -1,26 +1,216 @@
 """Tools as Python functions without bodies: what a model that writes code needs to call them rightly.
 
-Out of JSON Schemas alone, so that hand-written tools get stubs too. What comes out is always valid Python.
+JSON Schemas become annotations: `list[str]`, `Literal[...]`, a TypedDict for a record.
 """
 
 from __future__ import annotations
 
+import json
+import keyword
+import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.stub_types import (
-    OBSERVED,
-    StubTypes,
-    default_text,
-    is_identifier,
-    is_observed,
-    mapping,
-    names_in,
-)
 from toolcell_bridge.guest.tool_names import python_name
+
+TYPING = ("Any", "Literal", "NotRequired", "TypedDict")
+BUILTINS = ("bool", "bytes", "dict", "float", "int", "list", "staticmethod", "str")
+ABSTRACT = ("Mapping", "Sequence")
+_SIMPLE = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_OF_VALUES = {"NoneType": "None", "list": "list[Any]", "dict": "dict[str, Any]"}
+OBSERVED = "x-observed"
+"""Key of a schema that nobody declared: in how many results of the tool it was seen."""
+_ABOUT = frozenset({"description", "default", "examples", OBSERVED})
+_MAX_LITERALS = 20
+_MAX_DEPTH = 5
+_NAME = re.compile(r"\w+")
+_WORD = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+")
+
+
+def is_identifier(name: str) -> bool:
+    """True when Python takes it as a plain name of a parameter or a field, and does not change it."""
+    is_name = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+    return is_name and unicodedata.normalize("NFKC", name) == name
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and {} for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def declared(returns: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return what a tool declares to return, and None for what was only observed."""
+    return None if returns is None or is_observed(returns) else returns
+
+
+def is_observed(returns: Mapping[str, Any] | None) -> bool:
+    """Return whether a schema is what results were seen to be. Its number is written into stubs: it must be one."""
+    return returns is not None and type(returns.get(OBSERVED)) is int
+
+
+def names_in(schema: Any) -> Iterator[str]:
+    """Return every key at any depth of a schema: its fields are among them."""
+    rest = [schema]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, Mapping):
+            yield from (key for key in each if isinstance(key, str))
+            rest += each.values()
+        elif isinstance(each, list):
+            rest += each
+
+
+class StubTypes:
+    """The types of one module of stubs."""
+
+    def __init__(self, taken: Iterable[str] = (), lenient: bool = False, has_classes: bool = True) -> None:
+        """`taken`: names that tools and fields have. A built-in type of such a name gets another one here.
+
+        `lenient`: arguments have types that a checker does not refuse where a sandbox would take them.
+        `has_classes`: a record is a class of its own; otherwise a dict.
+        """
+        self.lenient, self._has_classes = lenient, has_classes
+        self.is_argument = False
+        """What is described now is given to a tool, and not returned by it."""
+        taken = frozenset(taken)
+        self._used = {*taken, *TYPING, *BUILTINS, *ABSTRACT, *keyword.kwlist}
+        self._aliases = {name: self._free(f"{name}_type") for name in (*TYPING, *BUILTINS, *ABSTRACT) if name in taken}
+        self._named: dict[str, str] = {}
+        """The class of each record, by its schema."""
+        self._classes: dict[str, str] = {}
+
+    def _free(self, base: str) -> str:
+        name, number = base, 2
+        while name in self._used:
+            name, number = f"{base}{number}", number + 1
+        self._used.add(name)
+        return name
+
+    def visible(self, annotation: str) -> str:
+        """Return an annotation, or a decorator, with the names that its types have in this module."""
+        if not self._aliases:
+            return annotation
+        return _WORD.sub(lambda found: self._aliases.get(found[0], found[0]), annotation)
+
+    def new_classes(self) -> list[str]:
+        """Return the records that came since the last time, those inside others first."""
+        made, self._classes = [*self._classes.values()], {}
+        return made
+
+    def imports(self, text: str) -> str:
+        """Return the imports that a module of this `text` needs to stand alone."""
+        words = set(_NAME.findall(text))  # those of docstrings too: a quote there begins no literal
+        lines = []
+        for module, names in (("builtins", BUILTINS), ("collections.abc", ABSTRACT), ("typing", TYPING)):
+            plain = [] if module == "builtins" else [each for each in names if each in words - self._aliases.keys()]
+            renamed = [f"{each} as {self._aliases[each]}" for each in names if self._aliases.get(each) in words]
+            if plain or renamed:
+                lines.append(f"from {module} import {', '.join(plain + renamed)}")
+        return "\n".join(lines)
+
+    def annotation(self, schema: Any, prefix: str, hint: str, root: Any = None, depth: int = 0) -> str:
+        """Return the Python annotation that fits a schema, or Any. References are looked up in `root`."""
+        root = schema if root is None else root
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return "Any"
+        if isinstance(reference := schema.get("$ref"), str):
+            return self.annotation(_resolve(reference, root), prefix, hint, root, depth + 1)
+        is_open = self.lenient and self.is_argument
+        if "const" in schema:
+            return _literal([schema["const"]], is_open)
+        if isinstance(options := schema.get("enum"), list):
+            return _literal(options, is_open)
+        for either in ("anyOf", "oneOf"):
+            if isinstance(branches := schema.get(either), list) and branches:
+                return union(self.annotation(branch, prefix, hint, root, depth + 1) for branch in branches)
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return union(self.annotation({**schema, "type": each}, prefix, hint, root, depth + 1) for each in kind)
+        if kind == "array":
+            items = schema.get("items") if "prefixItems" not in schema else None
+            return f"{'Sequence' if is_open else 'list'}[{self.annotation(items, prefix, hint, root, depth + 1)}]"
+        if kind == "object" and is_open:
+            return "Mapping[str, Any]"  # a variable with a dict is no TypedDict
+        if kind == "object":
+            return self._record(schema, prefix, hint, root, depth)
+        if schema.get("contentEncoding") == "base64":
+            return "bytes"  # a script sends and gets them as they are
+        return _SIMPLE.get(kind, "Any") if isinstance(kind, str) else "Any"
+
+    def _record(self, schema: Mapping[str, Any], prefix: str, hint: str, root: Any, depth: int) -> str:
+        properties = mapping(schema.get("properties"))
+        if not properties:
+            extra = schema.get("additionalProperties")
+            return f"dict[str, {self.annotation(extra, prefix, hint, root, depth + 1)}]"
+        if not self._has_classes or not all(map(is_identifier, properties)):
+            return "dict[str, Any]"
+        own = {key: value for key, value in schema.items() if key not in _ABOUT}
+        shape = json.dumps(own, sort_keys=True, default=repr)
+        if '"$ref"' in shape:
+            shape += f" in {id(root)}"
+        if shape in self._named:
+            return self._named[shape]
+        words = [part for part in re.split(r"[^A-Za-z0-9]+", hint) if part]
+        name = self._free(python_name(prefix + "".join(word[0].upper() + word[1:] for word in words)))
+        self._named[shape] = name
+        self._classes[name] = ""  # its place: before the records inside it are known
+        required = schema.get("required") or ()
+        fields = []
+        for field, part in properties.items():
+            annotation = self.annotation(part, prefix, f"{hint}_{field}", root, depth + 1)
+            fields.append(f"    {field}: {annotation if field in required else f'NotRequired[{annotation}]'}")
+        del self._classes[name]  # records inside come first
+        lines = [f"{left}:{self.visible(right)}" for left, _, right in (each.partition(":") for each in fields)]
+        self._classes[name] = f"class {name}({self.visible('TypedDict')}):\n" + "\n".join(lines)
+        return name
+
+
+def _resolve(reference: str, root: Any) -> Any:
+    """Return the schema at a reference such as `#/$defs/Point`, or None."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        found = mapping(found).get(part.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _literal(options: list[Any], is_open: bool = False) -> str:
+    plain = all(option is None or isinstance(option, str | bool | int) for option in options)
+    if not options:
+        return "Any"
+    if is_open or not plain or len(options) > _MAX_LITERALS:
+        return union(_OF_VALUES.get(name, name) for name in (type(option).__name__ for option in options))
+    return f"Literal[{', '.join(dict.fromkeys(map(repr, options)))}]"
+
+
+def union(annotations: Iterable[str]) -> str:
+    """Return one annotation for any of several. None goes last, as people write it."""
+    distinct = [*dict.fromkeys(annotations)]
+    if "Any" in distinct:
+        return "Any"
+    return " | ".join(sorted(distinct, key=lambda text: text == "None"))
+
+
+def default_text(default: Any, annotation: str) -> str:
+    """Return a default as it is written in a stub; `...` where it is not plain, or not of its type."""
+    kinds, written = annotation.split(" | "), repr(default)
+    if isinstance(default, float) and not math.isfinite(default):
+        return "..."
+    if "Any" in kinds and isinstance(default, str | int | float | bool | None):
+        return written
+    fits = {
+        bool: "bool" in kinds, int: "int" in kinds or "float" in kinds, float: "float" in kinds, str: "str" in kinds,
+        list: annotation.startswith("list[") and default == [], dict: annotation.startswith("dict[") and default == {},
+        type(None): "None" in kinds,
+    }.get(type(default), False)  # fmt: skip
+    is_choice = isinstance(default, str | int) and re.search(rf"(\[|, ){re.escape(written)}[,\]]", annotation)
+    return written if fits or is_choice else "..."
+
 
 Described = tuple[ToolDefinition, Mapping[str, Any] | None]
 """A tool, and the schema of what it returns."""

@@ -24,8 +24,7 @@ from toolcell.tools.builtin import (
     Remember,
 )
 from toolcell.tools.builtin.embeddings import http as http_module
-from toolcell.tools.embedding_provider import embed_texts
-from toolcell.tools.similarity import cosine
+from toolcell.tools.embeddings import cosine, embed_texts
 
 pytestmark = pytest.mark.anyio
 

@@ -18,13 +18,13 @@ from toolcell.tools.adapters import with_options
 from toolcell.tools.call import Call
 from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.flow_rules import NEEDS_APPROVAL
 from toolcell.tools.hooks import Approve, Hook, is_approved_later
 from toolcell.tools.options import ToolOptions
+from toolcell.tools.pipeline import NEEDS_APPROVAL
+from toolcell.tools.problems import compile_schema
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.spec import ToolSpec
 from toolcell.tools.strangers import bounded_schema, safe_text
-from toolcell.tools.subschemas import compile_schema
 
 MAX_TOOLS: Final = 5_000
 MAX_DESCRIPTION_CHARS: Final = 16_000

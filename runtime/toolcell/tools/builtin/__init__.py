@@ -60,7 +60,7 @@ __getattr__, __dir__ = lazy_names(
     f"{_ROOT}.stores.records",
     f"{_ROOT}.stores.protocols",
     f"{_ROOT}.stores.memory",
-    "toolcell.tools.embedding_provider",
+    "toolcell.tools.embeddings",
     f"{_ROOT}.embeddings.hashing",
     f"{_ROOT}.embeddings.http",
     f"{_ROOT}.embeddings.local",

@@ -9,7 +9,7 @@ from toolcell.support import daemon_threads
 from toolcell.tools.builtin.chunking import DEFAULT_SIZES, ChunkSizes, Section, chunks_of
 from toolcell.tools.builtin.stores.protocols import DocumentStore
 from toolcell.tools.builtin.stores.records import Document
-from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts
+from toolcell.tools.embeddings import EmbeddingProvider, embed_texts
 
 
 @dataclass(frozen=True, slots=True)

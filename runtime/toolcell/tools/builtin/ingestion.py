@@ -22,7 +22,7 @@ from toolcell.tools.builtin.indexing import index_document
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.tools.builtin.stores.records import Document
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, shown
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
 
 PARSERS: Final = ("pypdf", "python-docx")
 """Packages of the sandboxes that read PDF and docx: `Runtime(packages=PARSERS)`. The other kinds need none."""

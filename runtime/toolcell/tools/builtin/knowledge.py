@@ -10,7 +10,7 @@ from toolcell.tools.builtin.retrieval import Retriever
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore, MessageStore
 from toolcell.tools.builtin.stores.records import Chunk, Document, Message, Scored
 from toolcell.tools.checks import check_does, check_kind
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.result import ErrorCode, ToolResult
 
 TOP: Final = 5

@@ -12,7 +12,7 @@ from toolcell.tools.builtin.package import ToolPackage, offered
 from toolcell.tools.builtin.stores.protocols import STORES, DocumentStore
 from toolcell.tools.builtin.stores.records import Document
 from toolcell.tools.checks import check_does, check_kind
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider
 from toolcell.tools.result import ErrorCode, ToolResult
 
 SOURCE: Final = "message"

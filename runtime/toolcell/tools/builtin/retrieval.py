@@ -11,7 +11,7 @@ from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools.builtin.stores.protocols import DocumentStore, KeywordStore
 from toolcell.tools.builtin.stores.records import Chunk, ChunkFilter, Scored, check_top_k
 from toolcell.tools.checks import check_kind
-from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts
+from toolcell.tools.embeddings import EmbeddingProvider, embed_texts
 
 RRF_K: Final = 60
 """Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion, 2009."""

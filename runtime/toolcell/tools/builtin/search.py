@@ -17,9 +17,8 @@ from toolcell.tools.builtin.web.policy import WebPolicy
 from toolcell.tools.checks import check_does, check_kind, shown
 from toolcell.tools.concurrency import run_in_thread
 from toolcell.tools.context import ToolContext
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, cosine, embed_texts
 from toolcell.tools.result import ToolResult
-from toolcell.tools.similarity import cosine
 
 if TYPE_CHECKING:
     import httpx

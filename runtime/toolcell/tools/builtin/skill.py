@@ -33,7 +33,7 @@ from toolcell.tools.builtin.workspace import Workspace
 from toolcell.tools.call import RunContext, RunScope
 from toolcell.tools.checks import check_does
 from toolcell.tools.context import ToolContext
-from toolcell.tools.embedding_provider import PROVIDERS, EmbeddingProvider, embed_texts
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.spec import ToolSpec
 

@@ -17,7 +17,7 @@ from toolcell.errors import EmbeddingError, UsageError
 from toolcell.support.text import one_line
 from toolcell.tools.builtin.stores.records import MAX_DIMENSIONS
 from toolcell.tools.checks import check_count, check_kind, check_seconds
-from toolcell.tools.embedding_provider import checked_vectors
+from toolcell.tools.embeddings import checked_vectors
 from toolcell.tools.run_state import Secrets
 
 RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})

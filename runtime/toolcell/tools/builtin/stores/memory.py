@@ -34,7 +34,7 @@ from toolcell.tools.builtin.stores.rules import (
     check_run_end,
     filtered_value,
 )
-from toolcell.tools.similarity import cosine
+from toolcell.tools.embeddings import cosine
 from toolcell.tools.words import query_words, words
 
 BM25_K1: Final = 1.2

@@ -22,7 +22,7 @@ from toolcell.tools.builtin.stores.records import (
 from toolcell.tools.builtin.stores.rows import columns, from_row, quoted, to_row
 from toolcell.tools.builtin.stores.rules import check_description_query, check_run_end
 from toolcell.tools.builtin.stores.sql_documents import Dialect, check_dimensions, remember_dimensions
-from toolcell.tools.similarity import cosine
+from toolcell.tools.embeddings import cosine
 
 ACTION_COLUMNS: Final = quoted(columns(ScheduledAction))
 RUN_COLUMNS: Final = quoted(columns(ScheduledRun))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from toolcell.errors import UsageError
 from toolcell.tools.builtin.stores.database import Transaction
 from toolcell.tools.builtin.stores.filters import Where
-from toolcell.tools.similarity import score_of
+from toolcell.tools.embeddings import score_of
 
 
 class Hit(NamedTuple):

@@ -1,7 +1,6 @@
-"""Search a catalogue of tools by words, best first. Scripts, models, MCP clients and the command line all use this.
+"""Search tools by words, best first; which tools a model is shown with a request, and which it has to search for.
 
-With the extra `search` the ranking is BM25, by rank-bm25. Without it, a word counts more the fewer tools have it. Both
-weigh a word in a tool's name most, then one in its description, then one in the names and texts of its parameters.
+Scripts, models, MCP clients and the command line all use this.
 """
 
 from __future__ import annotations
@@ -15,13 +14,18 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
+from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_count, check_kind
+from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
+from toolcell.tools.context import ToolContext
 from toolcell.tools.definition import ToolDefinition
-from toolcell.tools.embedding_provider import EmbeddingProvider, embed_texts
+from toolcell.tools.detail import DETAILS, check_shown_chars, tools_text
+from toolcell.tools.embeddings import EmbeddingProvider, cosine, embed_texts
 from toolcell.tools.names import provider_name
+from toolcell.tools.options import Origin, ToolOptions
 from toolcell.tools.problems import did_you_mean
 from toolcell.tools.recent import Recent
-from toolcell.tools.similarity import cosine
+from toolcell.tools.spec import Offered, RegisteredTool, ToolSpec
 from toolcell.tools.words import query_words, words
 
 MAX_QUERY_CHARS: Final = 1_000
@@ -226,3 +230,104 @@ def named_of(definitions: Iterable[ToolDefinition], names: Iterable[str]) -> lis
         shown = ", ".join(f"{name[:78]!r}{did_you_mean(name, known)}" for name in unknown[:3])
         raise UsageError(f"there is no tool {shown}; search_tools finds tools by what they do")
     return list({known[name].name: known[name] for name in wanted}.values())
+
+
+def is_search(tool: RegisteredTool | None) -> bool:
+    """Return whether a tool is the one of this module."""
+    return tool is not None and tool.spec.source is SEARCH_TOOL
+
+
+def listed_within(tools: Sequence[RegisteredTool], shown_chars: int, found: Iterable[str]) -> Sequence[RegisteredTool]:
+    """Return the tools that a model is shown: all, if their definitions have at most so many characters.
+
+    Otherwise those of tools that run others, such as execute_code, and of those that were found, the latest first. What
+    cannot be found stays: without `search_tools` nothing is left out.
+    """
+    check_shown_chars(shown_chars)
+    if not is_large(tools, shown_chars) or not any(map(is_search, tools)):
+        return tools
+    kept, room = {tool.name for tool in tools if is_lasting(tool)}, shown_chars
+    size = {tool.name: size_of(tool.definition) for tool in tools if tool.name not in kept}
+    for name in reversed([*found]):
+        if name in size and name not in kept and size[name] <= room:
+            kept.add(name)
+            room -= size[name]
+    return [tool for tool in tools if tool.name in kept]
+
+
+def is_large(tools: Iterable[RegisteredTool], shown_chars: int) -> bool:
+    """Return whether the definitions of these tools have more than so many characters."""
+    return sum(size_of(tool.definition) for tool in tools if not is_lasting(tool)) > shown_chars
+
+
+def is_lasting(tool: RegisteredTool) -> bool:
+    """Return whether a tool is shown however large the catalogue is."""
+    return tool.options.orchestrates or is_search(tool)
+
+
+def size_of(definition: ToolDefinition) -> int:
+    """Return how many characters of a request a definition takes, about."""
+    return len(definition.name) + len(definition.description) + len(definition._parameters_json)
+
+
+SEARCH_TEXT: Final = "Find tools by what they do. Returns those that fit, the best first."
+SEARCH_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "query": {
+            "type": "string",
+            "maxLength": MAX_QUERY_CHARS,
+            "description": "A few words: what the tool is to do; or names of tools.",
+        },
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_FOUND, "default": FOUND},
+        "detail": {
+            "type": "string",
+            "enum": [*DETAILS],
+            "default": "signatures",
+            "description": "How much to tell of each.",
+        },
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+
+
+def search_spec(options: Mapping[str, Any]) -> ToolSpec:
+    """`search_tools` as a tool."""
+    known = ToolOptions(
+        read_only=True, callable_from=frozenset({Origin.MODEL}), label="Search for tools", timeout_s=60.0
+    )
+    return ToolSpec(
+        definition=ToolDefinition(SEARCH_TOOL, SEARCH_TEXT, SEARCH_SCHEMA),
+        invoke=_search,
+        options=with_options(known, options),
+        source=SEARCH_TOOL,
+        args_prefix=f"invalid {SEARCH_TOOL} args: ",
+        describe=_describe,
+        requires_result=True,
+    )
+
+
+def _describe(offered: Offered) -> str:
+    listed = list(offered(Origin.MODEL))
+    callers = "You can call them from your next turn on"
+    if any(tool.name == CODE_TOOL for tool in listed):
+        callers += f", and a script of {CODE_TOOL} at once"
+    return f"{SEARCH_TEXT} {callers}."
+
+
+async def _search(context: ToolContext) -> str:
+    call = context.call
+    registry: Any = call.registry
+    policies, args = call.run.scope.policies, call.args
+    origins = [call.origin]
+    if any(tool.name == CODE_TOOL for tool in registry.state.visible(call.origin, policies)):
+        origins.append(Origin.CODE)
+    tools = {tool.name: tool for origin in origins for tool in registry.state.visible(origin, policies)}
+    own = [tool for tool in tools.values() if not is_search(tool)]
+    definitions = [tool.definition for tool in own]
+    found = await find_by_meaning(definitions, args["query"], args["limit"], registry.settings.embeddings)
+    call.run.state.note_found(each.name for each in found)
+    if not found:
+        return f"none of {len(own)} tools fits; use other words"
+    return tools_text([(each, tools[each.name].options.returns) for each in found], args["detail"])
