@@ -23,7 +23,7 @@ from typing import Any
 import anyio
 import numpy
 
-from toolcell.tools.builtin import Chunk, Document, HashEmbeddings, MemoryStore, Retriever, SqliteStore, index_document
+from toolcell.builtin import Chunk, Document, HashEmbeddings, MemoryStore, Retriever, SqliteStore, index_document
 
 PARTS = [
     "pump", "valve", "boiler", "turbine", "compressor", "conveyor", "sensor", "gearbox", "furnace", "chiller",

@@ -12,7 +12,7 @@ import httpx
 from toolcell import Runtime, ToolRegistry
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
-from toolcell.tools.builtin import (
+from toolcell.builtin import (
     DataTools,
     Files,
     HashEmbeddings,
@@ -25,7 +25,7 @@ from toolcell.tools.builtin import (
     WebPolicy,
     WebSearch,
 )
-from toolcell.tools.builtin.web.engines import SearchHit
+from toolcell.builtin.web.engines import SearchHit
 
 PAGES = {
     "/prices": "<h1>Heat pump prices</h1><p>A heat pump costs 14,000 euros, 8 % less than last year.</p>",

@@ -18,7 +18,7 @@ import pytest
 
 from machine import POSTGRES_SERVER as SERVER
 from machine import postgres_programs
-from toolcell.tools.builtin import MemoryStore, PostgresStore, SqliteStore, Store
+from toolcell.builtin import MemoryStore, PostgresStore, SqliteStore, Store
 
 _NUMBERS = itertools.count()
 

@@ -33,6 +33,7 @@ LAYERS = (
     ("toolcell.control",),
     ("toolcell.sessions",),
     ("toolcell.runtime", "toolcell.sync"),
+    ("toolcell.builtin",),
     ("toolcell.agents",),
     ("toolcell.mcp",),
     ("toolcell.integrations",),

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import toolcell.runtime
 from toolcell import ToolRegistry
+from toolcell.builtin import ScheduledAction, ScheduledRun, SqliteStore
+from toolcell.builtin.catalogue import all_packages
 from toolcell.cli import build, exits
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult, Outcome
 from toolcell.tools import RunContext
-from toolcell.tools.builtin import ScheduledAction, ScheduledRun, SqliteStore
-from toolcell.tools.builtin.catalogue import all_packages
 
 TOOLS = '''
 def send(to: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from toolcell.builtin import HashEmbeddings
 from toolcell.errors import EmbeddingError, UsageError
 from toolcell.tools import Origin, RunContext, ToolRegistry
-from toolcell.tools.builtin import HashEmbeddings
 from toolcell.tools.detail import MAX_TEXT_CHARS, SHOWN_CHARS
 from toolcell.tools.search import MAX_QUERY_CHARS, ToolIndex, words_of
 from tools.catalogues import catalogue, name_of

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from builtin.routes import by_code
 from toolcell import Limits, Outcome, RegistrationError, RunContext, Runtime, SyncRuntime, ToolRegistry, UsageError
 from toolcell.agents import Agent
 from toolcell.agents.providers.scripted import ScriptedModel, calls
@@ -21,7 +22,6 @@ from toolcell.options import OnApproval
 from toolcell.tools import Budget, Origin
 from toolcell.tools.run_state import RunState
 from toolcell.tools.saved_script import MAX_SOURCE_BYTES
-from tools.builtin.routes import by_code
 
 pytestmark = pytest.mark.anyio
 

@@ -116,7 +116,7 @@ def test_the_core_works_with_no_built_in_tool_and_no_model_sdk() -> None:
         "import sys, anyio, toolcell.tools as t, toolcell.agents\n"
         "r = t.ToolRegistry(); r.enable_plan_execution()\n"
         "print(anyio.run(r.execute, 'execute_plan', {'steps': [{'tool': 'x', 'args': {}}]}).value[0]['status'])\n"
-        "loaded = [m for m in sys.modules if m.startswith(('toolcell.tools.builtin', 'openai', 'anthropic', 'docker'))]\n"
+        "loaded = [m for m in sys.modules if m.startswith(('toolcell.builtin', 'openai', 'anthropic', 'docker'))]\n"
         "print(loaded)\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -15,9 +15,9 @@ from toolcell.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from toolcell.builtin import Store, ToolPackage
     from toolcell.runtime import Runtime
     from toolcell.tools import ToolRegistry
-    from toolcell.tools.builtin import Store, ToolPackage
 
 DEFAULT_STORE, DEFAULT_WORKSPACE = "toolcell.db", "workspace"
 IN_MEMORY = ":memory:"
@@ -73,7 +73,7 @@ class BuiltinFlags:
         return made if registry is None else registry.merged(made)
 
     def _make(self, names: Iterable[str], backend: str) -> list[ToolPackage]:
-        from toolcell.tools.builtin.catalogue import package_class
+        from toolcell.builtin.catalogue import package_class
 
         wanted = list(dict.fromkeys(name.strip() for name in names))
         classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
@@ -103,7 +103,7 @@ class Dependencies:
     @property
     def embeddings(self) -> Any:
         """Of words alone: no model is downloaded and no service is asked."""
-        from toolcell.tools.builtin import HashEmbeddings
+        from toolcell.builtin import HashEmbeddings
 
         return HashEmbeddings()
 
@@ -132,7 +132,7 @@ class Dependencies:
         if key := os.environ.get("BRAVE_API_KEY"):
             return key
         if url := os.environ.get("SEARXNG_URL"):
-            from toolcell.tools.builtin.web.engines import SearxngSearch
+            from toolcell.builtin.web.engines import SearxngSearch
 
             return SearxngSearch(url)
         raise UsageError("--builtin search needs a search engine: set BRAVE_API_KEY, or SEARXNG_URL")
@@ -172,14 +172,14 @@ def open_store(place: str | None, *, must_exist: bool = False) -> Store:
 
 def _store_at(where: str) -> Store:
     if where == IN_MEMORY:
-        from toolcell.tools.builtin import MemoryStore
+        from toolcell.builtin import MemoryStore
 
         return MemoryStore()
     if where.startswith(POSTGRES_SCHEMES):
-        from toolcell.tools.builtin import PostgresStore
+        from toolcell.builtin import PostgresStore
 
         return PostgresStore(where)
-    from toolcell.tools.builtin import SqliteStore
+    from toolcell.builtin import SqliteStore
 
     return SqliteStore(where)
 
@@ -206,7 +206,7 @@ def packages_table() -> Table:
     """Return the packages as a table for a terminal."""
     from rich.table import Table
 
-    from toolcell.tools.builtin.catalogue import all_packages
+    from toolcell.builtin.catalogue import all_packages
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("package", "tools", "needs", "install"):

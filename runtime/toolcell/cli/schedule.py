@@ -14,6 +14,10 @@ import anyio
 import typer
 from rich.table import Table
 
+from toolcell.builtin.schedule import as_value, local_time
+from toolcell.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
+from toolcell.builtin.stores.protocols import ScheduleStore
+from toolcell.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 from toolcell.cli import exits
 from toolcell.cli.builtin import BuiltinFlags, StorePlace, open_store, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
@@ -23,10 +27,6 @@ from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 from toolcell.config import Limits
 from toolcell.errors import UsageError
 from toolcell.support.text import one_line
-from toolcell.tools.builtin.schedule import as_value, local_time
-from toolcell.tools.builtin.scheduler import MissedPolicy, Scheduler, SchedulerConfig
-from toolcell.tools.builtin.stores.protocols import ScheduleStore
-from toolcell.tools.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 
 SUMMARY = """Tool calls at certain times.
 

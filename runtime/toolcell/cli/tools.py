@@ -15,13 +15,13 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
+from toolcell.builtin.catalogue import all_packages
 from toolcell.cli.arguments import load_registry
 from toolcell.cli.builtin import packages_table
 from toolcell.cli.terminal import print_json, reporting, safe, stdout, write_text
 from toolcell.errors import UsageError
 from toolcell.support.text import one_line
 from toolcell.tools import Origin, ToolDefinition, ToolRegistry
-from toolcell.tools.builtin.catalogue import all_packages
 from toolcell.tools.checks import check_one_of
 from toolcell.tools.detail import DETAILS, Detail
 from toolcell.tools.search import FOUND

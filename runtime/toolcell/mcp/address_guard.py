@@ -13,8 +13,8 @@ import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
+from toolcell.builtin.web.addresses import address_of, networks_of, refusal
 from toolcell.errors import McpServerError, UsageError
-from toolcell.tools.builtin.web.addresses import address_of, networks_of, refusal
 
 OF_LOGIN = "toolcell_login"
 """Extension of a request that a login makes, and not MCP."""

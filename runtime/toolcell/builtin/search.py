@@ -1,0 +1,198 @@
+"""`WebSearch`: the tool `web_search`. An engine finds pages, the pages are fetched, and their passages are ranked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import anyio
+from pydantic import Field
+
+from toolcell.builtin.http import fetcher
+from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.web.policy import WebPolicy
+from toolcell.errors import EmbeddingError, ToolError, UsageError
+from toolcell.tools.checks import check_does, check_kind, shown
+from toolcell.tools.concurrency import run_in_thread
+from toolcell.tools.context import ToolContext
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, cosine, embed_texts
+from toolcell.tools.result import ToolResult
+
+if TYPE_CHECKING:
+    import httpx
+
+    from toolcell.builtin.web.engines import SearchEngine, SearchHit
+    from toolcell.builtin.web.network import Resolver
+
+HITS: Final = 8
+MORE_HITS: Final = 12
+"""Asked for when the best score of the first ones is below `GOOD_SCORE`."""
+GOOD_SCORE: Final = 0.35
+MAX_LIMIT: Final = 20
+PAGE_TIMEOUT_S: Final = 8.0
+PAGE_BYTES: Final = 512 * 1024
+PAGE_CHARS: Final = 8000
+PASSAGE_CHARS: Final = 500
+MIN_PASSAGE_CHARS: Final = 50
+MAX_QUERY_CHARS: Final = 1000
+
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+
+_VALUE = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "url": {"type": "string"},
+            "text": {"type": "string"},
+            "score": {"type": ["number", "null"], "description": "cosine from 0 to 1; null when it was not ranked"},
+        },
+        "required": ["title", "url", "text", "score"],
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a page, or what the engine says of it."""
+
+    title: str
+    url: str
+    text: str
+    score: float | None = None
+
+
+class WebSearch(ToolPackage):
+    """Searches the web and ranks what it finds by meaning."""
+
+    package = "search"
+    needs = ("EmbeddingProvider", "Brave API key, or another search engine")
+    extra = "web"
+
+    def __init__(
+        self,
+        embeddings: EmbeddingProvider,
+        engine: str | SearchEngine,
+        *,
+        policy: WebPolicy | None = None,
+        resolver: Resolver | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`engine`: the key of a Brave subscription, or an engine. `policy`: for the pages that were found.
+
+        `transport`: sends all requests in place of the network, for tests.
+
+        Raises:
+            UsageError: the key is empty, an argument is of another kind, or httpx is not installed.
+        """
+        check_kind("WebSearch(policy)", policy, WebPolicy, type(None))
+        if embeddings is not None:
+            check_does("WebSearch(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
+        if not isinstance(engine, str) and not callable(getattr(engine, "search", None)):
+            raise UsageError(f"WebSearch(engine) must be a Brave key or a search engine, not {shown(engine)}")
+        self._pages = fetcher(policy, resolver=resolver, transport=transport)
+        from toolcell.builtin.web.engines import BraveSearch
+
+        self._embeddings = embeddings
+        self._engine = BraveSearch(engine, transport=transport) if isinstance(engine, str) else engine
+
+    @offered(read_only=True, idempotent=True, sends="public", reads="web", returns=_VALUE)
+    async def web_search(
+        self, ctx: ToolContext, query: str, limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = 10
+    ) -> ToolResult:
+        """Search the web for current information. Returns the passages that fit the query best, with their sources.
+
+        Args:
+            query: What to look for, as one would type it into a search engine.
+            limit: How many results at most.
+        """
+        query = " ".join(query.split())
+        if not query:
+            raise ToolError("query is required", code="invalid_arguments")
+        if len(query) > MAX_QUERY_CHARS:
+            raise ToolError(f"the query has {len(query)} characters, and may have {MAX_QUERY_CHARS}")
+        most = HITS if limit <= 10 else limit
+        hits = await self._engine.search(query, most)
+        if not hits:
+            return ToolResult.ok(f'No results found for "{query}".', value=[])
+        texts = await self._read(ctx, hits, {})
+        found = await self._ranked(query, hits, texts)
+        if found is not None and found[0].score is not None and found[0].score < GOOD_SCORE:
+            more = await self._engine.search(query, min(MAX_LIMIT, max(MORE_HITS, most + 4)))
+            hits = list({hit.url: hit for hit in (*more, *hits)}.values())
+            texts = await self._read(ctx, hits, texts)
+            found = await self._ranked(query, hits, texts)
+        if found is None:
+            found = [Passage(hit.title, hit.url, hit.snippet) for hit in hits]
+        return _result(found[: min(limit, most)])
+
+    async def _read(self, ctx: ToolContext, hits: Sequence[SearchHit], known: dict[str, str]) -> dict[str, str]:
+        """Fetch all pages at once; one that cannot be had is empty."""
+        texts = dict(known)
+        async with anyio.create_task_group() as tasks:
+            for hit in hits:
+                if hit.url not in texts:
+                    texts[hit.url] = ""
+                    tasks.start_soon(self._read_page, ctx, hit.url, texts)
+        return texts
+
+    async def _read_page(self, ctx: ToolContext, url: str, texts: dict[str, str]) -> None:
+        from toolcell.builtin.web.pages import read_page
+
+        try:
+            response = await self._pages.fetch(url, timeout_s=PAGE_TIMEOUT_S, max_bytes=PAGE_BYTES)
+        except ToolError:
+            return
+        if response.status < 400:
+            page = await run_in_thread(lambda: read_page(response), ctx.call.give_up)
+            texts[url] = page.text[:PAGE_CHARS]
+
+    async def _ranked(self, query: str, hits: Sequence[SearchHit], texts: dict[str, str]) -> list[Passage] | None:
+        """Return all passages, the best first; None when there are no embeddings."""
+        found = [
+            Passage(hit.title, hit.url, text)
+            for hit in hits
+            for text in dict.fromkeys([hit.snippet, *passages(texts.get(hit.url, ""))])
+            if text
+        ] or [Passage(hit.title, hit.url, hit.title) for hit in hits]
+        try:
+            first, *others = await embed_texts(self._embeddings, [query, *(each.text for each in found)])
+        except EmbeddingError:
+            return None
+        scored = [
+            Passage(each.title, each.url, each.text, cosine(first, vector) or 0.0)
+            for each, vector in zip(found, others, strict=True)
+        ]
+        return sorted(scored, key=lambda each: each.score or 0.0, reverse=True)
+
+
+def passages(text: str) -> list[str]:
+    """Return a text in pieces of 50 to 500 characters, which end where sentences end if they can."""
+    pieces: list[str] = []
+    current = ""
+    for sentence in _SENTENCE_END.split(text):
+        for part in _parts(sentence):
+            if current and len(current) + 1 + len(part) > PASSAGE_CHARS:
+                pieces.append(current)
+                current = ""
+            current = f"{current} {part}" if current else part
+    return [piece for piece in (*pieces, current) if len(piece) >= MIN_PASSAGE_CHARS]
+
+
+def _parts(sentence: str) -> Iterable[str]:
+    sentence = sentence.strip()
+    return (sentence[at : at + PASSAGE_CHARS] for at in range(0, len(sentence), PASSAGE_CHARS))
+
+
+def _result(found: Sequence[Passage]) -> ToolResult:
+    lines: list[str] = []
+    for number, each in enumerate(found, 1):
+        score = "" if each.score is None else f"(score: {each.score:.2f}) "
+        lines.append(f"[{number}] {score}{each.title}\n{each.text}\n")
+    sources = dict.fromkeys((each.url, each.title) for each in found)
+    lines += ["Sources:", *(f"- {title}: {url}" for url, title in sources)]
+    value = [{"title": each.title, "url": each.url, "text": each.text, "score": each.score} for each in found]
+    return ToolResult.ok("\n".join(lines), value=value)

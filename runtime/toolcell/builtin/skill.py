@@ -1,0 +1,386 @@
+"""`Skills`: instructions that an agent writes down, finds by their description, and shares as folders."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from toolcell.builtin.file import in_thread
+from toolcell.builtin.package import ToolPackage, offered
+from toolcell.builtin.skill_folder import (
+    MAX_DESCRIPTION,
+    MAX_NAME,
+    MAX_TEXT,
+    read_folder,
+    read_reference,
+    slug,
+    write_folder,
+)
+from toolcell.builtin.stores.protocols import STORES, SkillStore
+from toolcell.builtin.stores.records import Scored, Skill, now
+from toolcell.builtin.workspace import Workspace
+from toolcell.errors import SandboxUnavailable, ToolError, UsageError
+from toolcell.support import daemon_threads
+from toolcell.support.text import for_terminal, one_line
+from toolcell.tools.call import RunContext, RunScope
+from toolcell.tools.checks import check_does
+from toolcell.tools.context import ToolContext
+from toolcell.tools.embeddings import PROVIDERS, EmbeddingProvider, embed_texts
+from toolcell.tools.result import ErrorCode, ToolResult
+from toolcell.tools.spec import ToolSpec
+
+TOP: Final = 5
+MAX_ITEMS: Final = 100
+NO_SKILL: Final = "skill not found: "
+_IMPORTED: Final = uuid.UUID("6c0f4c0e-3f0b-4b57-9d0e-5a3b8a1c7d21")
+"""The namespace of the ids of imported skills: a folder that is imported again is the same skill."""
+
+RUN_SCRIPT: Final = """
+import os, runpy, sys, traceback
+os.chdir(FOLDER)
+sys.path.insert(0, os.getcwd())
+sys.argv = [SCRIPT, *ARGUMENTS]
+try:
+    runpy.run_path(SCRIPT, run_name="__main__")
+    code = 0
+except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+except Exception as error:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != SCRIPT:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+    raise
+set_result(code)
+"""
+
+_SKILL: Final = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"}, "name": {"type": "string"}, "created_by": {"type": "string"},
+        "digest": {"type": "string"},
+    },
+}  # fmt: skip
+
+
+class ScriptRuntime(Protocol):
+    """What runs the scripts of skills: `Runtime`, or `SyncRuntime`."""
+
+    @property
+    def execute_code(self) -> Any:
+        """Run a script in a fresh sandbox."""
+
+
+class Skills(ToolPackage):
+    """Tools for skills in a store."""
+
+    package = "skill"
+    needs = ("Store", "EmbeddingProvider")
+
+    def __init__(
+        self,
+        store: SkillStore,
+        embeddings: EmbeddingProvider,
+        *,
+        folders: str | os.PathLike[str] | Workspace | None = None,
+        runtime: ScriptRuntime | None = None,
+    ) -> None:
+        """`folders`: a directory for the files of imported skills. With a `runtime` too, `skill_run` runs their
+        scripts.
+
+        Raises:
+            UsageError: there is a `runtime` and no `folders`, or an argument is of another kind.
+        """
+        check_does("Skills(store)", store, SkillStore, STORES)
+        check_does("Skills(embeddings)", embeddings, EmbeddingProvider, PROVIDERS)
+        if runtime is not None and folders is None:
+            raise UsageError("the scripts of skills are in folders=: give the directory that holds them")
+        self._store, self._embeddings, self._runtime = store, embeddings, runtime
+        self._folders = folders if folders is None or isinstance(folders, Workspace) else Workspace(folders)
+
+    def to_specs(self) -> list[ToolSpec]:
+        """Return the specs; `skill_run` only with a runtime."""
+        return [spec for spec in super().to_specs() if self._runtime is not None or spec.definition.name != "skill_run"]
+
+    @offered(
+        read_only=True,
+        idempotent=True,
+        returns={"type": "array", "items": _SKILL},
+    )
+    async def skill_search(self, query: str) -> ToolResult:
+        """Find skills: instructions for a kind of task. Search before you begin a task of some size.
+
+        Args:
+            query: What you want to do.
+        """
+        found = await self.search(query)
+        if not found:
+            return ToolResult.ok("no skills found matching query", value=[])
+        text = f"{len(found)} skill(s) found:\n\n" + "\n\n".join(_lines(found))
+        return ToolResult.ok(text, value=[plain(each.item) | {"score": round(each.score, 4)} for each in found])
+
+    async def search(self, query: str, top_k: int = TOP) -> list[Scored[Skill]]:
+        """Return the skills whose descriptions are nearest to `query`.
+
+        Raises:
+            ToolError: `query` is empty.
+        """
+        return await self._store.search_skills(await self._embed(_text("query", query, MAX_DESCRIPTION)), top_k)
+
+    @offered(returns=_SKILL)
+    async def skill_create(
+        self,
+        name: str,
+        description: str,
+        instructions: str,
+        ctx: ToolContext,
+        tags: list[str] | None = None,
+        tools: list[str] | None = None,
+        model: str = "",
+        references: list[str] | None = None,
+    ) -> ToolResult:
+        """Write down how a kind of task is done, so that skill_search finds it.
+
+        Args:
+            name: A short name.
+            description: What the skill does and when to use it. Searches look at this.
+            instructions: The steps.
+            tags: Words to sort skills by.
+            tools: Names of the tools that the steps use.
+            model: The model that the steps are for; empty for any.
+            references: Names of documents that belong to it.
+        """
+        skill = Skill(
+            name=_text("name", name, MAX_NAME),
+            description=_text("description", description, MAX_DESCRIPTION),
+            instructions=_text("instructions", instructions, MAX_TEXT),
+            tags=_list("tags", tags), tools=_list("tools", tools), references=_list("references", references),
+            model=for_terminal(model)[:MAX_NAME], created_by=for_terminal(ctx.user_id)[:MAX_NAME] or "unknown",
+        )  # fmt: skip
+        await self._create(skill)
+        return ToolResult.ok(f'created skill "{skill.name}" (id: {skill.id})', value=plain(skill))
+
+    async def _create(self, skill: Skill) -> None:
+        await self._store.use_embeddings(self._embeddings.name(), self._embeddings.dimensions())
+        await self._store.create_skill(replace(skill, embedding=await self._embed(skill.description)))
+
+    @offered(idempotent=True, returns=_SKILL)
+    async def skill_update(
+        self,
+        id: str,
+        name: str | None = None,
+        description: str | None = None,
+        instructions: str | None = None,
+        tags: list[str] | None = None,
+        tools: list[str] | None = None,
+        model: str | None = None,
+        references: list[str] | None = None,
+    ) -> ToolResult:
+        """Change a skill. Only the fields that are given change; a list is replaced.
+
+        Args:
+            id: The skill's id, from skill_search.
+            name: A new name.
+            description: A new description.
+            instructions: New steps.
+            tags: New tags.
+            tools: New tools.
+            model: Another model; empty for any.
+            references: New references.
+        """
+        skill = await self._get(id)
+        changes: dict[str, Any] = {}
+        for key, text, most in (
+            ("name", name, MAX_NAME), ("description", description, MAX_DESCRIPTION),
+            ("instructions", instructions, MAX_TEXT),
+        ):  # fmt: skip
+            if text is not None:
+                changes[key] = _text(key, text, most)
+        for key, items in (("tags", tags), ("tools", tools)):
+            if items is not None:
+                changes[key] = _list(key, items)
+        if model is not None:
+            changes["model"] = for_terminal(model)[:MAX_NAME]
+        if references is not None:
+            changes["references"] = _list("references", references)
+        if not changes:
+            return ToolResult.ok("no changes specified", value=plain(skill))
+        new = replace(skill, **changes, updated_at=now())
+        if new.description != skill.description:
+            new = replace(new, embedding=await self._embed(new.description))
+        if not await self._store.update_skill(new):
+            raise ToolError(NO_SKILL + one_line(id, 80))
+        return ToolResult.ok(f'updated skill "{new.name}": {", ".join(changes)}', value=plain(new))
+
+    @offered(returns={"type": "object", "properties": {"exit_code": {"type": "integer"}, "stdout": {"type": "string"}}})
+    async def skill_run(self, id: str, script: str, ctx: ToolContext, arguments: list[str] | None = None) -> ToolResult:
+        """Run a Python script that came with a skill, in a sandbox with the skill's files.
+
+        Args:
+            id: The skill's id, from skill_search.
+            script: Its path, one of the skill's references, as in scripts/convert.py.
+            arguments: What the script finds in sys.argv[1:].
+        """
+        assert self._runtime is not None
+        skill = await self._get(id)
+        known = dict(map(read_reference, skill.references))
+        if not known.get(script) or not script.endswith(".py"):
+            scripts = [path for path, digest in known.items() if digest and path.endswith(".py")]
+            raise ToolError(f"no script {one_line(script, 80)}; this skill has: {', '.join(scripts) or 'none'}")
+        files = await in_thread(self._files_of, skill)
+        execute: Any = functools.partial(
+            self._runtime.execute_code, RUN_SCRIPT, tools=(), lint="off", check_types=False,
+            files=[(f"{slug(skill.name)}/{path}", data) for path, data in files.items()],
+            inputs={"FOLDER": slug(skill.name), "SCRIPT": script, "ARGUMENTS": [str(each) for each in arguments or []],
+                    "SKILL": {"id": skill.id, "digest": digest_of(skill), "script": known[script]}},
+            context=RunContext(
+                user_id=ctx.user_id, thread_id=ctx.thread_id, scope=RunScope(parent_call_id=ctx.call_id)
+            ),
+        )  # fmt: skip
+        try:
+            is_async = inspect.iscoroutinefunction(self._runtime.execute_code)
+            result = await (execute() if is_async else daemon_threads.run_sync(execute))
+        except SandboxUnavailable as exc:
+            raise ToolError(f"no sandbox for the script: {exc}", code=ErrorCode.UNAVAILABLE, retryable=True) from exc
+        value = {
+            "exit_code": result.value if type(result.value) is int else 1, "stdout": result.logs.stdout,
+            "stderr": result.logs.stderr, "script": known[script], "digest": digest_of(skill), "run_id": result.run_id,
+        }  # fmt: skip
+        text = result.logs.text or "(no output)"
+        if not result.ok or value["exit_code"]:
+            error = result.error
+            why = f"exit status {value['exit_code']}" if error is None else f"{error.type}: {error.message}"
+            return ToolResult.fail(f"{script}: {one_line(why, 500)}", output=text, details=value)
+        return ToolResult.ok(text, value=value)
+
+    def _files_of(self, skill: Skill) -> dict[str, bytes]:
+        """Return the files that came with a skill, as they were when it was imported."""
+        assert self._folders is not None
+        found = {}
+        for path, digest in map(read_reference, skill.references):
+            if digest:
+                found[path] = self._folders.read(f"{skill.id}/{path}")
+                if hashlib.sha256(found[path]).hexdigest() != digest:
+                    raise ToolError(f"{one_line(path, 80)} is not as it was imported; import the skill again")
+        return found
+
+    async def import_folder(self, path: str | os.PathLike[str], *, created_by: str = "import") -> Skill:
+        """Store the skill in a folder with a SKILL.md, and keep its files in `folders`.
+
+        A skill of the same name that `created_by` gave before is replaced, and keeps its id.
+
+        Raises:
+            UsageError: the folder is no skill, or it has files and there is no `folders` to keep them in.
+        """
+        read = await in_thread(read_folder, path)
+        if read.files and self._folders is None:
+            raise UsageError(
+                f"the skill {read.name!r:.80} has {len(read.files)} files; give Skills a folders= for them"
+            )
+        skill = Skill(
+            id=str(uuid.uuid5(_IMPORTED, json.dumps([created_by, read.name]))),
+            name=read.name, description=read.description, instructions=read.instructions, tools=read.tools,
+            tags=read.tags, model=read.model, references=read.references, created_by=created_by,
+        )  # fmt: skip
+        earlier = await self._store.get_skill(skill.id)
+        for name, data in read.files.items():
+            assert self._folders is not None
+            await in_thread(self._folders.write, f"{skill.id}/{name}", data)
+        if earlier is None:
+            await self._create(skill)
+            return skill
+        skill = replace(skill, created_at=earlier.created_at)
+        if not await self._store.update_skill(replace(skill, embedding=await self._embed(skill.description))):
+            await self._create(skill)  # somebody deleted it meanwhile
+        await in_thread(self._delete_files, skill.id, {*_paths(earlier)} - {*read.files})
+        return skill
+
+    def _delete_files(self, skill_id: str, paths: Iterable[str]) -> None:
+        """Delete files that the skill has no longer."""
+        for path in paths:
+            if self._folders is not None:
+                with contextlib.suppress(ToolError):  # it is gone
+                    self._folders.delete(f"{skill_id}/{path}")
+
+    async def export_folder(self, skill_id: str, directory: str | os.PathLike[str]) -> str:
+        """Write a skill as a folder with a SKILL.md below `directory`, and return the folder's name.
+
+        Raises:
+            ToolError: there is no such skill, or a file of it is missing or changed.
+        """
+        skill = await self._get(skill_id)
+        files = await in_thread(self._files_of, skill) if self._folders is not None else {}
+        await in_thread(write_folder, skill, Workspace(directory), slug(skill.name), files)
+        return slug(skill.name)
+
+    async def _get(self, skill_id: str) -> Skill:
+        try:
+            skill = await self._store.get_skill(skill_id)
+        except UsageError:  # no store has an id of this form
+            skill = None
+        if skill is None:
+            raise ToolError(NO_SKILL + one_line(skill_id, 80))
+        return skill
+
+    async def _embed(self, text: str) -> list[float]:
+        return (await embed_texts(self._embeddings, [text]))[0]
+
+
+def _paths(skill: Skill) -> Iterator[str]:
+    """Yield the paths of the files that came with a skill."""
+    return (path for path, digest in map(read_reference, skill.references) if digest)
+
+
+def digest_of(skill: Skill) -> str:
+    """Return a digest of what a skill says. It goes into the answers of the tools, and so into the audit log."""
+    facts = [
+        skill.name, skill.description, skill.instructions, skill.tools, skill.model, skill.tags, skill.references,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def plain(skill: Skill) -> dict[str, Any]:
+    """Return a skill as data, with its digest and who made it."""
+    return {
+        "id": skill.id, "name": skill.name, "description": skill.description, "instructions": skill.instructions,
+        "tags": list(skill.tags), "tools": list(skill.tools), "model": skill.model,
+        "references": list(skill.references), "created_by": skill.created_by, "digest": digest_of(skill),
+        "created_at": skill.created_at, "updated_at": skill.updated_at,
+    }  # fmt: skip
+
+
+def _lines(found: list[Scored[Skill]]) -> Iterator[str]:
+    for number, (skill, score) in enumerate(((each.item, each.score) for each in found), 1):
+        tags = f"   Tags: {', '.join(skill.tags)}\n" if skill.tags else ""
+        references = f"   References: {', '.join(read_reference(each)[0] for each in skill.references)}\n"
+        yield (
+            f"{number}. {skill.name} (score: {score:.2f})\n   ID: {skill.id}\n   Description: {skill.description}\n"
+            f"{tags}{references if skill.references else ''}   Created by: {skill.created_by or 'unknown'}\n"
+            f"   Instructions: {skill.instructions}"
+        )
+
+
+def _text(what: str, text: str, most: int) -> str:
+    text = for_terminal(text).strip()
+    if not text:
+        raise ToolError(f"{what} is required", code=ErrorCode.INVALID_ARGUMENTS)
+    if len(text) > most:
+        raise ToolError(f"{what} has {len(text)} characters, and {most} is the limit", code=ErrorCode.INVALID_ARGUMENTS)
+    return text
+
+
+def _list(what: str, items: list[str] | None) -> tuple[str, ...]:
+    if items is not None and (len(items) > MAX_ITEMS or any(len(each) > MAX_NAME + 100 for each in items)):
+        raise ToolError(
+            f"{what} has {len(items)} items, and may have {MAX_ITEMS} of {MAX_NAME + 100} characters each",
+            code=ErrorCode.INVALID_ARGUMENTS,
+        )
+    return tuple(for_terminal(each) for each in items or ())

@@ -1,0 +1,163 @@
+"""`SqliteStore`: everything in one file. Several processes may use it at once."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from toolcell.builtin.stores.database import Transaction
+from toolcell.builtin.stores.filters import Where
+from toolcell.builtin.stores.records import Chunk
+from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
+from toolcell.builtin.stores.sql_documents import SqlDocuments
+from toolcell.builtin.stores.sqlite_file import SqliteFile
+from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
+from toolcell.errors import StoreError
+from toolcell.tools.checks import check_one_of, check_path, check_seconds
+from toolcell.tools.words import words
+
+logger = logging.getLogger("toolcell.tools.store")
+
+Vectors = Literal["auto", "sqlite-vec", "numpy"]
+
+VEC_SQL: Final = IndexSql(
+    create="CREATE VIRTUAL TABLE IF NOT EXISTS {name} USING vec0"
+    " (seq integer primary key, embedding float[{dimensions}] distance_metric=cosine)",
+    insert="INSERT INTO {name} (seq, embedding) VALUES (?, ?)",
+    search="SELECT seq, distance FROM {name} WHERE embedding MATCH ? AND k = {top_k} {condition} ORDER BY distance",
+    encode=bytes,
+)
+"""Source: https://alexgarcia.xyz/sqlite-vec/features/knn.html."""
+
+
+class SqliteStore(SqlDocuments, SqlSchedules, SqlSkills):
+    """A store with every capability, in one file with its write-ahead log beside it.
+
+    Words are found by FTS5. Vectors are found by sqlite-vec where it can be loaded, and otherwise by a scan with numpy
+    that keeps them in memory; `vectors_by` says which, and why, once the store is open. Both give the same answers.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, vectors: Vectors = "auto", lock_timeout_s: float = 10.0
+    ) -> None:
+        check_path("SqliteStore(path)", path)
+        check_one_of("SqliteStore(vectors)", vectors, get_args(Vectors))
+        check_seconds("SqliteStore(lock_timeout_s)", lock_timeout_s)
+        self.path = Path(path).absolute()
+        self.vectors_by = ""
+        """How vectors are searched: `sqlite-vec ...` or `numpy scan (...)`. Empty until the store is open."""
+        self._wanted = vectors
+        self._chosen: _Indexes | None = None
+        self._choosing = threading.Lock()
+        self._dialect = SqliteDialect()
+        self._database = SqliteFile(self.path, lock_timeout_s, self._prepare)
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self.path)!r}, vectors by {self.vectors_by or 'not open'})"
+
+    async def init(self) -> None:
+        """Open the file, make it if there is none, and bring its tables up to date."""
+        await self._database.read(lambda _: None)
+
+    async def close(self) -> None:
+        """Let go of the file. A later call opens it again."""
+        await self._database.close()
+
+    def _indexes(self) -> _Indexes:
+        assert self._chosen is not None
+        return self._chosen
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Load sqlite-vec into a connection, and choose the indexes with the first one."""
+        with self._choosing:
+            self._choose(connection)
+
+    def _choose(self, connection: sqlite3.Connection) -> None:
+        if self._chosen is not None and not self._chosen.is_vec:
+            return
+        why = "asked for" if self._wanted == "numpy" else _load_vec(connection)
+        if why and self._wanted == "sqlite-vec":
+            raise StoreError(f"the store {self.path} cannot use sqlite-vec: {why}; or leave out vectors='sqlite-vec'")
+        if self._chosen is None:
+            self._chosen = _Indexes(is_vec=not why)
+            version = "" if why else connection.execute("SELECT vec_version()").fetchone()[0]
+            self.vectors_by = f"numpy scan ({why})" if why else f"sqlite-vec {version}"
+            logger.info("store %s: vectors by %s", self.path, self.vectors_by)
+
+
+class _Indexes:
+    def __init__(self, is_vec: bool) -> None:
+        self.is_vec = is_vec
+        self.chunks: VectorIndex = TableIndex(CHUNKS, VEC_SQL, "vec") if is_vec else ScanIndex(CHUNKS)
+        self.messages: VectorIndex = TableIndex(MESSAGES, VEC_SQL, "vec") if is_vec else ScanIndex(MESSAGES)
+
+
+def _load_vec(connection: sqlite3.Connection) -> str:
+    """Load sqlite-vec, or return why that cannot be."""
+    try:
+        sqlite_vec = importlib.import_module("sqlite_vec")
+    except ImportError:
+        return "sqlite-vec is not installed: pip install 'toolcell[vectors]'"
+    if not hasattr(connection, "enable_load_extension"):
+        return "this Python's sqlite3 cannot load extensions"
+    try:
+        connection.enable_load_extension(True)
+        sqlite_vec.load(connection)
+    except sqlite3.Error as exc:
+        return f"sqlite-vec cannot be loaded: {exc}"
+    finally:
+        connection.enable_load_extension(False)
+    return ""
+
+
+_KINDS: Final = {bool: "('true', 'false')", int: "('integer', 'real')", float: "('integer', 'real')", str: "('text')"}
+"""Source: https://sqlite.org/json1.html#jtype."""
+
+
+class SqliteDialect:
+    """What is SQLite's own."""
+
+    text_collation = ""
+
+    def metadata(self, key: str, sign: str, value: Any) -> Where:
+        """Return how one metadata key is compared with one value."""
+        kind = _KINDS[type(value)]
+        sql = (
+            f"EXISTS (SELECT 1 FROM json_each(c.metadata) j WHERE j.key = ? AND j.type IN {kind} AND j.value {sign} ?)"
+        )
+        return Where(sql, (key, int(value) if value is True or value is False else value))
+
+    def add_words(self, transaction: Transaction, document_id: str, chunks: Sequence[Chunk]) -> None:
+        """Index the words of chunks that are stored."""
+        seqs: dict[str, int] = dict(
+            transaction.rows("SELECT id, seq FROM chunks WHERE document_id = ?", (document_id,))
+        )
+        transaction.run_many(
+            "INSERT INTO chunk_words (rowid, words) VALUES (?, ?)",
+            ((seqs[chunk.id], " ".join(words(chunk.content))) for chunk in chunks),
+        )
+
+    def drop_words(self, transaction: Transaction, document_id: str) -> None:
+        """Take the words of a document's chunks out of the index."""
+        transaction.run(
+            "DELETE FROM chunk_words WHERE rowid IN (SELECT seq FROM chunks WHERE document_id = ?)", (document_id,)
+        )
+
+    def by_words(
+        self, transaction: Transaction, wanted: Sequence[str], top_k: int, condition: Where | None
+    ) -> list[Hit]:
+        """Return the chunks that hold some of these words, the best first."""
+        query = " OR ".join(f'"{word}"' for word in wanted)
+        allowed = CHUNKS.allowed(condition) if condition is not None else Where("", ())
+        limit = f"AND rowid IN ({allowed.sql})" if condition is not None else ""
+        found = transaction.rows(
+            f"SELECT rowid, rank FROM chunk_words WHERE chunk_words MATCH ? {limit} ORDER BY rank LIMIT ?",
+            (query, *allowed.parameters, top_k),
+        )
+        return [Hit(seq, max(0.0, -rank) / (1.0 + max(0.0, -rank))) for seq, rank in found]

@@ -1,0 +1,261 @@
+"""Read CSV, JSON and JSON lines in batches. Nothing is held but the batch: a file of any size fits.
+
+Files of the wild are read as far as they make sense: short and long rows, empty and repeated column names, other
+delimiters, damaged lines of JSONL. A file that makes no sense is a `ToolError` that says where.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, Literal, get_args
+
+from toolcell.builtin.tables.batches import BATCH_ROWS, Batch, Record, RecordBatch, RowBatch
+from toolcell.builtin.tables.text import lines_of
+from toolcell.errors import ToolError
+
+Format = Literal["csv", "json", "jsonl"]
+FORMATS = get_args(Format)
+
+MAX_COLUMNS = 2000
+MAX_RECORD_CHARS = 1024 * 1024
+MAX_DOCUMENT_CHARS = 16 * 1024 * 1024
+"""Of a JSON text that is one object: it is one record, and decoded as a whole."""
+BATCH_CHARS = 4 * 1024 * 1024
+CHUNK_CHARS = 256 * 1024
+_DELIMITERS = ",;\t|"
+_SEPARATOR_HINT = re.compile(r"\ufeff?sep=(.)\r?\n?", re.IGNORECASE)
+MAX_HEADER_CHARS = 64 * 1024
+_JSON_SPACE = " \t\r\n"
+
+
+class Table:
+    """A table that is being read. Columns and counts are final when the batches have been read."""
+
+    def __init__(self, text: io.TextIOWrapper, format: str | None = None, delimiter: str | None = None) -> None:
+        """Raises: ToolError, when the format is unknown, or the delimiter cannot be one."""
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0' or format in ("json", "jsonl")):
+            raise ToolError(
+                f"delimiter must be one character between the cells of CSV, such as ';', not {delimiter!r:.40}",
+                code="invalid_arguments",
+            )
+        self._delimiter = delimiter
+        format = "csv" if delimiter is not None else format
+        if format not in (None, *FORMATS):
+            raise ToolError(f"format must be one of {', '.join(FORMATS)}, not {format!r:.40}", code="invalid_arguments")
+        self._text = text
+        self.format: str = format or detect_format(text)
+        self.names: list[str] = []
+        """Of CSV: the columns in the order of the header, then those of cells beyond it."""
+        self._known: dict[str, None] = {}
+        self.skipped = 0
+        """Lines of JSONL that are no JSON objects."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns that have been seen: CSV's in their order, JSON's sorted."""
+        return list(self.names) if self.format == "csv" else sorted(self._known)
+
+    def batches(self) -> Iterator[Batch]:
+        """Return the rows, once.
+
+        Raises:
+            ToolError: the text is damaged; says where.
+        """
+        readers: dict[str, Callable[[], Iterator[Batch]]] = {
+            "csv": self._csv, "json": self._json, "jsonl": self._json_lines,
+        }  # fmt: skip
+        return readers[self.format]()
+
+    # CSV
+
+    def _csv(self) -> Iterator[Batch]:
+        lines = lines_of(self._text)
+        first = next((line for line in lines if line.strip("\r\n \t\ufeff")), "")
+        delimiter, header = self._delimiter, [first]
+        if hint := _SEPARATOR_HINT.fullmatch(first):  # spreadsheets write it above the header
+            delimiter, header = delimiter or hint[1], [next(lines, "")]
+        while "".join(header).count('"') % 2 and sum(map(len, header)) < MAX_HEADER_CHARS and (line := next(lines, "")):
+            header.append(line)  # a name with a line break
+        size = [0]
+        reading = _measured(chain(header, lines), size)
+        rows = csv.reader(reading, delimiter=delimiter or delimiter_of("".join(header)))
+        try:
+            self.names = column_names(next(rows, []))
+            batch: list[list[str]] = []
+            for row in rows:
+                if row:
+                    batch.append(row)
+                    if len(row) > len(self.names):
+                        self._widen(len(row))
+                if len(batch) >= BATCH_ROWS or size[0] >= BATCH_CHARS:
+                    yield RowBatch(list(self.names), batch, size[0])
+                    batch, size[0] = [], 0
+            if batch:
+                yield RowBatch(list(self.names), batch, size[0])
+        except csv.Error as exc:
+            raise ToolError(f"line {rows.line_num + 1} is no CSV: {exc}; a quote may be open") from exc
+
+    def _widen(self, count: int) -> None:
+        if count > MAX_COLUMNS:
+            raise ToolError(f"a row has {count} cells, and may have {MAX_COLUMNS}", code="too_large")
+        self.names = column_names([*self.names, *[""] * (count - len(self.names))])
+
+    # JSON
+
+    def _json_lines(self) -> Iterator[Batch]:
+        records: list[Record] = []
+        size = 0
+        for line in lines_of(self._text):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            if not isinstance(value, dict):
+                self.skipped += 1
+                continue
+            records.append(self._noted(value))
+            size += len(line)
+            if len(records) >= BATCH_ROWS or size >= BATCH_CHARS:
+                yield RecordBatch(records, size)
+                records, size = [], 0
+        if records:
+            yield RecordBatch(records, size)
+
+    def _json(self) -> Iterator[Batch]:
+        start = _first_char(self._text)
+        if start != "[":
+            yield RecordBatch([self._noted(_record(_whole(self._text, start)))])
+            return
+        records: list[Record] = []
+        size = 0
+        for value, chars in _items(self._text):
+            records.append(self._noted(_record(value)))
+            size += chars
+            if len(records) >= BATCH_ROWS or size >= BATCH_CHARS:
+                yield RecordBatch(records, size)
+                records, size = [], 0
+        if records:
+            yield RecordBatch(records, size)
+
+    def _noted(self, record: Record) -> Record:
+        self._known.update(dict.fromkeys(record))
+        if len(self._known) > MAX_COLUMNS:
+            raise ToolError(f"the records have more than {MAX_COLUMNS} different columns", code="too_large")
+        return record
+
+
+def detect_format(text: io.TextIOWrapper) -> Format:
+    """Decide by the beginning: `[` is JSON; `{` is JSON, or JSONL if the second line begins so too; else CSV."""
+    start = text.read(CHUNK_CHARS).lstrip("\ufeff \t\r\n")
+    text.seek(0)
+    if start.startswith("["):
+        return "json"
+    if not start.startswith("{"):
+        return "csv"
+    lines = start.splitlines()
+    return "jsonl" if len(lines) > 1 and lines[1].lstrip().startswith("{") else "json"
+
+
+def delimiter_of(header: str) -> str:
+    """Return the delimiter that is most often in a header, outside quotes; a comma when there is none."""
+    outside = "".join(header.split('"')[0::2])
+    return max(_DELIMITERS, key=lambda sign: (outside.count(sign), -_DELIMITERS.index(sign)))
+
+
+def column_names(header: list[str]) -> list[str]:
+    """Return a header without empty or repeated names: `column_3`, and `name_2` for the second `name`.
+
+    Raises:
+        ToolError: there are too many.
+    """
+    if len(header) > MAX_COLUMNS:
+        raise ToolError(f"the header has {len(header)} columns, and may have {MAX_COLUMNS}", code="too_large")
+    names: dict[str, None] = {}
+    for position, cell in enumerate(header, 1):
+        base = cell.strip().lstrip("\ufeff") or f"column_{position}"
+        name, number = base, 2
+        while name in names:
+            name, number = f"{base}_{number}", number + 1
+        names[name] = None
+    return list(names)
+
+
+def _measured(lines: Iterator[str], size: list[int]) -> Iterator[str]:
+    for line in lines:
+        size[0] += len(line)
+        yield line
+
+
+def _record(value: Any) -> Record:
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def _first_char(text: io.TextIOWrapper) -> str:
+    while (char := text.read(1)) and char in "\ufeff" + _JSON_SPACE:
+        pass
+    return char
+
+
+def _whole(text: io.TextIOWrapper, start: str) -> Any:
+    document = start + text.read(MAX_DOCUMENT_CHARS)
+    if len(document) > MAX_DOCUMENT_CHARS:
+        cure = "write a list of records, which is read piece by piece"
+        raise ToolError(f"one JSON value has more than {MAX_DOCUMENT_CHARS} characters; {cure}", code="too_large")
+    try:
+        return json.loads(document)
+    except (ValueError, RecursionError) as exc:
+        raise ToolError(f"content is no JSON: {str(exc)[:200]}") from exc
+
+
+def _items(text: io.TextIOWrapper) -> Iterator[tuple[Any, int]]:
+    """Return the items of a list whose `[` has been read, each with its length in characters."""
+    decode = json.JSONDecoder().raw_decode
+    buffer, position, done, index = "", 0, False, 0
+    while True:
+        while not done and len(buffer) - position < 2:
+            buffer, position, done = _more(text, buffer, position)
+        position = _after_space(buffer, position)
+        if position >= len(buffer) and not done:
+            continue
+        if buffer[position : position + 1] == "]" and index == 0:
+            return
+        try:
+            value, end = decode(buffer, position)
+        except (ValueError, RecursionError) as exc:
+            if done or len(buffer) - position > MAX_RECORD_CHARS or isinstance(exc, RecursionError):
+                raise _damaged(index, exc) from exc
+            buffer, position, done = _more(text, buffer, position)
+            continue
+        after = _after_space(buffer, end)
+        if after >= len(buffer) and not done:  # a number may go on in the next piece
+            buffer, position, done = _more(text, buffer, position)
+            continue
+        yield value, end - position
+        index += 1
+        if buffer[after : after + 1] == "]":
+            return
+        if buffer[after : after + 1] != ",":
+            raise _damaged(index, "a comma or ] is missing")
+        position = after + 1
+
+
+def _damaged(index: int, why: object) -> ToolError:
+    return ToolError(f"record {index + 1} is no JSON: {str(why)[:200]}")
+
+
+def _more(text: io.TextIOWrapper, buffer: str, position: int) -> tuple[str, int, bool]:
+    piece = text.read(CHUNK_CHARS)
+    return buffer[position:] + piece, 0, not piece
+
+
+def _after_space(buffer: str, position: int) -> int:
+    while position < len(buffer) and buffer[position] in _JSON_SPACE:
+        position += 1
+    return position

@@ -1,0 +1,134 @@
+"""Search engines: Brave, SearXNG, and the protocol for others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+from urllib.parse import urlencode
+
+import httpx
+
+from toolcell.builtin.web.fetch import Fetcher, Outgoing, Response
+from toolcell.builtin.web.network import Resolver
+from toolcell.builtin.web.pages import decode_text, strip_tags
+from toolcell.builtin.web.policy import Credential, WebPolicy
+from toolcell.builtin.web.urls import parse_url
+from toolcell.errors import ToolError, UsageError
+
+BRAVE_URL: Final = "https://api.search.brave.com/res/v1/web/search"
+SEARCH_TIMEOUT_S: Final = 10.0
+MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
+
+_JSON = Outgoing(headers={"Accept": "application/json"})
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """One result of a search engine, as plain text."""
+
+    title: str
+    url: str
+    snippet: str
+
+
+@runtime_checkable
+class SearchEngine(Protocol):
+    """Finds pages."""
+
+    async def search(self, query: str, count: int) -> list[SearchHit]:
+        """Return up to `count` hits, the best first.
+
+        Raises:
+            ToolError: there is no answer, or it cannot be read.
+        """
+        ...
+
+
+class BraveSearch:
+    """The Brave Search API. Source: api-dashboard.search.brave.com, Web Search."""
+
+    def __init__(self, key: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """Raises: UsageError, when there is no key."""
+        if not key.strip():
+            raise UsageError("BraveSearch needs the key of a subscription: https://brave.com/search/api")
+        self._fetcher = Fetcher(
+            WebPolicy(allow=["api.search.brave.com"], max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0),
+            [Credential("api.search.brave.com", {"X-Subscription-Token": key.strip()})],
+            transport=transport,
+        )
+
+    async def search(self, query: str, count: int) -> list[SearchHit]:
+        """Return up to `count` hits; Brave gives at most 20."""
+        url = f"{BRAVE_URL}?{urlencode({'q': query, 'count': count})}"
+        response = await self._fetcher.fetch(url, _JSON, timeout_s=SEARCH_TIMEOUT_S)
+        answer = _json(response, "brave API")
+        web = answer.get("web")
+        return _hits(web.get("results") if isinstance(web, Mapping) else None, "description", count)
+
+
+class SearxngSearch:
+    """A SearXNG server with the format `json` enabled. Source: docs.searxng.org/dev/search_api.html."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        resolver: Resolver | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`url`: of the server, which may be in a private network. `headers`: for a server that wants a password.
+
+        Raises:
+            UsageError: it is no URL.
+        """
+        try:
+            base = parse_url(url)
+        except ToolError as exc:
+            raise UsageError(f"SearxngSearch(url): {exc}") from exc
+        self._url = f"{base.origin}{base.path.rstrip('/')}/search"
+        policy = WebPolicy(
+            allow=[base.host] if base.address is None else [], ports=frozenset({base.port}), private=[base.host],
+            max_body_bytes=MAX_ANSWER_BYTES, max_redirects=0, interval_s=0, robots=False,
+        )  # fmt: skip
+        credentials = [Credential(base.host, headers, plain_http=True)] if headers else []
+        self._fetcher = Fetcher(policy, credentials, resolver=resolver, transport=transport)
+
+    async def search(self, query: str, count: int) -> list[SearchHit]:
+        """Return up to `count` hits of the first page."""
+        url = f"{self._url}?{urlencode({'q': query, 'format': 'json'})}"
+        response = await self._fetcher.fetch(url, _JSON, timeout_s=SEARCH_TIMEOUT_S)
+        return _hits(_json(response, "SearXNG").get("results"), "content", count)
+
+
+def _json(response: Response, name: str) -> Mapping[str, Any]:
+    text = decode_text(response.content, response.content_type)
+    if response.status != 200:
+        again = response.status == 429 or response.status >= 500
+        said = " ".join(strip_tags(text[:2000]).split())[:300]
+        raise ToolError(f"{name} {response.status}: {said}", code="unavailable", retryable=again)
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ToolError(f"{name}: the answer is no JSON object", code="unavailable", retryable=True)
+    return answer
+
+
+def _hits(results: object, snippet: str, count: int) -> list[SearchHit]:
+    """Read what an engine found; entries of another form are left out."""
+    found: list[SearchHit] = []
+    for entry in results if isinstance(results, list) else []:
+        url = entry.get("url") if isinstance(entry, Mapping) else None
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            continue
+        title, text = (_line(entry.get(name)) for name in ("title", snippet))
+        found.append(SearchHit(title[:300] or url[:300], url, text[:2000]))
+    return found[:count]
+
+
+def _line(value: object) -> str:
+    return " ".join(strip_tags(value[:5000]).split()) if isinstance(value, str) else ""

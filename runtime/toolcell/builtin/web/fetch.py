@@ -1,0 +1,267 @@
+"""`Fetcher`: one request from URL to body, with every rule of the policy on every hop."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import httpcore
+import httpx
+
+from toolcell.builtin.web.bodies import ACCEPT_ENCODING, read_body
+from toolcell.builtin.web.network import GuardedTransport, Resolver
+from toolcell.builtin.web.policy import Credential, WebPolicy, headers_for, secrets_of
+from toolcell.builtin.web.robots import EVERYTHING, MAX_ROBOTS_BYTES, NOTHING, RobotsRules, parse_robots
+from toolcell.builtin.web.urls import Target, parse_url
+from toolcell.errors import ToolError
+from toolcell.support.quiet_loggers import quiet_loggers
+
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+ROBOTS_AGENT: Final = "OasisBot"
+ROBOTS_KEPT_S: Final = 3600.0
+MAX_HOSTS: Final = 1024
+"""Of which robots.txt and the time of the last request are kept."""
+
+_TELLING = ("httpcore.connection", "httpcore.http11")
+"""At level DEBUG, httpcore logs whole headers, and a server may send a credential back in them."""
+
+_BROKEN = (httpcore.ProtocolError, httpx.ProtocolError, httpx.DecodingError)
+_UNREACHABLE = (httpcore.NetworkError, httpcore.TimeoutException, httpx.TransportError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What is asked for besides the URL."""
+
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a server answered after all redirects. No credential is in it."""
+
+    status: int
+    url: str
+    content_type: str
+    content: bytes
+    """Decompressed; at most `max_body_bytes`."""
+    truncated: bool
+
+
+class HostPace:
+    """Spaces out requests to one host. Safe in several threads and event loops."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._free_at: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def reserve(self, host: str, most_s: float = math.inf) -> float:
+        """Take the next turn of `host`; return how many seconds it is away.
+
+        Raises:
+            ToolError: it is `most_s` away or more. It is not taken: calls that end before their turn would otherwise
+                keep everybody else from the host for as long as they like.
+        """
+        with self._lock:
+            now = self._clock()
+            turn = max(now, self._free_at.get(host, now))
+            if turn - now >= most_s:
+                message = f"too many requests to {host} are waiting: the next turn is {turn - now:.1f} s away"
+                raise ToolError(message, code="unavailable", retryable=True)
+            self._free_at[host] = turn + self._interval_s
+            self._free_at.move_to_end(host)
+            while len(self._free_at) > MAX_HOSTS:
+                self._free_at.popitem(last=False)
+            return turn - now
+
+
+class Fetcher:
+    """Makes requests for a model. Holds no connection: each fetch opens and closes its own."""
+
+    def __init__(
+        self,
+        policy: WebPolicy | None = None,
+        credentials: Sequence[Credential] = (),
+        *,
+        resolver: Resolver | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`transport`: sends the requests in place of the guarded one, and is not closed. For tests."""
+        self.policy = policy or WebPolicy()
+        self._credentials = tuple(credentials)
+        self._secrets = secrets_of(self._credentials)
+        texts = sorted(self._secrets.values(), key=len, reverse=True)
+        self._hidden = [text.encode(encoding) for text in texts for encoding in ("utf-8", "utf-16-le", "utf-16-be")]
+        self._resolver = resolver
+        self._transport = transport
+        self._pace = HostPace(self.policy.interval_s)
+        self._robots: OrderedDict[str, tuple[float, RobotsRules]] = OrderedDict()
+
+    async def fetch(
+        self,
+        url: str,
+        outgoing: Outgoing | None = None,
+        *,
+        timeout_s: float | None = None,
+        max_bytes: int | None = None,
+    ) -> Response:
+        """Fetch one URL.
+
+        Raises:
+            ToolError: it is not allowed, cannot be reached in time, or is no HTTP. Its text has no credential in it.
+        """
+        seconds = self.policy.timeout_s if timeout_s is None else timeout_s
+        try:
+            with anyio.fail_after(seconds):
+                async with self._opened() as transport:
+                    target = parse_url(url)
+                    most = max_bytes or self.policy.max_body_bytes
+                    return await self._follow(transport, outgoing or Outgoing(), target, most, check_robots=True)
+        except TimeoutError as exc:
+            message = self._secrets.redact(f"no answer from {url[:200]} in {seconds:g} s")
+            raise ToolError(message, code="timeout", retryable=True) from exc
+        except ToolError as exc:
+            hidden = self._secrets.redact_value(exc.details)
+            raise ToolError(
+                self._secrets.redact(exc.message), code=exc.code, retryable=exc.retryable, details=hidden
+            ) from None
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[httpx.AsyncBaseTransport]:
+        if self._transport is not None:
+            yield self._transport
+            return
+        transport = GuardedTransport(self.policy, self._resolver)
+        try:
+            with quiet_loggers(*_TELLING):
+                yield transport
+        finally:
+            with anyio.CancelScope(shield=True):
+                await transport.aclose()
+
+    async def _follow(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        outgoing: Outgoing,
+        target: Target,
+        max_bytes: int,
+        *,
+        check_robots: bool,
+    ) -> Response:
+        """Send a request, and those that redirects ask for; each is checked like the first one."""
+        origin = target.origin
+        was_sent_elsewhere = False  # from then on, what is asked for is what a server wants, not the caller
+        for _ in range(self.policy.max_redirects + 1):
+            self.policy.check(outgoing.method, target)
+            credentials = {} if was_sent_elsewhere else headers_for(self._credentials, target)
+            if check_robots and self.policy.robots and not credentials:
+                await self._ask_robots(transport, target)
+            answer = await self._send(transport, outgoing, target, credentials, max_bytes)
+            if isinstance(answer, Response):
+                return answer
+            status, location = answer
+            target = parse_url(location, target)
+            outgoing = _redirected(outgoing, status, same_origin=target.origin == origin)
+            was_sent_elsewhere |= target.origin != origin
+            origin = target.origin
+        raise ToolError(f"more than {self.policy.max_redirects} redirects; the last one leads to {target}")
+
+    async def _send(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        outgoing: Outgoing,
+        target: Target,
+        credentials: Mapping[str, str],
+        max_bytes: int,
+    ) -> Response | tuple[int, str]:
+        """Return the answer, or status and location of a redirect."""
+        left_s = anyio.current_effective_deadline() - anyio.current_time()
+        await anyio.sleep(self._pace.reserve(target.host, left_s))
+        fixed = {"User-Agent": self.policy.user_agent, "Accept-Encoding": ACCEPT_ENCODING, "Connection": "close"}
+        headers = {"Accept": "*/*"} | dict(outgoing.headers) | fixed | dict(credentials)
+        request = httpx.Request(outgoing.method, str(target), headers=headers, content=outgoing.body or None)
+        if request.url.host.lower().rstrip(".") not in (target.host, _unicode(target.host)):
+            raise ToolError(f"the URL is read differently by different programs: {target}", code="not_permitted")
+        try:
+            response = await transport.handle_async_request(request)
+            try:
+                location = response.headers.get("location")
+                if response.status_code in REDIRECTS and location is not None:
+                    return response.status_code, location
+                assert isinstance(response.stream, httpx.AsyncByteStream)
+                encoding = response.headers.get("content-encoding", "")
+                body = await read_body(response.stream, encoding, max_bytes)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        except _BROKEN as exc:
+            raise ToolError(f"{target.origin} did not answer with HTTP: {exc}") from None
+        except _UNREACHABLE as exc:
+            message = f"{target.origin} cannot be reached: {str(exc) or type(exc).__name__}"
+            raise ToolError(message, code="unavailable", retryable=True) from None
+        return self._without_secrets(response, target, body.content, body.truncated)
+
+    def _without_secrets(self, response: httpx.Response, target: Target, content: bytes, truncated: bool) -> Response:
+        """A server may send back what it was sent."""
+        for secret in self._hidden:
+            content = content.replace(secret, b"[redacted]")
+            if truncated:
+                content = _without_beginning_of(secret, content)
+        content_type = self._secrets.redact(response.headers.get("content-type", "")[:200])
+        return Response(response.status_code, self._secrets.redact(str(target)), content_type, content, truncated)
+
+    async def _ask_robots(self, transport: httpx.AsyncBaseTransport, target: Target) -> None:
+        known = self._robots.get(target.origin)
+        if known is None or known[0] < time.monotonic():
+            known = time.monotonic() + ROBOTS_KEPT_S, await self._get_robots(transport, target)
+            self._robots[target.origin] = known
+            while len(self._robots) > MAX_HOSTS:
+                self._robots.popitem(last=False)
+        if not known[1].allows(f"{target.path}{target.query}"):
+            raise ToolError(f"robots.txt of {target.origin} does not allow {target.path}", code="not_permitted")
+
+    async def _get_robots(self, transport: httpx.AsyncBaseTransport, target: Target) -> RobotsRules:
+        """RFC 9309, section 2.3.1: a file that does not exist allows everything, a failing server nothing."""
+        url = parse_url("/robots.txt", target)
+        response = await self._follow(transport, Outgoing(), url, MAX_ROBOTS_BYTES, check_robots=False)
+        if response.status >= 500:
+            return NOTHING
+        if response.status >= 400:
+            return EVERYTHING
+        return parse_robots(response.content.decode("utf-8", "replace"), ROBOTS_AGENT)
+
+
+def _without_beginning_of(secret: bytes, content: bytes) -> bytes:
+    """Remove a part of a secret from the end of a body that was cut there."""
+    for length in range(len(secret) - 1, 3, -1):
+        if content.endswith(secret[:length]):
+            return content[:-length]
+    return content
+
+
+def _unicode(host: str) -> str:
+    """`httpx` shows international names decoded."""
+    return httpx.URL(scheme="https", host=host).host
+
+
+def _redirected(outgoing: Outgoing, status: int, *, same_origin: bool) -> Outgoing:
+    """Return what is sent to where a redirect leads: only 307 and 308 keep method and body."""
+    headers = outgoing.headers if same_origin else {}
+    if status in (307, 308) and same_origin:
+        return outgoing
+    if status in (307, 308) and outgoing.body:
+        raise ToolError("the server redirects a request with a body to another host; it is not sent there")
+    headers = {name: value for name, value in headers.items() if not name.lower().startswith("content-")}
+    keeps = status in (307, 308) or outgoing.method == "HEAD"
+    return Outgoing(outgoing.method if keeps else "GET", headers)

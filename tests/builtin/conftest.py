@@ -1,0 +1,20 @@
+"""One PostgreSQL server for all tests of a process that need one. And one event loop: anyio hides which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from builtin_stores import running_server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    with running_server() as address:
+        yield address
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -1,0 +1,437 @@
+"""The four data tools: what they answer, over content, records and files, by both engines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builtin.webkit import call
+from toolcell import RegistrationError, UsageError
+from toolcell.builtin import DataTools
+from toolcell.builtin.tables.batches import BATCH_ROWS, Batch, RecordBatch, batches_of
+from toolcell.builtin.tables.cells import OPERATORS, condition, number_of
+from toolcell.builtin.tables.engines import PolarsEngine, PythonEngine
+from toolcell.builtin.tables.operations import Metric, Transform, aggregated, filtered, transformed
+from toolcell.builtin.tables.readers import CHUNK_CHARS, MAX_RECORD_CHARS, Table
+from toolcell.builtin.tables.text import open_text
+from toolcell.tools import ToolRegistry, ToolResult
+from tools.toolkit import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The work is done in a thread, whatever the event loop is."""
+    return "asyncio"
+
+
+SALES = [
+    {"city": "Rome", "amount": "10", "who": "Ada"},
+    {"city": "Oslo", "amount": 7.5, "who": "Bo"},
+    {"city": "Rome", "amount": 2, "who": None},
+    {"city": "Oslo", "amount": "n/a"},
+]
+
+
+async def value(name: str, **args: Any) -> Any:
+    result = await call(DataTools(engine="python"), name, **args)
+    assert not result.is_error, result.message
+    assert json.loads(result.text) == result.value
+    return result.value
+
+
+async def failure(name: str, **args: Any) -> str:
+    result = await call(DataTools(), name, **args)
+    assert result.is_error
+    return result.message
+
+
+# Parse
+
+
+@pytest.mark.conforms("S13")
+@pytest.mark.parametrize(
+    ("content", "records", "columns"),
+    [
+        ("b,a\n1,2\n3,4\n", [{"b": "1", "a": "2"}, {"b": "3", "a": "4"}], ["b", "a"]),
+        ('[{"b": 1}, {"a": 2}]', [{"b": 1}, {"a": 2}], ["a", "b"]),
+        ('{"b": 1,\n "a": [2]}', [{"b": 1, "a": [2]}], ["a", "b"]),
+        ('{"b": 1}\nnot json\n{"b": 2}', [{"b": 1}], ["b"]),
+        ('{"b": 1}\n{"a": 2\n[3]\n\n{"c": 4}', [{"b": 1}, {"c": 4}], ["b", "c"]),
+        ("[]", [], []),
+        ("a,b", [], ["a", "b"]),
+        ("[1, null, [2]]", [{"value": 1}, {"value": None}, {"value": [2]}], ["value"]),
+    ],
+    ids=["csv", "json", "one object", "object and text", "jsonl", "empty list", "header only", "plain items"],
+)
+async def test_the_format_is_found_out(content: str, records: Any, columns: Any) -> None:
+    if "not json" in content:
+        assert (await failure("data_parse", content=content)).startswith("content is no JSON")
+        return
+    found = await value("data_parse", content=content)
+    assert (found["records"], found["columns"], found["count"]) == (records, columns, len(records))
+    assert found.get("skipped", 0) == (2 if "[3]" in content else 0)
+
+
+@pytest.mark.conforms("S13")
+async def test_the_count_is_of_all_rows_and_content_is_required() -> None:
+    found = await value("data_parse", content="n\n" + "".join(f"{n}\n" for n in range(50)), limit=3)
+    assert found == {
+        "records": [{"n": "0"}, {"n": "1"}, {"n": "2"}], "columns": ["n"], "count": 50, "truncated": True, "total": 50,
+    }  # fmt: skip
+    for nothing in ("", "  \n"):
+        assert await failure("data_parse", content=nothing) == "content is required"
+
+
+@pytest.mark.conforms("S-b7")
+@pytest.mark.parametrize(
+    ("content", "records"),
+    [
+        (b"\xef\xbb\xbfa,b\r\n1,2\r\n", [{"a": "1", "b": "2"}]),
+        ("a;b\n1,5;2\n".encode("utf-16"), [{"a": "1,5", "b": "2"}]),
+        ("a\tb\nä\tö\n".encode("utf-16-le"), [{"a": "ä", "b": "ö"}]),
+        (b"name\ncaf\xe9\n\x93x\x94\n", [{"name": "café"}, {"name": "“x”"}]),
+        (b"a,b\n1\n1,2,3\n\n", [{"a": "1"}, {"a": "1", "b": "2", "column_3": "3"}]),
+        (b"a,,a\n1,2,3\n", [{"a": "1", "column_2": "2", "a_2": "3"}]),
+        (b'a,b\n"x, ""y""\nz",2\n', [{"a": 'x, "y"\nz', "b": "2"}]),
+        (b"a\rb\rc", [{"a": "b"}, {"a": "c"}]),
+        (b'\xef\xbb\xbf [ {"a": NaN}, {"a": 1e999}, {"a": 12345678901234567890}, {"a": "\\ud800"} ]',
+         [{"a": None}, {"a": None}, {"a": "12345678901234567890"}, {"a": "?"}]),
+        (b"a\n\x00\n", [{"a": "\0"}]),
+    ],
+    ids=["bom", "utf-16", "utf-16 without bom", "cp1252", "ragged", "names", "quotes", "old mac", "odd json", "nul"],
+)  # fmt: skip
+async def test_files_of_the_wild_are_read(content: bytes, records: Any) -> None:
+    assert (await value("data_parse", content=content))["records"] == records
+
+
+@pytest.mark.conforms("S-b7")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"content": 'a\n"' + "x" * 200_000}, "field larger than field limit"),
+        ({"content": "a\n" + "x" * 2_000_000}, "line 2 has more than 1048576 characters"),
+        ({"content": '[{"a": "' + "x" * 2_000_000}, "record 1 is no JSON"),
+        ({"content": '[{"a": 1} {"a": 2}]'}, "a comma or ] is missing"),
+        ({"content": "[" * 100_000}, "record 1 is no JSON"),
+        ({"content": '{"a":' * 100_000}, "content is no JSON"),
+        ({"content": "[1"}, "a comma or ] is missing"),
+        ({"content": ",".join(["a"] * 3000)}, "3000 columns, and may have 2000"),
+        ({"content": json.dumps([{str(n): 1} for n in range(3000)])}, "more than 2000 different columns"),
+        ({"content": "a", "format": "xml"}, "format"),
+        ({"content": "[1" + "2" * 5000 + "]"}, "record 1 is no JSON"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_its_place(args: dict[str, Any], message: str) -> None:
+    assert message in await failure("data_parse", **args)
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5) | st.none(), max_size=3)),
+    st.integers(1, 9),
+)
+@settings(max_examples=50)
+def test_json_is_read_alike_however_it_is_cut(records: list[dict[str, Any]], indent: int) -> None:
+    """Read in pieces of two characters, what is decoded is what was written."""
+    text = json.dumps(records, indent=indent)
+    table = Table(open_text(io.BytesIO(text.encode())), "json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolcell.builtin.tables.readers.CHUNK_CHARS", 2)
+        read = [batch.record(index) for batch in table.batches() for index in range(len(batch))]
+    assert read == records
+    assert CHUNK_CHARS < MAX_RECORD_CHARS
+
+
+# Filter
+
+
+@pytest.mark.conforms("S14")
+@pytest.mark.parametrize(
+    ("op", "given", "cities"),
+    [
+        ("==", 10, [0]), ("==", "10.0", [0]), ("!=", 10, [1, 2, 3]), (">", 5, [0, 1, 3]), ("<", "8", [1, 2]),
+        (">=", 7.5, [0, 1, 3]), ("<=", 2, [2]), ("contains", "N/A", [3]), ("in", ["2", 7.5], [1, 2]), ("in", [], []),
+    ],
+)  # fmt: skip
+async def test_conditions_compare_numbers_in_text_as_numbers(op: str, given: Any, cities: list[int]) -> None:
+    """Text that is no number is compared as text: "n/a" is larger than "5"."""
+    found = await value("data_filter", records=SALES, where=[{"column": "amount", "op": op, "value": given}])
+    assert found == {"records": [SALES[index] for index in cities], "count": len(cities)}
+
+
+@pytest.mark.conforms("S14", "S-b7")
+async def test_a_missing_column_never_passes_and_null_only_equals_null() -> None:
+    async def which(op: str, given: Any) -> list[int]:
+        found = await value("data_filter", records=SALES, where=[{"column": "who", "op": op, "value": given}])
+        return [SALES.index(record) for record in found["records"]]
+
+    assert await which("!=", "Ada") == [1, 2]
+    assert await which("==", None) == [2]
+    assert await which("!=", None) == [0, 1]
+    assert await which("in", [None, "Bo"]) == [1, 2]
+    assert await which("<", "zzz") == [0, 1]
+    assert await which("contains", "A") == [0]
+    both = [{"column": "city", "op": "==", "value": "Rome"}, {"column": "amount", "op": "<", "value": 5}]
+    assert (await value("data_filter", records=SALES, where=both))["records"] == [SALES[2]]
+    assert await failure("data_filter", records=SALES, where=[]) == "where conditions are required"
+    one = {"column": "a", "op": "in", "value": "x"}
+    assert '"in" needs a list' in await failure("data_filter", records=SALES, where=[one])
+    assert "op" in await failure("data_filter", records=SALES, where=[one | {"op": "like"}])
+
+
+# Aggregate
+
+
+@pytest.mark.conforms("S15")
+async def test_metrics_of_all_records_and_of_groups() -> None:
+    metrics = [{"column": "amount", "op": op} for op in ("sum", "count", "avg", "min", "max")]
+    assert await value("data_aggregate", records=SALES, metrics=metrics, group_by=["city"]) == {
+        "groups": [
+            {"city": "Oslo", "sum_amount": 7.5, "count_amount": 2, "avg_amount": 7.5, "min_amount": 7.5, "max_amount": 7.5},
+            {"city": "Rome", "sum_amount": 12, "count_amount": 2, "avg_amount": 6, "min_amount": 2, "max_amount": 10},
+        ],
+        "count": 2,
+    }  # fmt: skip
+    empty = await value("data_aggregate", records=[], metrics=[*metrics, {"column": "*", "op": "count"}])
+    assert empty["groups"] == [
+        {"sum_amount": 0, "count_amount": 0, "avg_amount": None, "min_amount": None, "max_amount": None, "count_*": 0}
+    ]
+    assert await failure("data_aggregate", records=SALES, metrics=[]) == "metrics are required"
+    grouped = await value("data_aggregate", records=SALES, metrics=[metrics[1]], group_by=["who"])
+    assert [group["who"] for group in grouped["groups"]] == ["Ada", "Bo", None]
+
+
+async def test_large_whole_numbers_are_exact_and_endless_sums_are_an_error() -> None:
+    big = [{"n": 9007199254740993}, {"n": "9007199254740993"}, {"n": 1}]
+    assert (await value("data_aggregate", records=big, metrics=[{"column": "n", "op": "sum"}]))["groups"] == [
+        {"sum_n": 18014398509481987}
+    ]
+    found = await value("data_filter", records=big, where=[{"column": "n", "op": "==", "value": 9007199254740992}])
+    assert found["count"] == 0
+    huge = [{"n": 1.7e308}, {"n": 1.7e308}]
+    assert "larger than" in await failure("data_aggregate", records=huge, metrics=[{"column": "n", "op": "avg"}])
+
+
+# Transform
+
+
+@pytest.mark.conforms("S16", "S-b7")
+async def test_select_rename_sort_and_limit_come_in_this_order() -> None:
+    found = await value(
+        "data_transform",
+        records=SALES,
+        select=["amount", "city", "nothing"],
+        rename={"amount": "eur"},
+        sort_by="eur",
+        sort_desc=True,
+        limit=3,
+    )
+    assert found == {
+        "records": [{"eur": "n/a", "city": "Oslo"}, {"eur": "10", "city": "Rome"}, {"eur": 7.5, "city": "Oslo"}],
+        "count": 3,
+    }
+    assert [list(record) for record in found["records"]] == [["eur", "city"]] * 3
+    by_who = await value("data_transform", records=SALES, sort_by="who")
+    assert by_who["records"] == [SALES[0], SALES[1], SALES[2], SALES[3]]
+    same = await value("data_transform", records=SALES, sort_by="city", sort_desc=True)
+    assert same["records"] == [SALES[0], SALES[2], SALES[1], SALES[3]]
+    assert (await value("data_transform", records=SALES, limit=0))["records"] == []
+    clash = await failure("data_transform", records=SALES, rename={"a": "x", "b": "x"})
+    assert clash == "rename gives two columns the same name"
+    assert (await value("data_transform", records=[{"a": 1, "b": 2}], rename={"a": "b"}))["records"] == [{"b": 1}]
+
+
+# Answers
+
+
+@pytest.mark.conforms("S17", "S-b7")
+async def test_answers_over_32_kib_are_halved_and_say_so() -> None:
+    rows = [{"n": n, "text": "ä" * 100} for n in range(1000)]
+    content = json.dumps(rows)
+    for name, args in (
+        ("data_parse", {"content": content}),
+        ("data_filter", {"records": rows, "where": [{"column": "n", "op": ">=", "value": 0}]}),
+        ("data_transform", {"records": rows}),
+        ("data_transform", {"records": rows, "sort_by": "n"}),
+    ):
+        found = await value(name, **args)
+        assert (len(found["records"]), found["count"], found["truncated"], found["total"]) == (125, 1000, True, 1000)
+        assert found["records"] == rows[:125]
+        assert len(json.dumps(found, ensure_ascii=False).encode()) <= 32 * 1024
+    grouped = await value(
+        "data_aggregate", records=rows, metrics=[{"column": "n", "op": "sum"}], group_by=["n", "text"]
+    )
+    assert (len(grouped["groups"]), grouped["count"], grouped["truncated"]) == (125, 1000, True)
+    wide = await value("data_parse", content=",".join(f"{'c' * 30}{n}" for n in range(1900)) + "\n1")
+    assert len(json.dumps(wide).encode()) <= 33 * 1024
+    one = await value("data_filter", records=[{"a": "x" * 40_000}], where=[{"column": "a", "op": "!=", "value": 1}])
+    assert one == {"records": [], "count": 1, "truncated": True, "total": 1}
+
+
+# Engines
+
+CELLS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**17), 10**17), st.floats(allow_nan=True), st.text(max_size=4),
+    st.decimals(-10000, 10000, places=3).map(str), st.integers().map(str), st.floats().map(str),
+    st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "inf", "NaN", "0x1", "1\n"]),
+    st.lists(st.integers(), max_size=2),
+)  # fmt: skip
+TEXT_CELLS = st.one_of(
+    st.text(max_size=4), st.decimals(-10000, 10000, places=3).map(str), st.integers().map(str), st.floats().map(str),
+    st.sampled_from(["1", "1.0", "01", " 1", "-0", "+1", "1e3", ".5", "5.", "1_0", "٣", "9999999999999999999", "9007199254740993", "0.1", "0.2", "-0.0", "1\n", "", "\0"]),
+)  # fmt: skip
+
+
+def tables() -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.one_of(
+        st.lists(st.dictionaries(st.sampled_from("ab"), CELLS, max_size=2), max_size=12),
+        st.lists(st.fixed_dictionaries({"a": TEXT_CELLS, "b": TEXT_CELLS}), max_size=12),
+    )
+
+
+@given(tables(), st.sampled_from([*OPERATORS]), CELLS)
+@settings(max_examples=120)
+def test_both_engines_filter_alike(rows: list[dict[str, Any]], op: str, given: Any) -> None:
+    wanted = [condition("a", op, [given, "1"] if op == "in" else given), condition("b", "!=", "x")]
+    plain, fast = (filtered(batches_of(rows), wanted, engine) for engine in (PythonEngine(), PolarsEngine()))
+    assert fast == plain
+
+
+@given(tables())
+@settings(max_examples=120)
+def test_both_engines_aggregate_alike_to_the_last_bit(rows: list[dict[str, Any]]) -> None:
+    metrics = [Metric("a", op) for op in ("sum", "count", "avg", "min", "max")]
+    for group_by in ([], ["b"]):
+        answers = []
+        for engine in (PythonEngine(), PolarsEngine()):
+            try:
+                answers.append(repr(aggregated(batches_of(rows), metrics, group_by, engine)))
+            except Exception as exc:
+                answers.append(str(exc))
+        assert answers[0] == answers[1]
+
+
+@given(TEXT_CELLS)
+def test_a_number_is_what_python_reads_as_one(cell: str) -> None:
+    number = number_of(cell)
+    if number is not None:
+        assert float(cell) == number or math.isclose(float(cell), number)
+
+
+@given(st.lists(st.fixed_dictionaries({"a": CELLS}), max_size=30), st.booleans())
+@settings(max_examples=50)
+def test_sorting_in_pieces_is_sorting_at_once(rows: list[dict[str, Any]], descending: bool) -> None:
+    how = Transform(sort_by="a", sort_desc=descending)
+    whole = transformed(batches_of(rows), how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolcell.builtin.tables.operations.KEPT_ROWS", 3)
+        assert repr(transformed([RecordBatch([row]) for row in rows], how)) == repr(whole)
+
+
+# Files
+
+
+def big_csv(path: Path, rows: int) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "group", "amount", "text"])
+        writer.writerows([n, f"g{n % 7}", f"{n % 1000}.25", "some words of a cell"] for n in range(rows))
+
+
+ROWS = 12_400
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    big_csv(folder / "big.csv", ROWS)
+    return folder
+
+
+async def of_file(tool: DataTools, name: str, **args: Any) -> ToolResult:
+    result = await call(tool, name, path="big.csv", **args)
+    assert not result.is_error, result.message
+    return result
+
+
+@pytest.mark.parametrize("engine", ["python", "polars"])
+async def test_a_file_is_read_in_pieces_however_large_it_is(workspace: Path, engine: Any) -> None:
+    """Memory does not grow with the file: the batches of rows are forgotten one after the other."""
+    tool = DataTools(workspace, engine=engine)
+    await of_file(tool, "data_parse", limit=1)  # what is imported at first use is no part of it
+    metrics = [{"column": "amount", "op": "sum"}, {"column": "*", "op": "count"}]
+    tracemalloc.start()
+    try:
+        parse = await of_file(tool, "data_parse")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    fewer = await of_file(tool, "data_filter", where=[{"column": "id", "op": "<", "value": 3}])
+    total = await of_file(tool, "data_aggregate", metrics=metrics)
+    top = await of_file(tool, "data_transform", sort_by="id", sort_desc=True, limit=2, select=["id"])
+    assert parse.value["count"] == ROWS > 3 * BATCH_ROWS
+    assert [row["id"] for row in fewer.value["records"]] == ["0", "1", "2"]
+    assert total.value["groups"] == [{"sum_amount": sum(n % 1000 + 0.25 for n in range(ROWS)), "count_*": ROWS}]
+    assert top.value["records"] == [{"id": str(ROWS - 1)}, {"id": str(ROWS - 2)}]
+    assert peak < 5_000_000  # all rows together take 9 MB
+
+
+async def test_only_files_of_the_workspace_are_read(workspace: Path) -> None:
+    tool = DataTools(workspace)
+    for path in ("/etc/passwd", "../x", "missing.csv", "."):
+        result = await call(tool, "data_parse", path=path)
+        assert result.is_error and "root:" not in result.text
+    assert "not both" in (await call(tool, "data_parse", path="big.csv", content="a")).message
+    assert "not both" in (await call(tool, "data_transform", path="big.csv", records=[])).message
+    assert (await call(tool, "data_transform")).message == "records are required"
+    without = await call(DataTools(), "data_parse", content="a\n1", path="big.csv")
+    assert without.is_error and "path" in without.message
+
+
+async def test_a_call_that_is_given_up_stops_reading(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends by itself: it looks between two batches whether anybody still waits."""
+    begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(batches: Iterator[Batch], *_: Any) -> Any:
+        try:
+            for _batch in batches:
+                begun.set()
+                assert may_go_on.wait(PATIENCE_S)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("toolcell.builtin.data.transformed", slowly)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(of_file, DataTools(workspace), "data_transform")
+        await anyio.to_thread.run_sync(begun.wait, PATIENCE_S)
+        tasks.cancel_scope.cancel()
+    may_go_on.set()
+    assert await anyio.to_thread.run_sync(ended.wait, PATIENCE_S)
+
+
+@pytest.mark.conforms("S1", "EX-12")
+def test_the_package_needs_nothing_and_offers_files_only_with_a_workspace(tmp_path: Path) -> None:
+    alone, with_files = DataTools().definitions(), DataTools(tmp_path).definitions()
+    assert [each.name for each in alone] == ["data_parse", "data_filter", "data_aggregate", "data_transform"]
+    required = [each.parameters["required"] for each in alone]
+    assert required == [["content"], ["records", "where"], ["records", "metrics"], ["records"]]
+    assert all("path" not in each.parameters["properties"] for each in alone)
+    assert all("path" in each.parameters["properties"] for each in with_files)
+    with pytest.raises(UsageError, match='must be "auto"'):
+        DataTools(engine="duckdb")  # type: ignore[arg-type]
+    with pytest.raises(RegistrationError, match="write DataTools"):
+        ToolRegistry([DataTools])

@@ -1,0 +1,526 @@
+"""What `http_fetch` sends and answers, and what it does with servers that mean no good."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import logging
+import ssl
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.streams.tls
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builtin.webkit import Names, Page, Site, call, local, page, redirect, serve
+from toolcell import UsageError
+from toolcell.builtin import Credential, Http, WebPolicy
+from toolcell.builtin.web import network
+from toolcell.builtin.web.bodies import BodyDecoder
+from toolcell.builtin.web.fetch import Fetcher, HostPace, Response
+from toolcell.builtin.web.pages import article_of, decode_text, kind_of, read_page, strip_tags
+from toolcell.builtin.web.robots import parse_robots
+from toolcell.builtin.web.urls import parse_url
+from toolcell.errors import ToolError
+from toolcell.tools import ToolRegistry, ToolResult
+from tools.toolkit import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+
+HOSTS = Names(site_test=[["127.0.0.1"]], other_test=[["127.0.0.1"]])
+ARTICLE = "<html><head><title>A &amp; B</title><style>x{}</style></head><body><nav><a href=/>Home</a></nav><article><h1>Head</h1>" + "".join(
+    f"<p>Sentence number {n} of the article is long enough to be taken for its text, with caf&eacute;.</p>" for n in range(8)
+) + "</article><script>evil()</script><footer>Imprint</footer></body></html>"  # fmt: skip
+SECRET = "s3cret-token-0123456789"
+
+
+async def fetched(
+    pages: Mapping[str, Page], path: str = "/", raw: bool = False, **policy: Any
+) -> tuple[ToolResult, Site]:
+    async with serve(pages) as site:
+        tool = Http(local(**policy), resolver=HOSTS)
+        result = await call(tool, "http_fetch", url=site.url(path), raw=raw)
+        return result, site
+
+
+# What it answers
+
+
+@pytest.mark.conforms("S6", "S-b2")
+async def test_the_article_of_a_page_is_its_text() -> None:
+    result, site = await fetched({"/": page(ARTICLE)})
+    assert "Sentence number 3 of the article" in result.text and "café" in result.text
+    for gone in ("evil()", "<p>", "x{}", "Home", "Imprint"):
+        assert gone not in result.text
+    assert result.value == {
+        "status": 200, "url": site.url(), "title": "A & B", "body": result.text,
+        "content_type": "text/html; charset=utf-8", "truncated": False,
+    }  # fmt: skip
+    assert site.requests[0].startswith("GET / HTTP/1.1\r\n")
+    assert "User-Agent: Mozilla/5.0 (compatible; OasisBot/1.0)\r\n" in site.requests[0]
+
+
+@pytest.mark.conforms("S6")
+async def test_a_page_without_an_article_loses_its_tags_also_without_trafilatura(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    body = "<p>One &lt; two</p><script>no()</script><ul><li>a<li>b</ul>x<br>y<!-- hidden --><STYLE>no</STYLE> 1 < 2"
+    result, _ = await fetched({"/": page(body)})
+    assert result.text == "One < two\na\nb\nx\ny 1 < 2"
+
+
+@pytest.mark.conforms("S6")
+@pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "429 Slow"])
+async def test_a_status_of_400_or_more_is_an_error(status: str) -> None:
+    result, site = await fetched({"/": page("sorry", status=status)})
+    assert result.message == f"HTTP {status[:3]} from {site.url()}"
+    assert result.error is not None and result.error.details["status"] == int(status[:3])
+    assert result.error.retryable is not status.startswith("404")
+
+
+@pytest.mark.conforms("S6")
+async def test_the_model_reads_8000_characters_and_code_gets_all() -> None:
+    result, _ = await fetched({"/": page("x" * 9000, "text/plain")})
+    assert result.text == "x" * 8000 + "\n... (truncated)"
+    assert result.value["body"] == "x" * 9000
+
+
+@pytest.mark.conforms("S-b5")
+async def test_json_is_left_as_it_is_and_binary_data_only_comes_when_asked_for() -> None:
+    document = json.dumps({"html": "<p>x</p>"})
+    result, _ = await fetched({"/": page(document, "application/ld+json")})
+    assert (result.text, result.value["body"]) == (document, document)
+    picture = page(b"\x89PNG\0", "image/png")
+    refused, _ = await fetched({"/": picture})
+    assert "is no text (image/png, 5 bytes)" in refused.message
+    raw, _ = await fetched({"/": picture}, raw=True)
+    assert (raw.text, raw.value["body"]) == ("(image/png, 5 bytes)", b"\x89PNG\0")
+    markup, _ = await fetched({"/": page(ARTICLE)}, raw=True)
+    assert markup.value["body"] == ARTICLE
+
+
+@pytest.mark.conforms("S-b5")
+@pytest.mark.parametrize(
+    ("content", "content_type", "text"),
+    [
+        ("é".encode("latin-1"), "text/plain; charset=ISO-8859-1", "é"),
+        (b"\x93x\x94", "text/plain; charset=latin1", "“x”"),
+        ("é".encode(), "text/plain", "é"),
+        (b"caf\xe9!!!!!", "text/plain", "café!!!!!"),
+        ("日本".encode("shift_jis"), 'text/plain; charset="Shift_JIS"', "日本"),
+        ("Ж".encode("cp1251"), "text/plain; charset=windows-1251", "Ж"),
+        (b"\xff\xfe" + "ü".encode("utf-16-le"), "text/plain; charset=utf-8", "ü"),
+        (b"x\xc3", "text/plain", "x�"),
+        (b"abc", "text/plain; charset=punycode", "abc"),
+        (b"abc", "text/plain; charset=zlib_codec", "abc"),
+        (b"abc", "text/plain; charset=no-such", "abc"),
+    ],
+)
+async def test_characters_are_read_by_header_mark_or_guess(content: bytes, content_type: str, text: str) -> None:
+    assert decode_text(content, content_type) == text
+
+
+def test_a_page_names_its_own_charset_and_other_text_does_not() -> None:
+    body = b'<meta http-equiv=x content="text/html; charset=koi8-r"><p>\xf7</p>'
+    assert "В" in decode_text(body, "text/html", is_page=True)
+    assert "В" not in decode_text(body, "text/plain")
+    assert decode_text(b"<meta charset=utf-16><p>x", "text/html", is_page=True).endswith("x")
+    kinds = {"text/html;x": "html", "application/json": "json", "text/csv": "text", "": "html", "font/woff": "binary",
+             "image/svg+xml": "text"}  # fmt: skip
+    assert {name: kind_of(name, b" <!DOCTYPE html>") for name in kinds} == kinds
+    assert kind_of("", b"\0\1") == "binary" and kind_of("", b"[1]") == "json"
+
+
+@given(st.text(st.sampled_from("<>/!-ab script&;\n"), max_size=60))
+def test_any_markup_becomes_text(text: str) -> None:
+    assert "<script" not in strip_tags(f"{text}<script >x</script >")
+    assert isinstance(article_of(text[:30]), str)
+
+
+def test_hostile_markup_takes_linear_time() -> None:
+    """Each of these takes minutes when it is searched again from every position."""
+    for piece in ("<!--", "<script>", "<a ", "<", "&", "<div>", "</", "<title>"):
+        text = piece * (200_000 // len(piece))
+        assert len(strip_tags(text)) <= len(text)
+        read_page(Response(200, "", "text/html", text.encode(), False), raw=True)
+
+
+# Bounds
+
+
+async def endless(stream: anyio.abc.ByteStream) -> None:
+    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+    while True:
+        await stream.send(b"x" * 65536)
+
+
+@pytest.mark.conforms("S6")
+async def test_an_endless_body_is_read_up_to_the_bound() -> None:
+    result, _ = await fetched({"/": endless}, max_body_bytes=100_000)
+    assert (len(result.value["body"]), result.value["truncated"]) == (100_000, True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", gzip.compress(b"x" * 30_000_000)),
+        ("deflate", zlib.compress(b"x" * 30_000_000)),
+        ("gzip", gzip.compress(b"") * 60_000),
+    ],
+    ids=["gzip", "deflate", "empty members"],
+)
+def test_a_bomb_is_decompressed_up_to_the_bound(encoding: str, body: bytes) -> None:
+    decoder = BodyDecoder(encoding, 50_000)
+    tracemalloc.start()
+    try:
+        assert not all(decoder.feed(body[at : at + 65536]) for at in range(0, len(body), 65536))
+        read = decoder.finish(is_whole=False)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(read.content) <= 50_000 and read.truncated
+
+
+@given(st.binary(max_size=300), st.integers(1, 40), st.sampled_from(["gzip", "deflate", "raw", "two", ""]))
+def test_a_body_is_decompressed_alike_however_it_is_cut(content: bytes, step: int, how: str) -> None:
+    raw = zlib.compressobj(wbits=-15)
+    sent = {
+        "gzip": gzip.compress(content), "deflate": zlib.compress(content), "raw": raw.compress(content) + raw.flush(),
+        "two": gzip.compress(content[:9]) + gzip.compress(content[9:]), "": content,
+    }[how]  # fmt: skip
+    decoder = BodyDecoder({"raw": "deflate", "two": "gzip"}.get(how, how), 1000)
+    assert all(decoder.feed(sent[at : at + step]) for at in range(0, len(sent), step))
+    assert decoder.finish(is_whole=True).content == content
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (page(b"x", "text/plain", "200 OK", "Content-Encoding: br"), "content-encoding 'br'"),
+        (page(b"x", "text/plain", "200 OK", "Content-Encoding: gzip, gzip"), "content-encoding"),
+        (page(b"no gzip", "text/plain", "200 OK", "Content-Encoding: gzip"), "cannot be decompressed"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "did not answer with HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000, "did not answer with HTTP"),
+        (b"", "did not answer with HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf", "did not answer with HTTP"),
+        (redirect("http://[::1"), "no IPv6 address"),
+        (redirect(""), "url is required"),
+    ],
+)
+async def test_answers_that_make_no_sense_are_errors(answer: bytes, message: str) -> None:
+    result, _ = await fetched({"/": answer})
+    assert message in result.message
+
+
+async def test_a_server_that_never_answers_is_left_after_the_timeout() -> None:
+    left = anyio.Event()
+
+    async def silent(stream: anyio.abc.ByteStream) -> None:
+        try:
+            await stream.receive()
+        except anyio.EndOfStream:
+            left.set()
+
+    async with serve({"/": silent}) as site:
+        result = await call(Http(local(timeout_s=0.2), resolver=HOSTS), "http_fetch", url=site.url())
+        assert (result.message, result.error and result.error.code) == (
+            f"no answer from {site.url()} in 0.2 s",
+            "timeout",
+        )
+        with anyio.fail_after(PATIENCE_S):
+            await left.wait()  # the connection is closed: nothing outlives the call
+
+
+async def test_a_host_that_cannot_be_reached_is_an_error() -> None:
+    async with serve({}) as site:
+        closed = site.port
+    tool = Http(local(), resolver=HOSTS)
+    gone = await call(tool, "http_fetch", url=f"http://site.test:{closed}/")
+    assert "cannot be reached" in gone.message and gone.error is not None and gone.error.retryable
+    assert "was not found" in (await call(tool, "http_fetch", url="http://nowhere.test/")).message
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    ("rules", "method", "url", "allowed"),
+    [
+        ({"allow": ["example.com"]}, "GET", "https://example.com/x", True),
+        ({"allow": ["example.com"]}, "GET", "https://evil-example.com/", False),
+        ({"allow": ["example.com"]}, "GET", "https://www.example.com/", False),
+        ({"allow": ["*.example.com"]}, "GET", "https://www.example.com/", True),
+        ({"allow": ["*.example.com"]}, "GET", "https://example.com.evil.org/", False),
+        ({"allow": ["example.com"]}, "GET", "https://EXAMPLE.com.:443/", True),
+        ({"allow": ["GET example.com/api/*"]}, "GET", "https://example.com/api/1", True),
+        ({"allow": ["GET example.com/api/*"]}, "POST", "https://example.com/api/1", False),
+        ({"allow": ["example.com/api/*"]}, "GET", "https://example.com/api/../admin", False),
+        ({"allow": ["example.com/api/*"]}, "GET", "https://example.com/api/%2e%2e/admin", False),
+        ({"allow": ["example.com/api/*"]}, "GET", "https://example.com/api/..%2fadmin", False),
+        ({"allow": ["example.com/api/*"]}, "GET", "https://example.com/api/%5c..%5c..%5cadmin", False),
+        ({"deny": ["example.com/admin*"]}, "GET", "https://example.com/%61dmin", False),
+        ({"deny": ["example.com/admin*"]}, "GET", "https://example.com//admin", False),
+        ({"deny": ["example.com/admin*"]}, "GET", "https://example.com/x%2f..%2fadmin", False),
+        ({"deny": ["example.com/admin*"]}, "GET", "https://example.com/public", True),
+        ({"deny": ["POST,DELETE *"]}, "DELETE", "https://example.com/", False),
+        ({"deny": ["*.bank"], "allow": ["*"]}, "GET", "https://my.bank/", False),
+        ({"ports": None}, "GET", "https://example.com:1234/", True),
+        ({"ports": [443]}, "GET", "http://example.com/", False),
+    ],
+)  # fmt: skip
+def test_rules_are_about_host_method_path_and_port(rules: dict[str, Any], method: str, url: str, allowed: bool) -> None:
+    policy = WebPolicy(**rules)
+    if allowed:
+        policy.check(method, parse_url(url))
+    else:
+        with pytest.raises(ToolError) as refused:
+            policy.check(method, parse_url(url))
+        assert refused.value.code == "not_permitted"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"allow": "example.com"}, {"deny": ["http://x/"]}, {"allow": ["FETCH x.com"]}, {"private": "10.0.0.0/8"},
+     {"max_redirects": -1}, {"interval_s": -1}, {"max_body_bytes": 0}, {"allow": [""]}],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_policy_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        WebPolicy(**wrong)
+
+
+async def test_other_methods_are_offered_only_when_the_program_allows_them() -> None:
+    only_get = ToolRegistry([Http(local(), resolver=HOSTS)])
+    assert set(only_get.definitions()[0].parameters["properties"]) == {"url", "raw"}
+    async with serve({"/": page("done", "text/plain"), "/to": redirect("/", "303 See Other")}) as site:
+        tool = Http(local(), methods=("GET", "POST"), resolver=HOSTS)
+        posted = await call(tool, "http_fetch", url=site.url("/to"), method="post", body='{"a": 1}', json=True)
+        assert posted.text == "done"
+        assert [request.split(" HTTP")[0] for request in site.requests] == ["POST /to", "GET /"]
+        assert "Content-Type: application/json" in site.requests[0] and "Content-Type" not in site.requests[1]
+        refused = await call(tool, "http_fetch", url=site.url(), method="DELETE")
+        assert refused.message == "method 'DELETE' is not allowed; allowed are GET, POST"
+    with pytest.raises(UsageError, match="FETCH"):
+        Http(methods=("FETCH",))
+
+
+async def test_a_body_is_not_sent_on_to_another_host() -> None:
+    async with serve({}) as site:
+        site.pages["/"] = redirect(site.url("/x", "other.test"), "307 Temporary Redirect")
+        tool = Http(local(), methods=("POST",), resolver=HOSTS)
+        result = await call(tool, "http_fetch", url=site.url(), method="POST", body="mine")
+        assert "another host" in result.message and site.paths == ["/"]
+
+
+# robots.txt and pace
+
+
+@pytest.mark.parametrize(
+    ("robots", "path", "allowed"),
+    [
+        ("User-agent: *\nDisallow: /private", "/private/x", False),
+        ("User-agent: *\nDisallow: /private", "/public", True),
+        ("User-agent: *\nDisallow: /\nAllow: /pub", "/public", True),
+        ("User-agent: oasisbot\nDisallow: /a\n\nUser-agent: *\nDisallow: /", "/b", True),
+        ("User-agent: other\nUser-agent: OasisBot\nDisallow: /a", "/a", False),
+        ("User-agent: other\nDisallow: /a", "/a", True),
+        ("User-agent: *\nDisallow: /*.pdf$", "/x/y.pdf", False),
+        ("User-agent: *\nDisallow: /*.pdf$", "/x/y.pdf?z", True),
+        ("User-agent: *\nDisallow: /%7Ejoe", "/~joe/x", False),
+        ("User-agent: *\nDisallow: # nothing", "/x", True),
+        ("Disallow: /", "/x", True),
+        ("\ufeffuser-AGENT:*\r\ndisallow:/x", "/x", True),
+        ("User-agent: *\nAllow: /x\nDisallow: /x", "/x", True),
+        ("User-agent: *\nDisallow: /" + "*a" * 500, "/" + "a" * 3000, True),
+    ],
+)  # fmt: skip
+def test_robots_rules_are_read_as_rfc_9309_says(robots: str, path: str, allowed: bool) -> None:
+    assert parse_robots(robots, "OasisBot").allows(path) is allowed
+
+
+async def test_robots_txt_is_asked_once_and_on_every_host_of_a_redirect() -> None:
+    rules = page("User-agent: *\nDisallow: /private", "text/plain")
+    async with serve({"/robots.txt": rules, "/": page("hi", "text/plain"), "/to": redirect("/private")}) as site:
+        tool = Http(local(robots=True), resolver=HOSTS)
+        for _ in range(2):
+            assert (await call(tool, "http_fetch", url=site.url())).text == "hi"
+        assert site.paths == ["/robots.txt", "/", "/"]
+        for path in ("/private/x", "/to"):
+            refused = await call(tool, "http_fetch", url=site.url(path))
+            assert "robots.txt of" in refused.message and "does not allow /private" in refused.message
+        assert "/private" not in site.paths
+        site.pages["/robots.txt"] = page("", status="503 Later")
+        assert "does not allow /" in (await call(tool, "http_fetch", url=site.url(host="other.test"))).message
+
+
+def test_a_request_that_would_end_before_its_turn_takes_no_turn() -> None:
+    pace = HostPace(10.0, clock=lambda: 100.0)
+    assert [pace.reserve("a", 15), pace.reserve("a", 15)] == [0, 10]
+    for _ in range(50):
+        with pytest.raises(ToolError, match=r"too many requests to a are waiting: the next turn is 20\.0 s away"):
+            pace.reserve("a", 15)
+    assert (pace.reserve("b", 15), pace.reserve("a", 25)) == (0, 20)
+
+
+async def test_requests_that_are_too_late_for_a_host_do_not_keep_others_from_it() -> None:
+    fetcher = Fetcher(
+        WebPolicy(interval_s=5.0, timeout_s=4.0, robots=False),
+        transport=httpx.MockTransport(lambda request: httpx.Response(200, text="x")),
+    )
+    await fetcher.fetch("http://a.example/")
+    for _ in range(20):
+        with pytest.raises(ToolError, match="too many requests to a"):
+            await fetcher.fetch("http://a.example/")
+    assert fetcher._pace.reserve("a.example") <= 5.0
+
+
+def test_requests_to_one_host_are_spaced_out_and_others_do_not_wait() -> None:
+    now = 100.0
+    pace = HostPace(2.0, clock=lambda: now)
+    assert [pace.reserve("a"), pace.reserve("a"), pace.reserve("b"), pace.reserve("a")] == [0, 2, 0, 4]
+    now = 200.0
+    assert pace.reserve("a") == 0
+    for number in range(3000):
+        pace.reserve(str(number))
+    assert pace.reserve("2999") == 2
+
+
+# Credentials
+
+
+def keys(**more: Any) -> list[Credential]:
+    return [Credential("site.test", {"Authorization": f"Bearer {SECRET}"}, plain_http=True, **more)]
+
+
+async def echo(stream: anyio.abc.ByteStream) -> None:
+    content = f"you sent {SECRET} {SECRET}".encode()
+    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; x=" + SECRET.encode() + b"\r\n\r\n" + content)
+
+
+async def test_a_credential_reaches_its_host_and_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serve({"/": echo}) as site:
+        site.pages["/away"] = redirect(site.url("/x", "other.test"))
+        site.pages["/leak"] = redirect(f"/{SECRET}")
+        site.pages["/x"] = page("there", "text/plain")
+        tool = Http(local(), keys(), resolver=HOSTS)
+        shown = await call(tool, "http_fetch", url=site.url())
+        assert f"Authorization: Bearer {SECRET}" in site.requests[-1]
+        assert shown.text == "you sent [redacted] [redacted]"
+        assert (await call(tool, "http_fetch", url=site.url("/away"))).text == "there"
+        assert "Host: other.test" in site.requests[-1] and SECRET not in site.requests[-1]
+        site.pages["/back"] = redirect(site.url("/order?what=all"))
+        site.pages["/order?what=all"] = page("ordered", "text/plain")
+        assert (await call(tool, "http_fetch", url=site.url("/back", "other.test"))).text == "ordered"
+        assert "GET /order" in site.requests[-1] and SECRET not in site.requests[-1]  # a stranger asked for it
+        failed = await call(tool, "http_fetch", url=site.url("/leak"))
+        assert failed.message == f"HTTP 404 from {site.url('/[redacted]')}"
+        for seen in (repr(shown), repr(failed), repr(keys()), caplog.text, repr(tool.__dict__)):
+            assert SECRET not in seen
+        async with httpx.AsyncClient() as client:
+            await client.get(f"http://127.0.0.1:{site.port}/x")
+        assert "receive_response_headers" in caplog.text  # of others, httpcore logs what it always does
+
+
+async def test_half_a_secret_at_the_cut_end_of_a_body_is_removed() -> None:
+    for most in range(1, 60):
+        decoded = Fetcher(local(max_body_bytes=most), keys(), transport=httpx.MockTransport(echoing))
+        response = await decoded.fetch("http://site.test/")
+        assert b"s3cr" not in response.content
+
+
+def echoing(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, text=f"you sent {request.headers['authorization']} {SECRET}")
+
+
+@pytest.mark.parametrize(
+    ("credential", "url", "sent"),
+    [
+        (Credential("api.test", {"K": SECRET}), "https://api.test/x", True),
+        (Credential("api.test", {"K": SECRET}), "http://api.test/x", False),
+        (Credential("api.test", {"K": SECRET}), "https://api.test.evil.org/", False),
+        (Credential("api.test", {"K": SECRET}), "https://sub.api.test/", False),
+        (Credential("*.api.test", {"K": SECRET}), "https://sub.api.test/", True),
+        (Credential("*.api.test", {"K": SECRET}), "https://evilapi.test/", False),
+        (Credential("api.test", {"K": SECRET}, path="/v1/*"), "https://api.test/v1/x", True),
+        (Credential("api.test", {"K": SECRET}, path="/v1/*"), "https://api.test/v1/..%2fother", False),
+    ],
+)
+def test_a_credential_is_for_hosts_that_match(credential: Credential, url: str, sent: bool) -> None:
+    assert credential.is_for(parse_url(url)) is sent
+    with pytest.raises(UsageError):
+        Credential("*", {"K": SECRET})
+    with pytest.raises(UsageError, match="one line of ASCII") as wrong:
+        Credential("api.test", {"K": f"{SECRET}\r\nX: y"})
+    assert SECRET not in str(wrong.value)
+
+
+# TLS
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, x509.Certificate]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    file = folder / f"{name}.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return file, made
+
+
+async def test_tls_names_the_host_and_checks_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection goes to the checked address; SNI and the certificate are about the name."""
+    file, _ = certificate(tmp_path, "site.test")
+    names: list[str] = []
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(file)
+    serving.sni_callback = lambda _socket, name, _context: names.append(name)
+    trusting = ssl.create_default_context(cafile=str(file))
+    monkeypatch.setattr(network, "tls_context", lambda: trusting)
+    site = Site({"/": page("private", "text/plain")}, 0)
+
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    port = plain.extra(anyio.abc.SocketAttribute.local_port)
+
+    async def handle(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            try:
+                wrapped = await anyio.streams.tls.TLSStream.wrap(
+                    stream, server_side=True, ssl_context=serving, standard_compatible=False
+                )
+                await site.answer(wrapped)
+            except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
+                return
+
+    async with plain, anyio.create_task_group() as tasks:
+        tasks.start_soon(plain.serve, handle)
+        tool = Http(local(), resolver=HOSTS)
+        good = await call(tool, "http_fetch", url=f"https://site.test:{port}/")
+        assert (good.text, names) == ("private", ["site.test"])
+        wrong = await call(tool, "http_fetch", url=f"https://other.test:{port}/")
+        assert "certificate verify failed" in wrong.message.lower()
+        tasks.cancel_scope.cancel()
