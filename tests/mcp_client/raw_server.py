@@ -4,8 +4,10 @@
 listing. `answer`: what `tools/call` returns; `says`: lines that it writes in place of an answer; `garbage`: how many
 lines that are no JSON-RPC it writes first; `spawn`: starts a process of its own and writes its number to this file;
 `dies`: a call ends it; `huge`: bytes of one line in place of an answer; `floods`: so many log messages before an answer;
-`announces`: after a call, the list changed; `result`: a call's result as
-JSON text; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
+`pings`: so many pings before an answer; `blanks`: so many blank lines; `asks`: so many questions, `with` this method,
+and no answer before each of them has one; `deaf`: it reads nothing after a call, and sends so many pings; `announces`:
+after a call, the list changed; `result`: a call's result as JSON text; `structure`: the value of an answer, with so
+many empty lists; `last`: what it writes to stderr when it dies. `$NAME` in these two is a variable of its environment.
 """
 
 import json
@@ -22,6 +24,10 @@ if "many" in script:
     ]
     script["pages"] = [tools[start : start + 500] for start in range(0, len(tools), 500)]
 listings = 0
+QUESTION = {
+    "message": "who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+    "messages": [], "maxTokens": 1,
+}  # fmt: skip
 
 
 def send(message: object) -> None:
@@ -57,6 +63,25 @@ def answered(method: str, params: dict) -> object:
             return None
         for number in range(script.get("floods", 0)):
             send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": number}})
+        sys.stdout.write("\n" * script.get("blanks", 0))
+        for number in range(script.get("pings", 0)):
+            send({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"})
+        for number in range(script.get("asks", 0)):
+            send(
+                {
+                    "jsonrpc": "2.0",
+                    "id": f"q{number}",
+                    "method": script.get("with", "elicitation/create"),
+                    "params": QUESTION,
+                }
+            )
+        said = [json.loads(sys.stdin.readline()) for number in range(script.get("asks", 0))]
+        if said and "answer" not in script:
+            return {"content": [], "structuredContent": {"said": said}}
+        if "deaf" in script:
+            for number in range(script["deaf"]):
+                send({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"})
+            time.sleep(3600)
         for line in script.get("says", []):
             print(line, flush=True)
         return script.get("answer", {"content": [{"type": "text", "text": "done"}]}) if "says" not in script else None
@@ -71,10 +96,17 @@ for number in range(script.get("garbage", 0)):
     print(f"garbage {number}", flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if "id" not in request:
+    if "id" not in request or "method" not in request:
         continue
     if request["method"] in ("server/discover", "ping"):
         send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": "no such method"}})
+        continue
+    if request["method"] == "tools/call" and "structure" in script:
+        lists = ",".join(["[]"] * script["structure"])
+        answer = '{"content": [], "structuredContent": {"lists": [' + lists + "]}}"
+        order = ['"id": ' + str(request["id"]), '"result": ' + answer]
+        order = order[::-1] if script.get("id_last") else order
+        print('{"jsonrpc": "2.0", ' + ", ".join(order) + "}", flush=True)
         continue
     if request["method"] == "tools/call" and "result" in script:
         result = os.path.expandvars(script["result"])

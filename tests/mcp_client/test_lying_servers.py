@@ -12,7 +12,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification
 
 from toolcell.errors import McpServerError
-from toolcell.mcp import catalogue, pace, transports
+from toolcell.mcp import catalogue, pace, traffic, transports
 from toolcell.mcp.arguments import hiding
 from toolcell.mcp.client import McpClient
 from toolcell.mcp.definitions import MAX_DESCRIPTION_CHARS, local_name
@@ -63,7 +63,7 @@ async def test_tools_that_cannot_be_made_safe_are_left_out_and_reported() -> Non
 
 def test_notifications_come_at_a_pace_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "BURST", 3)
-    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 10.0)
+    monkeypatch.setattr(pace, "MESSAGES_PER_S", 10.0)
     of_server = pace.Pace("l")
     assert [round(of_server.pause_after(100.0), 6) for _ in range(5)] == [0, 0, 0, 0.1, 0.2]
     assert of_server.pause_after(200.0) == 0
@@ -74,7 +74,7 @@ async def test_a_flood_of_notifications_is_read_slowly_and_the_call_is_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pace, "BURST", 5)
-    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 50.0)
+    monkeypatch.setattr(pace, "MESSAGES_PER_S", 50.0)
     registry = ToolRegistry()
     await connected(registry, pages=[[a_tool()]], floods=30)
     began = time.monotonic()
@@ -83,24 +83,24 @@ async def test_a_flood_of_notifications_is_read_slowly_and_the_call_is_answered(
     await registry.close()
 
     assert result.text == "done" and took_s >= 24 / 50
-    assert [each.message for each in caplog.records if "notifications a second" in each.message] == [
-        f"MCP server {raw()[0]!r}: it sends more than 50 notifications a second; it is read no faster"
+    assert [each.message for each in caplog.records if "messages a second" in each.message] == [
+        f"MCP server {raw()[0]!r}: it sends more than 50 messages a second that answer no request; it is read no faster"
     ]
 
 
 async def test_a_flood_over_http_is_read_slowly_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "BURST", 5)
-    monkeypatch.setattr(pace, "NOTIFICATIONS_PER_S", 100.0)
+    monkeypatch.setattr(pace, "MESSAGES_PER_S", 100.0)
     notice = SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="notifications/message"))
     sending, read = anyio.create_memory_object_stream[Any](30)
     for _ in range(30):
         sending.send_nowait(notice)
     sending.close()
-    began, of_server = time.monotonic(), pace.Pace("x")
-    async with transports._paced(read, of_server) as slow:
+    began, of_server = time.monotonic(), traffic.Traffic("x")
+    async with transports._bounded(read, None, of_server, pytest.fail) as (slow, _):
         assert [each async for each in slow] == [notice] * 30
     read.close()
-    assert of_server.is_slowed and time.monotonic() - began >= 24 / 100
+    assert of_server._pace.is_slowed and time.monotonic() - began >= 24 / 100
 
 
 async def test_a_server_takes_no_name_from_a_tool_that_is_there() -> None:
@@ -315,13 +315,13 @@ async def test_a_message_without_end_ends_the_connection(monkeypatch: pytest.Mon
 
 async def test_lines_that_are_no_messages_are_borne_up_to_a_number() -> None:
     registry = ToolRegistry()
-    await connected(registry, pages=[[a_tool()]], garbage=transports.MAX_BAD_LINES)
+    await connected(registry, pages=[[a_tool()]], garbage=traffic.MAX_BAD_MESSAGES)
     assert (await registry.dispatch("l.t", {})).output == "done"
     await registry.close()
 
     with pytest.raises(McpServerError, match="no JSON-RPC"):
-        await connected(ToolRegistry(), garbage=transports.MAX_BAD_LINES + 1)
-    result = await failed(says=["{", '{"jsonrpc": "2.0"}', json.dumps([1]), "\u202e"] * transports.MAX_BAD_LINES)
+        await connected(ToolRegistry(), garbage=traffic.MAX_BAD_MESSAGES + 1)
+    result = await failed(says=["{", '{"jsonrpc": "2.0"}', json.dumps([1]), "\u202e"] * traffic.MAX_BAD_MESSAGES)
     assert "no JSON-RPC" in result.message
 
 

@@ -23,6 +23,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from toolcell.mcp.structure import MAX_BLOCKS
 from toolcell.tools.parts import File, Part, Text
 from toolcell.tools.problems import ValueCheck
 from toolcell.tools.result import ToolResult
@@ -31,8 +32,6 @@ from toolcell.tools.strangers import safe_text
 INVALID_RESULT = "invalid_result"
 """Code of a failure: the server's answer is not what it declared."""
 MAX_SAID_CHARS = 2_000
-MAX_BLOCKS = 1_000
-"""Of one answer; what comes after them is dropped."""
 
 
 def as_tool_result(

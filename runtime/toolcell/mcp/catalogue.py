@@ -19,13 +19,12 @@ from mcp_types import PaginatedRequestParams, Tool
 
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
+from toolcell.mcp.structure import MAX_TOOLS
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import Invoke, ToolSpec
 from toolcell.tools.strangers import safe_text
 
-MAX_TOOLS = 5_000
-"""Of one server."""
 MAX_PAGES = 200
 MAX_REMEMBERED = 20_000
 """Tools of one server whose first definition is remembered; what comes after them is left out."""

@@ -32,9 +32,9 @@ from toolcell.mcp.broken_tools import take_over_checks
 from toolcell.mcp.catalogue import Broken, Changed, McpCatalogue, Selection
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool
 from toolcell.mcp.oauth import Auth
-from toolcell.mcp.requests import Elicit, Sample, request_callbacks
+from toolcell.mcp.requests import Elicit, Questions, Sample, request_callbacks
 from toolcell.mcp.restarts import MAX_RESTARTS, RESTART_WINDOW_S, Restarts, State
-from toolcell.support.host_work import ELEMENT_WORK
+from toolcell.support.host_work import ELEMENT_WORK, about_bytes_in_slices
 from toolcell.support.lifetime import Lifetime, OpenedInBlock
 from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_one_of, check_seconds
@@ -101,7 +101,8 @@ class McpClient(OpenedInBlock):
             globs("allow", allow), globs("deny", deny), approve, changed, dict(pins or {}), known, broken
         )
         self._catalogue = McpCatalogue(name, registry, selection, self._invoke)
-        self._callbacks = request_callbacks(elicitation, sampling)
+        self._questions = Questions()
+        self._callbacks = request_callbacks(self._questions, elicitation, sampling)
         self._lifetime = Lifetime("McpClient", self._enter)
         self._connection: Connection | None = None
         self._home: asyncio.AbstractEventLoop | None = None
@@ -319,7 +320,8 @@ class McpClient(OpenedInBlock):
         timeout_s = tool.options.timeout_s if tool.options.timeout_s is not None else math.inf
         limit = timeout_s + 1.0 if timeout_s != math.inf else _FOREVER_S  # the call's own limit comes first
         try:
-            answer = await client.call_tool(tool.remote_name, args, limit, on_progress)
+            with self._questions.during_call():
+                answer = await client.call_tool(tool.remote_name, args, limit, on_progress)
         except MCPError as exc:
             if exc.error.code == CONNECTION_CLOSED or transport.ended.is_set():
                 return self._lost(tool, transport, transport.problem)
@@ -330,8 +332,10 @@ class McpClient(OpenedInBlock):
             message = f"MCP server {self.name}: the call was made, and its answer is not MCP: {self._said(exc)}"
             return ToolResult.fail(message, code=INVALID_RESULT)
         self._restarts.note_answer()
-        if tool.check is not None and (run_work := context.call.run.scope.work) is not None:
-            run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
+        if (run_work := context.call.run.scope.work) is not None:
+            run_work.used += await about_bytes_in_slices(answer.structured_content)
+            if tool.check is not None:
+                run_work.used += ELEMENT_WORK * (tool.check.work_of(answer.structured_content) // WORK_PER_STEP)
         return as_tool_result(self.name, answer, tool.check, self._hide)
 
     def _refused(self, exc: MCPError) -> ToolResult:

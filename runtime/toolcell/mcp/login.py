@@ -219,7 +219,7 @@ class Login(httpx2.Auth):
             assert ask is not None
             try:
                 with anyio.fail_after(auth.timeout_s):
-                    answers.append(str(await called(ask, url)))
+                    answers.append(str(await called(ask, url, purpose="logins")))
             except TimeoutError:
                 raise McpServerError(f"nobody logged in within {auth.timeout_s:g} s") from None
             except McpServerError:

@@ -1,7 +1,7 @@
-"""`Pace`: how fast notifications of an MCP server are read.
+"""`Pace`: how fast an MCP server is read, as far as it sends what answers no request of ours.
 
-They need no request, so nothing else bounds their number. A server that sends more of them waits: its pipe or
-connection is not read meanwhile, and nothing is dropped.
+Nothing else bounds the number of notifications, pings, questions, blank lines and answers to nothing. A server that
+sends more of them waits: its pipe or connection is not read meanwhile, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 
 import anyio
-from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification
 
-NOTIFICATIONS_PER_S = 500.0
+MESSAGES_PER_S = 500.0
 BURST = 1000
-"""Notifications that may come at once."""
+"""Messages that may come at once."""
+LINES_PER_S = 5_000.0
+LINE_BURST = 20_000
+"""Lines of a stream of events: each message takes some, and there are some without a message."""
 
 logger = logging.getLogger("toolcell.mcp")
 
@@ -22,30 +23,43 @@ logger = logging.getLogger("toolcell.mcp")
 class Pace:
     """The pace of one connection."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, what: str = "messages a second that answer no request") -> None:
         """`name`: what is connected with, for the log."""
-        self._name = name
+        self._name, self._what = name, what
         self._due = 0.0
-        """When the notifications so far would have come, had they come at the rate."""
+        """When what came so far would have come, had it come at the rate."""
         self.is_slowed = False
         """It has had to wait."""
 
-    def pause_after(self, now: float) -> float:
-        """Return the seconds to wait after one more notification."""
-        self._due = max(self._due, now - BURST / NOTIFICATIONS_PER_S) + 1 / NOTIFICATIONS_PER_S
+    def rate(self) -> tuple[float, int]:
+        """Return how many may come in a second, and how many at once."""
+        return MESSAGES_PER_S, BURST
+
+    def pause_after(self, now: float, count: int = 1) -> float:
+        """Return the seconds to wait after `count` more."""
+        per_s, burst = self.rate()
+        self._due = max(self._due, now - burst / per_s) + count / per_s
         return max(0.0, self._due - now)
 
-    async def wait(self, message: object) -> None:
-        """Wait before the next message is read, if this is a notification and there were too many."""
-        if not isinstance(message, SessionMessage) or not isinstance(message.message, JSONRPCNotification):
-            return
-        pause_s = self.pause_after(anyio.current_time())
+    async def wait(self, count: int = 1) -> None:
+        """Wait before more is read, if there was too much."""
+        pause_s = self.pause_after(anyio.current_time(), count)
         if not pause_s:
             return
         if not self.is_slowed:
             self.is_slowed = True
             logger.warning(
-                "MCP server %s: it sends more than %g notifications a second; it is read no faster",
-                self._name, NOTIFICATIONS_PER_S,
-            )  # fmt: skip
+                "MCP server %s: it sends more than %g %s; it is read no faster", self._name, self.rate()[0], self._what
+            )
         await anyio.sleep(pause_s)
+
+
+class LinePace(Pace):
+    """The pace of the lines of a stream of events."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "lines of events a second")
+
+    def rate(self) -> tuple[float, int]:
+        """Return how many lines may come in a second, and how many at once."""
+        return LINES_PER_S, LINE_BURST

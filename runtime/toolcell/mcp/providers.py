@@ -166,7 +166,7 @@ def program_provider(url: str, login: KeptLogin, auth: ClientCredentials | Ident
 def _awaited(function: Callable[..., Any]) -> Callable[..., Awaitable[str]]:
     async def ask(*args: str) -> str:
         try:
-            given = await called(function, *args)
+            given = await called(function, *args, purpose="providers of tokens")
         except Exception as exc:
             raise McpServerError(f"the login: its assertion was not made: {type(exc).__name__}") from None
         if not isinstance(given, str):

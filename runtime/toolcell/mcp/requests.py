@@ -6,10 +6,13 @@ Refused, unless the host's program gave a function for it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import anyio
 from mcp.client import ClientRequestContext
 from mcp_types import (
     INVALID_REQUEST,
@@ -26,6 +29,10 @@ from toolcell.support import daemon_threads
 from toolcell.tools.strangers import safe_text
 
 MAX_QUESTION_CHARS = 2_000
+MAX_QUESTIONS_OF_CALL = 10
+"""That a server may ask between one call and its answer, of a person and of a model together."""
+MAX_OPEN_QUESTIONS = 8
+"""Of one server, that wait for an answer: fewer than the requests that end its connection."""
 
 Elicit = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
 """`elicit(message, schema)`, awaited or plain: the answer, an object that fits the schema; None declines."""
@@ -43,15 +50,103 @@ def defaults_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def called(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function of the host returns. A plain one runs in a thread: it may wait for a person."""
+async def called(function: Callable[..., Any], *args: Any, purpose: str) -> Any:
+    """Return what a function of the host returns. A plain one runs in a thread, of those for this purpose."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    found = await daemon_threads.run_sync(partial(function, *args), abandon_on_cancel=True)
+    found = await daemon_threads.run_sync(
+        partial(function, *args), abandon_on_cancel=True, limiter=daemon_threads.limiter_of(purpose)
+    )
     return await found if inspect.isawaitable(found) else found
 
 
-def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
+class Refused(Exception):
+    """A question that is not asked. The text says why."""
+
+
+class Questions:
+    """What one server asks: only during a call, at most one at a time for each, and not many in all."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._left = 0
+        """Questions that may still be asked."""
+        self._waiting = 0
+        self._asked: list[anyio.CancelScope] = []
+        """Those that somebody answers now, oldest first."""
+        self._changed = anyio.Event()
+        self._threads: anyio.CapacityLimiter | None = None
+        self._busy = 0
+        """Threads in which a function goes on, though nobody waits for it any more."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def during_call(self) -> Iterator[None]:
+        """Let the server ask while a call is under way. At its end, its question is over."""
+        self._calls += 1
+        self._left += MAX_QUESTIONS_OF_CALL
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._left = min(self._left, self._calls * MAX_QUESTIONS_OF_CALL)
+            for scope in self._asked[: max(0, len(self._asked) - self._calls)]:
+                scope.cancel()
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function of the host returns. A plain one runs in a thread: it may wait for a person.
+
+        Raises:
+            Refused: it is not asked, or its call has ended meanwhile.
+        """
+        if not self._calls:
+            raise Refused("no call is under way")
+        if not self._left:
+            raise Refused(f"a call may ask {MAX_QUESTIONS_OF_CALL} questions, and has")
+        if self._waiting + len(self._asked) >= MAX_OPEN_QUESTIONS or self._busy >= MAX_OPEN_QUESTIONS:
+            raise Refused(f"{MAX_OPEN_QUESTIONS} questions of this server are not answered")
+        self._left -= 1
+        self._waiting += 1
+        try:
+            while len(self._asked) >= self._calls > 0:
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+        if not self._calls:
+            raise Refused("its call has ended")
+        with anyio.CancelScope() as scope:
+            self._asked.append(scope)
+            try:
+                is_async = inspect.iscoroutinefunction(function)
+                found = function(*args) if is_async else await self._in_thread(function, args)
+                return await found if inspect.isawaitable(found) else found
+            finally:
+                self._asked.remove(scope)
+                self._wake()
+        raise Refused("its call has ended")
+
+    async def _in_thread(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if self._threads is None:
+            self._threads = anyio.CapacityLimiter(MAX_OPEN_QUESTIONS)
+
+        def work() -> Any:
+            with self._lock:
+                self._busy += 1
+            try:
+                return function(*args)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+
+        return await daemon_threads.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+
+
+def request_callbacks(questions: Questions, elicit: Elicit | None, sample: Sample | None) -> dict[str, Any]:
     """Return the callbacks of an MCP client. The capability of what is refused is not declared."""
 
     async def answer(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
@@ -59,7 +154,9 @@ def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str,
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_REQUEST, message="only forms can be answered here")
         try:
-            given = await called(elicit, safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
+            given = await questions.ask(elicit, safe_text(params.message, MAX_QUESTION_CHARS), params.requested_schema)
+        except Refused as exc:
+            return ErrorData(code=INVALID_REQUEST, message=f"the question was not asked: {exc}")
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"the question was not answered: {type(exc).__name__}")
         if given is None:
@@ -71,7 +168,9 @@ def request_callbacks(elicit: Elicit | None, sample: Sample | None) -> dict[str,
     ) -> CreateMessageResult | ErrorData:
         assert sample is not None
         try:
-            text = await called(sample, params.model_dump(mode="json", by_alias=True, exclude_none=True))
+            text = await questions.ask(sample, params.model_dump(mode="json", by_alias=True, exclude_none=True))
+        except Refused as exc:
+            return ErrorData(code=INVALID_REQUEST, message=f"the model was not asked: {exc}")
         except Exception as exc:
             return ErrorData(code=INVALID_REQUEST, message=f"no text was written: {type(exc).__name__}")
         return CreateMessageResult(role="assistant", content=TextContent(type="text", text=text), model="host")

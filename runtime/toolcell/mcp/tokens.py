@@ -114,7 +114,7 @@ class KeptLogin:
 
     async def _asked(self, method: str, *args: str) -> Any:
         try:
-            return await called(getattr(self._store, method), *args)
+            return await called(getattr(self._store, method), *args, purpose="stores of tokens")
         except Exception as exc:  # its text may hold what was to be saved
             number = f" ({exc.strerror}: {exc.filename})" if isinstance(exc, OSError) and exc.strerror else ""
             raise McpServerError(f"the store of its tokens failed to {method}: {type(exc).__name__}{number}") from None

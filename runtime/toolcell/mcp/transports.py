@@ -1,15 +1,15 @@
 """How bytes reach an MCP server: the pipes of a process that the host starts, or HTTP. Both bounded.
 
-What a server sends is not trusted: a message has a largest size, a connection a largest number of lines that are
-no messages, and notifications a pace.
+What a server sends is not trusted: a message has a largest size and a largest structure, a connection a largest number
+of lines that are no messages, and what answers no request a pace. Nobody who writes waits for the server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,18 +24,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from toolcell.errors import McpServerError
 from toolcell.mcp.address_guard import LoginTransport
+from toolcell.mcp.http_bounds import MAX_MESSAGE_BYTES, BoundedTransport
 from toolcell.mcp.login import Login
-from toolcell.mcp.pace import Pace
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, cut_lists, elements
+from toolcell.mcp.traffic import WRITE_S, Flooded, Outbox, Traffic
 from toolcell.support.text import clean
 
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of one message of a server: a whole page of its tools, or the result of one call."""
-MAX_BAD_LINES = 100
-"""Lines of one connection that are no JSON-RPC; servers print greetings there by mistake."""
 STOP_S = 2.0
 """What a server may take to end after its input was closed, and its supervisor after it was told to."""
 MAX_SAID_BYTES = 500
@@ -45,7 +43,7 @@ MAX_KEPT_BYTES = 8 * 1024
 MAX_ID_DIGITS = 18
 CONNECT_S = 30.0
 
-Streams = tuple[MemoryObjectReceiveStream["SessionMessage | Exception"], MemoryObjectSendStream[SessionMessage]]
+Streams = tuple[MemoryObjectReceiveStream["SessionMessage | Exception"], Outbox]
 
 
 class ProcessTransport:
@@ -96,52 +94,61 @@ class ProcessTransport:
             raise McpServerError(f"{self._command[0]!r} cannot be started: {exc}") from exc
         self._process = process
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-        with to_session, from_server, to_server, from_session:
+        outbox, traffic = Outbox(self._give_up, _packed), Traffic(repr(self._command[0]))
+        with to_session, from_server:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read, process, to_session)
-                tasks.start_soon(self._write, process, from_session)
+                tasks.start_soon(self._read, process, to_session, traffic)
+                tasks.start_soon(self._write, process, outbox, traffic)
                 tasks.start_soon(self._read_stderr, process)
                 try:
-                    yield from_server, to_server
+                    yield from_server, outbox
                 finally:
                     with anyio.CancelScope(shield=True):
                         await _stop(process)
                     tasks.cancel_scope.cancel()
 
-    async def _read(self, process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    def _give_up(self, problem: str) -> None:
+        self._problem = self._problem or problem
+        self.ended.set()
+
+    async def _read(
+        self, process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], traffic: Traffic
+    ) -> None:
         assert process.stdout is not None
-        buffer, bad, pace = bytearray(), 0, Pace(repr(self._command[0]))
+        buffer = bytearray()
         with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             try:
                 async for chunk in process.stdout:
                     *lines, rest = chunk.split(b"\n")
-                    for line in lines:
-                        message = _message(bytes(buffer + line))
+                    for each in lines:
+                        line = bytes(buffer + each)
                         buffer.clear()
-                        bad += isinstance(message, Exception)
+                        message = await _message(line)
                         self._has_spoken = self._has_spoken or isinstance(message, SessionMessage)
-                        if bad > MAX_BAD_LINES:
-                            self._problem = f"it sent more than {MAX_BAD_LINES} lines that are no JSON-RPC"
-                            return
+                        await traffic.admit(message, len(line))
                         if message is not None:
                             await to_session.send(message)
-                            await pace.wait(message)
                     buffer += rest
                     if len(buffer) > MAX_MESSAGE_BYTES:
                         self._problem = f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes"
                         return
                 with anyio.move_on_after(STOP_S):
                     await process.wait()
+            except Flooded as exc:
+                self._problem = str(exc)
             finally:
                 self.ended.set()
 
-    async def _write(self, process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    async def _write(self, process: Process, outbox: Outbox, traffic: Traffic) -> None:
         assert process.stdin is not None
         try:
-            async for each in from_session:
-                text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
-                await process.stdin.send(text.encode() + b"\n")
+            async for message, line in outbox.messages():
+                with anyio.fail_after(WRITE_S):
+                    traffic.note_sending(message)
+                    await process.stdin.send(line or b"")
+                    traffic.note_written(message)
+        except TimeoutError:
+            self._give_up(f"it has not read what it was sent for {WRITE_S:g} s")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             self.ended.set()
 
@@ -152,13 +159,32 @@ class ProcessTransport:
                 self._stderr = (self._stderr + chunk)[-MAX_KEPT_BYTES:]
 
 
-def _message(line: bytes) -> SessionMessage | Exception | None:
+def _packed(message: SessionMessage) -> bytes:
+    return message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+
+
+_FIRST = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*,')
+_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_ENDS_BYTES = 256
+"""Of a message, in which its id may stand when the message itself is not parsed."""
+
+
+async def _message(line: bytes) -> SessionMessage | Exception | None:
+    """Return the message of a line, an error in the place of an answer that cannot be used, or None for no message."""
     if not line.strip():
         return None
+    if await elements(line) > MAX_ELEMENTS:
+        found = _FIRST.match(line[:_ENDS_BYTES]) or _LAST.search(line[-_ENDS_BYTES:])
+        if found is None:
+            return ValueError(TOO_MANY)
+        return _error(json.loads(found[1].decode("utf-8", "replace")), f"its answer cannot be used: {TOO_MANY}")
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError as exc:
         return _failed_answer(line) or exc
+    if isinstance(message, JSONRPCResponse):
+        cut_lists(message.result)
+    return SessionMessage(message)
 
 
 def _failed_answer(line: bytes) -> SessionMessage | None:
@@ -170,8 +196,11 @@ def _failed_answer(line: bytes) -> SessionMessage | None:
     ident = found.get("id") if isinstance(found, dict) and "method" not in found else None
     if not isinstance(ident, int | str) or isinstance(ident, bool):
         return None
-    error = ErrorData(code=INTERNAL_ERROR, message="its answer is no message of JSON-RPC 2.0")
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=error))
+    return _error(ident, "its answer is no message of JSON-RPC 2.0")
+
+
+def _error(ident: int | str, text: str) -> SessionMessage:
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=ident, error=ErrorData(code=INTERNAL_ERROR, message=text)))
 
 
 async def _stop(process: Process) -> None:
@@ -206,7 +235,7 @@ class HttpTransport:
     async def connect(self) -> AsyncIterator[Any]:
         """Connect; at the end of the block the server's session is closed."""
         timeout = httpx2.Timeout(CONNECT_S, read=None)
-        transport: httpx2.AsyncBaseTransport = _BoundedTransport(httpx2.AsyncHTTPTransport())
+        transport: httpx2.AsyncBaseTransport = BoundedTransport(httpx2.AsyncHTTPTransport(), self.host)
         if self._login is not None:
             self._login.begin_connection()
             transport = LoginTransport(transport, self._login.guard)
@@ -214,62 +243,49 @@ class HttpTransport:
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, auth=self._login) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as (read, write),
-            _paced(read, Pace(self.host)) as slow,
+            _bounded(read, write, Traffic(self.host), self._give_up) as streams,
         ):
-            yield slow, write
+            yield streams
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self.ended.set()
 
 
 @asynccontextmanager
-async def _paced(read: Any, pace: Pace) -> AsyncIterator[MemoryObjectReceiveStream[Any]]:
-    """Yield a stream of the same messages, in which notifications come at a pace."""
+async def _bounded(read: Any, write: Any, traffic: Traffic, give_up: Callable[[str], None]) -> AsyncIterator[Streams]:
+    """Yield streams of the same messages: what is read has its pace, and what is written is waited for by nobody."""
     to_session, from_server = anyio.create_memory_object_stream[Any](0)
+    outbox = Outbox(give_up, lambda message: None)
 
     async def relay() -> None:
         with to_session, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for message in read:
-                await to_session.send(message)
-                await pace.wait(message)
+            try:
+                async for item in read:
+                    if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+                        cut_lists(item.message.result)
+                    await traffic.admit(item)
+                    await to_session.send(item)
+            except Flooded as exc:
+                give_up(str(exc))
+
+    async def relay_out() -> None:
+        try:
+            async for message, _ in outbox.messages():
+                with anyio.fail_after(WRITE_S):
+                    traffic.note_sending(message)
+                    await write.send(message)
+                    traffic.note_written(message)
+        except TimeoutError:
+            give_up(f"it has not taken what it was sent for {WRITE_S:g} s")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
 
     with to_session, from_server:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(relay)
+            tasks.start_soon(relay_out)
             try:
-                yield from_server
+                yield from_server, outbox
             finally:
                 tasks.cancel_scope.cancel()
-
-
-class _BoundedTransport(httpx2.AsyncBaseTransport):
-    """Ends answers that are longer than a message may be. Streams of events are bounded event by event elsewhere."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            raise httpx2.ReadError("the server compresses what it sends; a bound would not hold for it")
-        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream, math.inf if is_stream else MAX_MESSAGE_BYTES)
-        return response
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, inner: httpx2.AsyncByteStream, limit: float) -> None:
-        self._inner, self._limit = inner, limit
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._inner:
-            size += len(chunk)
-            if size > self._limit:
-                raise httpx2.ReadError(f"the server sent a message of more than {self._limit} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()

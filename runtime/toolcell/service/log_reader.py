@@ -14,6 +14,7 @@ from toolcell.audit.format import begun_segments, chain_directories
 from toolcell.audit.keys import Verifier
 from toolcell.audit.query import Index
 from toolcell.errors import AuditError
+from toolcell.support import daemon_threads
 
 Answer = TypeVar("Answer")
 
@@ -70,7 +71,7 @@ class LogReader:
 
     async def close(self) -> None:
         """Close the index and end the thread. Safe to call twice."""
-        await asyncio.to_thread(self.close_now)
+        await daemon_threads.run_sync(self.close_now)
 
     def close_now(self) -> None:
         """Close where no event loop runs."""

@@ -6,6 +6,7 @@ those of a `SyncRuntime`. Under asyncio they are not: one function would keep th
 
 from __future__ import annotations
 
+import functools
 import mmap
 import threading
 import types
@@ -13,9 +14,13 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 Returned = TypeVar("Returned")
+
+THREADS = 40
+"""At once, for one purpose."""
 
 ROOM_BYTES = 1 << 20
 """What a new thread takes before it runs anything is far below this."""
@@ -47,11 +52,37 @@ async def run_sync(
     abandon_on_cancel: bool = False,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> Returned:
-    """Do the same as `anyio.to_thread.run_sync`. Errors: MemoryError where a thread would have none."""
+    """Do the same as `anyio.to_thread.run_sync`, but with a limiter for the functions of each module of ours.
+
+    Errors: MemoryError where a thread would have none.
+    """
     check_room()
+    limiter = limiter or limiter_of(_module_of(function))
     work = anyio.to_thread.run_sync(function, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
     returned: Returned = await _starting_daemons(work)
     return returned
+
+
+_limiters: anyio.lowlevel.RunVar[dict[str, anyio.CapacityLimiter]] = anyio.lowlevel.RunVar("toolcell_limiters")
+
+
+def limiter_of(purpose: str) -> anyio.CapacityLimiter:
+    """Return the limiter of this event loop for one purpose: whoever fills it keeps no others from their threads."""
+    try:
+        limiters = _limiters.get()
+    except LookupError:
+        _limiters.set(limiters := {})
+    if purpose not in limiters:
+        limiters[purpose] = anyio.CapacityLimiter(THREADS)
+    return limiters[purpose]
+
+
+def _module_of(function: Any) -> str:
+    """Return the module that a function is of, or "" if it is none of ours: the number of limiters is bounded."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = str(getattr(function, "__module__", ""))
+    return name if name.partition(".")[0] == "toolcell" else ""
 
 
 @types.coroutine

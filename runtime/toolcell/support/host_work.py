@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from toolcell.support.time_slice import TimeSlice
 
 ELEMENT_WORK: Final = 64
 """For a list, a dict, and each item and key in them. Also their memory in bytes, roughly: however short on the wire."""
@@ -14,16 +16,31 @@ MESSAGE_WORK: Final = 256
 """For each message: an empty one costs the host time too."""
 
 
+PORTION: Final = 64 * 1024
+"""Of work, before other tasks may have their turn: a millisecond's, at most."""
+
 KEPT_BYTES: Final = 64 << 20
 """Of what the latest runs leave in memory for a later commit, and as much for a revert. The oldest make room."""
 
 
 def about_bytes(data: object) -> int:
     """Return what data takes in memory, about. What stands in it twice counts once."""
-    size, rest, seen = 0, [data], set[int]()
+    return sum(_portions(data))
+
+
+async def about_bytes_in_slices(data: object) -> int:
+    """Return the same. Other tasks go on meanwhile."""
+    size, turn = 0, TimeSlice()
+    for portion in _portions(data):
+        size += portion
+        await turn.give_way()
+    return size
+
+
+def _portions(data: object) -> Iterator[int]:
+    rest, seen, count = [data], set[int](), 0
     while rest:
-        value = rest.pop()
-        size += ELEMENT_WORK
+        value, size = rest.pop(), ELEMENT_WORK
         if isinstance(value, str | bytes | bytearray | memoryview):
             if id(value) not in seen:
                 seen.add(id(value))
@@ -33,7 +50,11 @@ def about_bytes(data: object) -> int:
             rest += value
             if isinstance(value, Mapping):
                 rest += value.values()
-    return size
+        count += size
+        if count >= PORTION:
+            yield count
+            count = 0
+    yield count
 
 
 @dataclass(slots=True)

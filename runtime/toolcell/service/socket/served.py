@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
+from functools import partial
 from typing import Any, Final
 
 from toolcell.config import Limits
@@ -20,6 +20,7 @@ from toolcell.service.socket.request import CallTeller, ServedRequest
 from toolcell.service.socket.values import plain_record
 from toolcell.service.tenants import Tenant
 from toolcell.sessions.session import Session
+from toolcell.support import daemon_threads
 from toolcell.tools import RunContext, ToolRegistry
 
 MAX_TOOLSETS: Final = 16
@@ -54,7 +55,7 @@ class ServedSession:
             raise UsageError("a toolset has a number")
         own = self.tenant.registry
         # Compiling hundreds of schemas takes a while, and other callers do not wait for it.
-        registry = await asyncio.to_thread(remote_registry, tools, own, with_own=with_own)
+        registry = await daemon_threads.run_sync(partial(remote_registry, tools, own, with_own=with_own))
         while len(self._toolsets) >= MAX_TOOLSETS:
             del self._toolsets[next(iter(self._toolsets))]
         self._toolsets[number] = registry

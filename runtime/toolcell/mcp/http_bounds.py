@@ -1,0 +1,126 @@
+"""Bounds on what an MCP server answers over HTTP, before the SDK parses it: bytes, structure, lines and requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+
+import anyio
+import httpx2
+from mcp_types import INTERNAL_ERROR
+
+from toolcell.mcp.pace import LinePace
+from toolcell.mcp.structure import MAX_ELEMENTS, TOO_MANY, at_most, elements
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Of one message of a server: a whole page of its tools, or the result of one call."""
+END_OF_SESSION_S = 2.0
+"""What a server may take to say that its session is over."""
+REOPENED_S = 0.5
+"""Between two requests for the same stream of events. A server that ends it at once could have it asked for without
+end."""
+
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """Ends answers that are longer than a message may be, and replaces those with too much structure by an error."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, name: str) -> None:
+        self._inner = inner
+        self._lines = LinePace(name)
+        self._next_stream = 0.0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Make a request."""
+        if request.method == "DELETE":
+            request.extensions = {**request.extensions, "timeout": dict.fromkeys(_TIMEOUTS, END_OF_SESSION_S)}
+        elif request.method == "GET":
+            now = anyio.current_time()
+            due, self._next_stream = self._next_stream, max(now, self._next_stream) + REOPENED_S
+            await anyio.sleep(max(0.0, due - now))
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx2.ReadError("the server compresses what it sends; a bound would not hold for it")
+        is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        kind = _Events if is_stream else _Body
+        response.stream = kind(response.stream, _refusal(request), self._lines)
+        return response
+
+    async def aclose(self) -> None:
+        """End the connections."""
+        await self._inner.aclose()
+
+
+_TIMEOUTS = ("connect", "read", "write", "pool")
+
+
+def _refusal(request: httpx2.Request) -> bytes | None:
+    """Return what stands in the place of an answer with too much structure; None when nobody waits for one."""
+    if request.method != "POST":
+        return None
+    try:
+        ident = json.loads(request.content).get("id")
+    except (ValueError, AttributeError, httpx2.StreamError):
+        return None
+    if ident is None:
+        return None
+    error = {"code": INTERNAL_ERROR, "message": f"its answer cannot be used: {TOO_MANY}"}
+    return json.dumps({"jsonrpc": "2.0", "id": ident, "error": error}).encode()
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, refusal: bytes | None, lines: LinePace) -> None:
+        self._inner, self._refusal, self._lines = inner, refusal, lines
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Body(_Bounded):
+    """One message, handed on when it is there whole."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        body = bytearray()
+        async for chunk in self._inner:
+            body += chunk
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise httpx2.ReadError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+        whole: bytes | None = bytes(body)
+        if await elements(bytes(body)) > MAX_ELEMENTS:
+            whole = self._refusal
+        if whole:
+            yield whole
+
+
+class _Events(_Bounded):
+    """A stream of events: those with too much structure are replaced, or left out where nobody waits for them."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        rest = bytearray()
+        async for chunk in self._inner:
+            await self._lines.wait(chunk.count(b"\n") + chunk.count(b"\r"))
+            seen = max(0, len(rest) - 3)
+            rest += chunk
+            ends = [each.end() for each in _BLANK_LINE.finditer(rest, seen)]
+            whole = bytes(rest[: ends[-1]]) if ends else b""
+            del rest[: len(whole)]
+            if len(rest) > MAX_MESSAGE_BYTES:  # the SDK has the same bound, and says so
+                whole, rest = whole + bytes(rest), bytearray()
+                yield whole
+            elif at_most(whole) <= MAX_ELEMENTS:
+                if whole:
+                    yield whole
+            else:
+                for start, end in zip([0, *ends], ends, strict=False):
+                    yield await self._fitting(whole[start:end])
+        if rest:
+            yield await self._fitting(bytes(rest))
+
+    async def _fitting(self, event: bytes) -> bytes:
+        if await elements(event) <= MAX_ELEMENTS:
+            return event
+        return b"event: message\ndata: " + self._refusal + b"\n\n" if self._refusal is not None else b"\n"

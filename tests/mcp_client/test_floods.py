@@ -1,0 +1,319 @@
+"""Servers that send without end, ask without end or read nothing: what they can take from the host and its other calls."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx2
+import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCRequest, JSONRPCResponse
+
+from toolcell import Limits, Runtime
+from toolcell.mcp import http_bounds, pace, requests, structure, traffic, transports
+from toolcell.support import daemon_threads
+from toolcell.tools import ToolRegistry
+from toolcell.tools.result import Status, ToolResult
+
+from .conftest import a_tool, raw
+
+pytestmark = pytest.mark.anyio
+
+
+async def called(timeout_s: float = 60.0, **script: Any) -> tuple[ToolResult, float]:
+    """Call the tool of a raw server; return the result, and the seconds that it took."""
+    registry = ToolRegistry()
+    options = {name: script.pop(name) for name in ("elicitation", "sampling") if name in script}
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], **script), timeout_s=timeout_s, **options)
+    began = time.monotonic()
+    result = await registry.dispatch("l.t", {})
+    took_s = time.monotonic() - began
+    await registry.close()
+    return result, took_s
+
+
+# Floods.
+
+
+@pytest.mark.parametrize("flood", ["blanks", "pings"])
+async def test_what_answers_no_request_is_read_slowly(flood: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "BURST", 5)
+    monkeypatch.setattr(pace, "MESSAGES_PER_S", 50.0)
+
+    result, took_s = await called(**{flood: 30})
+
+    assert result.text == "done" and took_s >= 24 / 50
+
+
+async def test_what_is_long_and_answers_no_request_counts_more() -> None:
+    server = traffic.Traffic("x")
+    long = SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=7, result={}))
+    await server.admit(long, 8 << 20)
+
+    assert server._pace.pause_after(anyio.current_time(), 0) == 0
+    assert server._pace._due - anyio.current_time() > -pace.BURST / pace.MESSAGES_PER_S + 1
+
+
+@pytest.mark.parametrize("script", [{"deaf": 8_000}, {"asks": 3_000, "elicitation": print, "answer": {}}])
+async def test_a_server_whose_requests_cannot_be_answered_is_ended(
+    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "ANSWERED_S", 0.05)
+    monkeypatch.setattr(pace, "BURST", 10_000)
+    result, _ = await called(**script)
+
+    assert result.error is not None and result.error.code == "unavailable"
+    assert "no answer that it has read" in result.message
+
+
+async def test_requests_that_are_answered_or_cancelled_end_no_connection() -> None:
+    server = traffic.Traffic("x")
+    for number in range(100):
+        ident: Any = number % 3
+        await server.admit(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=ident, method="ping")))
+        if number % 2:
+            server.note_written(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=ident, result={})))
+        else:
+            cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ident}}
+            message = await transports._message(json.dumps(cancelled).encode())
+            await server.admit(message)
+    assert not server._open
+
+
+async def test_a_call_ends_at_its_time_though_the_server_reads_nothing() -> None:
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], deaf=0), timeout_s=0.3)
+    first = await registry.dispatch("l.t", {})  # after which it reads nothing
+    began = time.monotonic()
+    second = await registry.dispatch("l.t", {"a": "x" * 1_000_000})
+    took_s = time.monotonic() - began
+    assert first.status == second.status == Status.TIMEOUT and took_s < 1.8
+    await registry.close()
+
+
+async def test_a_run_ends_at_its_time_though_a_server_reads_nothing() -> None:
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], deaf=0))
+    async with Runtime(registry) as runtime:
+        began = time.monotonic()
+        calls = "call_tools_parallel([('l.t', {}), ('l.t', {'a': 'x' * 1_000_000}), ('l.t', {'a': 'x' * 1_000_000})])"
+        result = await runtime.execute_code(calls, limits=Limits(wall_s=0.5))
+        took_s = time.monotonic() - began
+    assert result.outcome == "timeout" and took_s < 2
+    await registry.close()
+
+async def test_more_messages_than_can_wait_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "MAX_WAITING", 3)
+    problems: list[str] = []
+    outbox = traffic.Outbox(problems.append, transports._packed)
+    ping = SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping"))
+    for _ in range(3):
+        await outbox.send(ping)
+    with pytest.raises(anyio.BrokenResourceError):
+        await outbox.send(ping)
+    with pytest.raises(anyio.ClosedResourceError):
+        await outbox.send(ping)
+    assert problems == ["it does not read what it is sent: 3 messages wait"]
+    assert len([each async for each in outbox.messages()]) == 3
+
+
+async def test_a_message_that_is_not_taken_ends_an_http_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "WRITE_S", 0.05)
+    problems: list[str] = []
+    told = anyio.Event()
+
+    def give_up(problem: str) -> None:
+        problems.append(problem)
+        told.set()
+
+    never, read = anyio.create_memory_object_stream[Any](0)
+    write, taken = anyio.create_memory_object_stream[Any](0)
+    with never, read, write, taken:
+        async with transports._bounded(read, write, traffic.Traffic("x"), give_up) as (_, outbox):
+            with anyio.fail_after(10):
+                await outbox.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
+                await told.wait()
+    assert problems == ["it has not taken what it was sent for 0.05 s"]
+
+
+# Questions.
+
+
+@pytest.mark.parametrize("kind", ["elicitation", "sampling"])
+async def test_questions_of_a_server_take_no_thread_of_others_and_end_with_their_call(kind: str) -> None:
+    method = {"elicitation": "elicitation/create", "sampling": "sampling/createMessage"}[kind]
+    asked, over = [0], threading.Event()
+
+    def never(*args: Any) -> None:
+        asked[0] += 1
+        over.wait(60)
+
+    result, took_s = await called(0.5, asks=60, **{"with": method, kind: never})
+    assert result.status == Status.TIMEOUT and took_s < 10
+    with anyio.fail_after(10):
+        others = await daemon_threads.run_sync(lambda: "others have their threads")
+    over.set()
+    assert asked == [1] and others
+
+
+async def test_a_call_may_ask_some_questions_one_after_the_other() -> None:
+    open_now, most = [0], [0]
+
+    async def answer(message: str, schema: Any) -> dict[str, Any]:
+        open_now[0] += 1
+        most[0] = max(most[0], open_now[0])
+        await anyio.lowlevel.checkpoint()
+        open_now[0] -= 1
+        return {"name": "Ada"}
+
+    result, _ = await called(asks=14, elicitation=answer)
+    assert result.error is None, result.message
+    said = result.value["said"]
+    answered = [each for each in said if "result" in each]
+    assert most == [1] and len(said) == 14
+    assert requests.MAX_OPEN_QUESTIONS <= len(answered) <= requests.MAX_QUESTIONS_OF_CALL
+    assert all("the question was not asked: " in each["error"]["message"] for each in said if "error" in each)
+
+
+async def test_there_are_no_questions_without_a_call_and_not_many_in_one() -> None:
+    questions = requests.Questions()
+    with pytest.raises(requests.Refused, match="no call"):
+        await questions.ask(print)
+    with questions.during_call():
+        for _ in range(requests.MAX_QUESTIONS_OF_CALL):
+            assert await questions.ask(lambda: 1) == 1
+        with pytest.raises(requests.Refused, match="has"):
+            await questions.ask(lambda: 1)
+
+
+async def test_threads_that_nobody_waits_for_any_more_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_OPEN_QUESTIONS", 2)
+    questions, over, began = requests.Questions(), threading.Event(), threading.Semaphore(0)
+
+    def never() -> None:
+        began.release()
+        over.wait(60)
+
+    async def ask_in_vain() -> None:
+        with pytest.raises(requests.Refused, match="ended"):
+            await questions.ask(never)
+
+    for _ in range(2):
+        async with anyio.create_task_group() as tasks:
+            with questions.during_call():
+                tasks.start_soon(ask_in_vain)
+                await daemon_threads.run_sync(began.acquire)
+    with questions.during_call(), pytest.raises(requests.Refused, match="2 questions"):
+        await questions.ask(never)
+    over.set()
+
+
+async def test_whoever_fills_the_threads_of_one_purpose_keeps_no_others_from_theirs() -> None:
+    limiter = daemon_threads.limiter_of("a store that hangs")
+    limiter.total_tokens = 1
+    over, began = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        over.wait(60)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: daemon_threads.run_sync(hang, limiter=limiter))
+        await daemon_threads.run_sync(began.wait)
+        with anyio.fail_after(10):
+            assert await daemon_threads.run_sync(threading.get_ident)
+        over.set()
+    purposes = [structure.at_most, pace.logger.name.upper, traffic.Traffic("x").note_sending]
+    assert [daemon_threads._module_of(each) for each in purposes] == [
+        "toolcell.mcp.structure", "", "toolcell.mcp.traffic",
+    ]  # fmt: skip
+
+
+# Structure.
+
+
+@pytest.mark.parametrize("id_last", [False, True])
+async def test_an_answer_of_very_many_elements_fails_its_call_before_it_is_parsed(id_last: bool) -> None:
+    result, _ = await called(structure=300_000, id_last=id_last)
+
+    assert f"more than {structure.MAX_ELEMENTS} lists, dicts" in result.message
+    assert result.error is not None and result.error.code != "unavailable"
+
+
+async def test_the_structure_of_an_answer_is_work_for_the_host() -> None:
+    registry = ToolRegistry()
+    await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], structure=50_000))
+    async with Runtime(registry) as runtime:
+        few = await runtime.execute_code("for number in range(3):\n    call_tool('l.t')", limits=Limits(host_work=5 << 20))
+        one = await runtime.execute_code("len(call_tool('l.t')['lists'])")
+    await registry.close()
+
+    assert (one.outcome, one.value) == ("ok", 50_000) and one.usage.host_work > 50_000 * 64
+    assert few.outcome == "host_work_limit"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("[]", 1),
+        (json.dumps({"a": [1, {"b": 2}], "c": "[[[,,,{{"}), 5),
+        (json.dumps({'a"[': '\\"[,\\\\', "b": "\\"}), 2),
+        (json.dumps(["[,]" * 50_000, "x"]), 2),
+    ],
+)
+async def test_structure_is_counted_outside_of_strings(text: str, count: int) -> None:
+    assert await structure.elements(text.encode(), most=0) == min(count, await structure.elements(text.encode(), 0))
+    assert await structure.elements(text.encode(), most=count) == count
+    assert structure.at_most(text.encode()) >= count
+
+
+async def test_an_answer_over_http_is_bounded_before_it_is_parsed() -> None:
+    many = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"a": [[]] * (structure.MAX_ELEMENTS + 1)}}).encode()
+    events = [
+        b"event: message\ndata: {}\n\n",
+        b"data: " + many[:1000],
+        many[1000:] + b"\n",
+        b"\ndata: 1\r\n\r\nda",
+        b"ta",
+    ]
+    for content, kind in (([many[:10], many[10:]], "application/json"), (events, "text/event-stream; charset=utf-8")):
+
+        async def chunks(content: list[bytes] = content) -> AsyncIterator[bytes]:
+            for chunk in content:
+                yield chunk
+
+        def answer(request: httpx2.Request, kind: str = kind, content: Any = chunks) -> httpx2.Response:
+            return httpx2.Response(200, content=content(), headers={"content-type": kind})
+
+        transport = http_bounds.BoundedTransport(httpx2.MockTransport(answer), "x")
+        async with httpx2.AsyncClient(transport=transport) as http:
+            body = (await http.post("http://x", json={"jsonrpc": "2.0", "id": 7, "method": "tools/call"})).text
+            nobody_waits = (await http.get("http://x")).text
+        assert '"id": 7, "error": {"code": -32603, "message": "its answer cannot be used: it has more' in body
+        assert "[]" not in body + nobody_waits and ("data: 1" in body) == ("data: 1" in nobody_waits) == (
+            kind[0] == "t"
+        )
+
+
+async def test_a_stream_of_events_that_ends_at_once_is_not_asked_for_without_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_bounds, "REOPENED_S", 0.1)
+    transport = http_bounds.BoundedTransport(httpx2.MockTransport(lambda request: httpx2.Response(200)), "x")
+    began = time.monotonic()
+    async with httpx2.AsyncClient(transport=transport) as http:
+        for _ in range(4):
+            await http.get("http://x")
+    assert time.monotonic() - began >= 0.3
+
+
+def test_lists_whose_items_become_objects_are_cut() -> None:
+    result: dict[str, Any] = {"content": [{}] * 50_000, "tools": [{}] * 50_000, "other": [1] * 50_000}
+    structure.cut_lists(result)
+    assert [len(each) for each in result.values()] == [structure.MAX_BLOCKS, structure.MAX_TOOLS + 1, 50_000]
