@@ -108,6 +108,7 @@ async def test_a_run_ends_at_its_time_though_a_server_reads_nothing() -> None:
     assert result.outcome == "timeout" and took_s < 2
     await registry.close()
 
+
 async def test_more_messages_than_can_wait_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "MAX_WAITING", 3)
     problems: list[str] = []
@@ -250,7 +251,9 @@ async def test_the_structure_of_an_answer_is_work_for_the_host() -> None:
     registry = ToolRegistry()
     await registry.add_mcp_server("l", command=raw(pages=[[a_tool()]], structure=50_000))
     async with Runtime(registry) as runtime:
-        few = await runtime.execute_code("for number in range(3):\n    call_tool('l.t')", limits=Limits(host_work=5 << 20))
+        few = await runtime.execute_code(
+            "for number in range(3):\n    call_tool('l.t')", limits=Limits(host_work=5 << 20)
+        )
         one = await runtime.execute_code("len(call_tool('l.t')['lists'])")
     await registry.close()
 
