@@ -21,9 +21,10 @@ from typing import Any
 
 import anyio
 
-from toolcell import PoolConfig, Runtime, ToolRegistry, time_slice
+from toolcell import PoolConfig, Runtime, ToolRegistry
 from toolcell.run import monitor
 from toolcell.sandbox import stream
+from toolcell.support import time_slice
 
 ROUNDS = 31
 WARM_UP = 5

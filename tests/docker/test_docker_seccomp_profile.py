@@ -49,7 +49,7 @@ def interesting(call: str) -> list[tuple[int, ...]]:
     rules = [rule for rule in (*GUEST_POLICY.rules, *UNTIL_GUEST_RULES) if rule.call == call]
     values: list[set[int]] = [{0, 1, 1 << 32} for _ in range(6)]
     for rule in rules:
-        for test in rule.arguments:
+        for test in (*rule.arguments, *((rule.skipped,) if rule.skipped else ())):
             for value in test.values:
                 values[test.index] |= {value, value + 1, value | 1 << 32, value | 1 << 31}
     used = sorted({test.index for rule in rules for test in rule.arguments})

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[int, ...]] = {
     "inotify_add_watch": (254, NO, BAD, 1),
     "fanotify_init": (300, 0x200, 0),
     "fanotify_mark": (301, NO, 1, 1, NO, 0),
-    "flock": (73, NO, 1),
+    "asking for locks by fcntl": (72, 0, 5, BAD),
     "lease by fcntl": (72, 0, 1024, 2),
     "notification by fcntl": (72, 0, 1026, 0),
     "owner by fcntl": (72, 0, 8, 0),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import platform
 import secrets
+from pathlib import Path
 
 import pytest
 
 from escape.attack import Victim, outside, process_only
 from escape.prologues import RAW
+from toolcell import SyncRuntime, ToolRegistry
 
 pytestmark = [
     pytest.mark.isolation,
@@ -45,7 +47,6 @@ TAKEN = {
     "keys": ["call(248, BAD, BAD, BAD, 1, -4)", "call(250, 0, -3, 1)"],
     "message queues": ["call(68, 0x70011CE2, 0)", "call(240, BAD, 0o102, 0o600, 0)"],
     "System V semaphores and memory": ["call(64, 0x70011CE2, 1, 0)", "call(29, 0x70011CE2, 4096, 0)"],
-    "file locks": ["attempt(fcntl.fcntl, own, 6, struct.pack('hhqqi4x', 1, 0, 0, 0, 0))", "call(73, own, 1)"],
     "leases": ["attempt(fcntl.fcntl, own, 1024, 1)"],
     "namespaces": ["call(272, 0x10000000)", "in_child(lambda: call(272, 0x10000000))"],
     "performance events": ["call(298, BAD, 0, -1, -1, 0)"],
@@ -63,6 +64,28 @@ def test_a_sandbox_takes_nothing_from_a_counter_that_the_machine_shares(counter:
     source = PREPARE + f"set_result([{', '.join(TAKEN[counter])}])"
     assert "EPERM" not in outside(source).value or counter in MAY_BE_OFF
     assert set(victim.run(source).value) == {"EPERM"}
+
+
+LOCKS = (
+    PREPARE
+    + """
+record = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+set_result([attempt(fcntl.flock, own, 2), *(attempt(fcntl.fcntl, own, command, record) for command in (6, 7, 37, 38)),
+            attempt(fcntl.fcntl, own, fcntl.F_GETLK, record), call_tool("locked", {"inode": os.fstat(own).st_ino})])
+"""
+)
+
+
+def test_a_lock_of_a_script_is_no_lock_of_the_kernel() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    def locked(inode: int) -> bool:
+        """Return whether the kernel knows a lock on such an inode."""
+        return any(row.split()[5].endswith(f":{inode}") for row in Path("/proc/locks").read_text().splitlines())
+
+    with SyncRuntime(registry) as runtime:
+        assert runtime.execute_code(LOCKS).value == [*["ok"] * 5, "EPERM", False]
 
 
 TIMERS = RAW + """

@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from toolcell import ToolRegistry, time_slice
+from toolcell import ToolRegistry
+from toolcell.support import time_slice
 from toolcell.tools import Call, RunContext, plan
 
 pytestmark = pytest.mark.anyio

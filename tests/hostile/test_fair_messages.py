@@ -6,7 +6,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry, time_slice
+from toolcell import Limits, Outcome, PoolConfig, Runtime, ToolRegistry
+from toolcell.support import time_slice
 from toolcell.testing import FakeBackend, Hang
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.messages import CallTool, Done, GuestMessage, Log, Progress, Result

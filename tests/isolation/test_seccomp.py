@@ -41,7 +41,7 @@ ACTIONS = {
     "file handles": f"syscall('name_to_handle_at', -100, b'/', {BAD}, {BAD}, 0)",
     "executing a program": f"syscall('execve', b'/', {BAD}, {BAD})",
     "executing by descriptor": f"syscall('execveat', -1, b'', {BAD}, {BAD}, 0x1000)",
-    "a file lock others see": "syscall('flock', os.open('/etc/passwd', os.O_RDONLY), 1)",
+    "seeing a file lock of others": "fcntl.fcntl(os.open('/etc/passwd', os.O_RDONLY), fcntl.F_GETLK, bytes(32))",
     "a lease": "syscall('fcntl', os.open('mine', os.O_RDONLY | os.O_CREAT), 1024, 0)",
     "a change notification": "syscall('fcntl', os.open('.', os.O_RDONLY), 1026, 0)",
     "another cpu set": f"syscall('sched_setaffinity', 0, 8, {BAD})",
@@ -73,7 +73,7 @@ REFUSED_BY_SOME_MACHINES = frozenset({"io_uring", "userfaultfd", "a new user nam
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
     """What becomes of each action without and under the filter, each in a process of its own."""
-    script = "import ctypes, socket, threading\n"
+    script = "import ctypes, fcntl, socket, threading\n"
     for action in ACTIONS.values():
         script += f"""
 child = os.fork()

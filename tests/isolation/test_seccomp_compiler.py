@@ -67,7 +67,7 @@ def interesting(machine: str) -> Iterator[list[int]]:
     """Argument lists around every value, mask and boundary a rule mentions."""
     seeds = {0, 1, WORD, QUAD, 1 << 32, 1 << 63, 0x7E020080}
     for rule in RULES:
-        for test in rule.arguments:
+        for test in (*rule.arguments, *((rule.skipped,) if rule.skipped else ())):
             near = {value + offset for value in test.values for offset in (-1, 0, 1)} | {test.mask, ~test.mask & QUAD}
             seeds |= near | {value | 1 << 32 for value in near}
     for seed in sorted(value & QUAD for value in seeds):

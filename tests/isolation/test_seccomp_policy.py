@@ -102,7 +102,6 @@ NEVER = [
     "landlock_create_ruleset",
     "landlock_restrict_self",
     "setrlimit",
-    "flock",
     "splice",
     "sendmsg",
     "sendmmsg",
@@ -166,6 +165,7 @@ ARGUMENTS = [
     ("ioctl", [0, 0x541C], False),  # TIOCLINUX
     ("ioctl", [0, 1 << 32 | 0x5421], True),  # the kernel sees FIONBIO too
     ("fcntl", [3, 3], True),  # F_GETFL
+    ("fcntl", [3, 5], False),  # F_GETLK
     ("fcntl", [3, 6], False),  # F_SETLK
     ("fcntl", [3, 1024], False),  # F_SETLEASE
     ("fcntl", [3, 1026], False),  # F_NOTIFY
@@ -207,9 +207,17 @@ def test_packages_add_epoll_and_nothing_else(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("call", ["fsync", "fdatasync", "fadvise64"])
+@pytest.mark.parametrize("call", ["fsync", "fdatasync", "fadvise64", "flock"])
 def test_what_would_wait_for_a_disk_of_the_host_is_answered_and_not_made(machine: str, call: str) -> None:
     assert GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine][call], [0] * 6) is SeccompAction.SKIP
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("command", [6, 7, 37, 38, 1 << 32 | 6])
+def test_record_locks_are_answered_and_not_made(machine: str, command: int) -> None:
+    assert (
+        GUEST_POLICY.decide(machine, SYSCALL_NUMBERS[machine]["fcntl"], [3, command, 0, 0, 0, 0]) is SeccompAction.SKIP
+    )
 
 
 def test_every_row_says_why() -> None:

@@ -150,4 +150,17 @@ PROGRAMS = {
             selector.register(left, selectors.EVENT_READ, "data")
             right.send(b"x")
             set_result([key.data for key, _ in selector.select(30)] == ["data"])""",
+    "file locks": """
+        import fcntl, mailbox, sqlite3
+        box = mailbox.mbox("box")
+        box.lock()
+        box.add("From: a\\n\\nhello")
+        box.unlock()
+        with open("a.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_UN)
+        with sqlite3.connect("a.db") as db:
+            db.execute("create table t (a)")
+        set_result(len(box) == 1)""",
 }  # fmt: skip

@@ -48,8 +48,8 @@ async def test_a_profile_or_backend_that_cannot_confine_programs_refuses() -> No
 
 def test_a_program_that_crashes_writes_no_core_file_and_tells_no_program() -> None:
     # 1 stops a dump to a program too, which 0 does not; a program is dumpable again when it starts.
-    assert dict(plan_rlimits(Limits(), 1, executes=True).rows())["RLIMIT_CORE"] == 1
-    assert dict(plan_rlimits(Limits(), 1).rows())["RLIMIT_CORE"] == 0
+    assert dict(plan_rlimits(Limits(), 1, is_counted=True, executes=True).rows())["RLIMIT_CORE"] == 1
+    assert dict(plan_rlimits(Limits(), 1, is_counted=True).rows())["RLIMIT_CORE"] == 0
     for executes, core in ((True, 1), (False, 0)):
         row = next(
             each for each in ulimits(Limits(), Blueprint("x", executes=executes).executes) if each["Name"] == "core"

@@ -100,7 +100,20 @@ def _explain_managers(managers: ModuleType) -> None:
     managers.BaseManager.start = start
 
 
+def _use_threads(parallel: ModuleType) -> None:
+    """Joblib's default starts programs. Its threads work, and call tools."""
+    parallel.register_parallel_backend("loky", parallel.ThreadingBackend, make_default=True)
+
+
+def _know_processors(context: ModuleType) -> None:
+    """Loky runs `lscpu` to count physical cores."""
+    context.__dict__["physical_cores_cache"] = os.cpu_count() or 1
+
+
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
+    "joblib.externals.loky.backend.context": _know_processors,
+    "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
+    "joblib.parallel": _use_threads,
     "linecache": _fill_linecache,
     "multiprocessing.resource_tracker": _do_without_tracker,
     "multiprocessing.managers": _explain_managers,

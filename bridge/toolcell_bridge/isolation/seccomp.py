@@ -142,9 +142,12 @@ def _compile_search(assembler: _Assembler, targets: Sequence[tuple[int, int]]) -
 
 def _compile_rule(assembler: _Assembler, rule: SyscallRule, answers: dict[SeccompAction, int]) -> int:
     """Return the position that answers a call with an argument rule."""
+    refused = answers[SeccompAction.EPERM]
+    if rule.skipped is not None:
+        refused = _compile_argument(assembler, rule.skipped, answers[SeccompAction.SKIP], refused)
     position = answers[SeccompAction.ALLOW]
     for test in reversed(rule.arguments):
-        position = _compile_argument(assembler, test, position, answers[SeccompAction.EPERM])
+        position = _compile_argument(assembler, test, position, refused)
     return position
 
 

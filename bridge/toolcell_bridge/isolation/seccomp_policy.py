@@ -64,6 +64,8 @@ class SyscallRule:
     call: str
     reason: str
     arguments: tuple[Argument, ...]
+    skipped: Argument | None = None
+    """Where not every argument fits but this one does, the call is answered with success and not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,10 @@ class SeccompPolicy:
             case SeccompAction() as action:
                 return action
             case SyscallRule() as rule:
-                fits = all(test.fits(arguments[test.index]) for test in rule.arguments)
-                return SeccompAction.ALLOW if fits else SeccompAction.EPERM
+                if all(test.fits(arguments[test.index]) for test in rule.arguments):
+                    return SeccompAction.ALLOW
+                skips = rule.skipped is not None and rule.skipped.fits(arguments[rule.skipped.index])
+                return SeccompAction.SKIP if skips else SeccompAction.EPERM
 
 
 def _rows(groups: Iterable[Group], action: SeccompAction, numbers: Mapping[str, int]) -> dict[int, SeccompAction]:
@@ -205,9 +209,10 @@ RULES = (
     ),
     SyscallRule(
         "fcntl",
-        "duplicate and flags; not locks, leases, notifications, owners or pipe sizes: on an inode that runs share, one "
-        "run's lock is another's signal",
+        "duplicate and flags; not leases, notifications, owners or pipe sizes: on an inode that runs share, one run's "
+        "lease is another's signal. Locks are not made, for the same reason; asking who holds one is refused",
         (Argument(1, (0, 1, 2, 3, 4, 1030, 1032, 1034)),),
+        skipped=Argument(1, (6, 7, 37, 38)),  # F_SETLK F_SETLKW F_OFD_SETLK F_OFD_SETLKW
     ),
     SyscallRule(
         "prctl",
@@ -265,9 +270,9 @@ REFUSED = (
         "splice tee vmsplice sendfile copy_file_range",
     ),
     _group(
-        "watching, locking or probing inodes of the runtime, which all runs share",
-        """inotify_init inotify_init1 inotify_add_watch inotify_rm_watch fanotify_init fanotify_mark flock mincore
-        cachestat readahead""",
+        "watching or probing inodes of the runtime, which all runs share",
+        """inotify_init inotify_init1 inotify_add_watch inotify_rm_watch fanotify_init fanotify_mark mincore cachestat
+        readahead""",
     ),
     _group("stalls the whole machine", "sync syncfs sync_file_range"),
     _group(
@@ -309,6 +314,11 @@ REFUSED = (
 
 SKIPPED = (
     _group("waits for a disk; a sandbox's own files are in memory, all others are the host's", "fsync fdatasync"),
+    _group(
+        "a lock on an inode that runs share is a signal; a sandbox's own files are its own, and programs such as HDF5 "
+        "take a refusal for a failure",
+        "flock",
+    ),
     _group("reads and drops pages of files that all runs share; it is advice, so nobody relies on it", "fadvise64"),
 )
 

@@ -11,9 +11,14 @@ from toolcell_bridge.isolation.rlimits import NO_PIPED_CORE, RlimitPlan
 FILE_SLACK_BYTES = 1 << 20
 """How far RLIMIT_FSIZE is above `disk_bytes`, so that a write past it finds the disk full, as it would anywhere."""
 
-ADDRESS_SLACK_BYTES = 2 * GIB
-"""RLIMIT_AS beyond `memory_bytes`: threads and the allocator reserve far more addresses than they ever use. The
-cgroup, or the monitor, holds memory to its limit; this one stops a single absurd allocation at once."""
+ADDRESS_SLACK_BYTES = 64 * GIB
+"""RLIMIT_AS beyond `memory_bytes` where a cgroup counts the memory that is used. Data libraries reserve far more than
+they use: pyarrow a gigabyte, each thread a stack and a part of the heap. This limit refuses absurd requests at once."""
+
+UNCOUNTED_FACTOR = 4
+UNCOUNTED_SLACK_BYTES = 4 * GIB
+"""RLIMIT_AS is `memory_bytes` times the factor and this much more where no cgroup counts: between two measurements of
+the watch it is what bounds a process."""
 
 START = "import gc, sys; gc.disable()"
 """What the interpreter of a zygote executes first: imports leave no garbage, and a tenth of their time would go into
@@ -27,20 +32,27 @@ ONE_THREAD = {
 }
 """Environment while it preloads: libraries start as many threads as they think there are cores."""
 
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""Of the interpreter: glibc keeps a heap of up to 64 MB for each of many threads, eight times the cores."""
+
 
 def hashing(seed: int | None) -> dict[str, str]:
     """Return the environment that makes `hash()` repeatable, or an empty one."""
     return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
 
-def plan_rlimits(limits: Limits, processes: int, *, executes: bool = False) -> RlimitPlan:
+def plan_rlimits(limits: Limits, processes: int, *, is_counted: bool, executes: bool = False) -> RlimitPlan:
     """Choose the per-process limits that enforce `limits` as far as rlimits can. `processes`: RLIMIT_NPROC.
 
-    `executes`: scripts may execute programs.
+    `is_counted`: a cgroup counts the sandbox's memory. `executes`: scripts may execute programs.
     """
+    if is_counted:
+        address_space = limits.memory_bytes + ADDRESS_SLACK_BYTES
+    else:
+        address_space = limits.memory_bytes * UNCOUNTED_FACTOR + UNCOUNTED_SLACK_BYTES
     return RlimitPlan(
         cpu_s=ceil(limits.cpu_s) + 1,
-        address_space_bytes=limits.memory_bytes + ADDRESS_SLACK_BYTES,
+        address_space_bytes=address_space,
         processes=processes,
         open_files=limits.open_files,
         file_size_bytes=limits.disk_bytes + FILE_SLACK_BYTES,

@@ -32,7 +32,7 @@ from toolcell.sandbox.stream import SocketStream, read_available
 from toolcell.testing.scripted import Guest, ScriptedSandbox
 
 END_S = 5.0
-SPARE_ADDRESSES_BYTES = 2 * GIB
+SPARE_ADDRESSES_BYTES = 4 * GIB
 """Address space beyond the memory limit: threads and the allocator reserve far more than they use."""
 
 

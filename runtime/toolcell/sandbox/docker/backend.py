@@ -31,7 +31,7 @@ from toolcell.sandbox.docker.hardening import (
 )
 from toolcell.sandbox.docker.images.reference import SHELL_IMAGE
 from toolcell.sandbox.docker.shared.backend import SharedContainers
-from toolcell.sandbox.interpreter import ONE_THREAD, hashing
+from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD, hashing
 
 END_MARKER_BYTES = 16
 
@@ -285,7 +285,7 @@ class DockerBackend(BackendDefaults):
             cpus=self._cpus,
             labels=engine.labels(self._mode),
             executes=self._policy.shell,
-            environment=ONE_THREAD | hashing(self._policy.hash_seed),
+            environment=ONE_THREAD | FEW_ARENAS | hashing(self._policy.hash_seed),
         )
         self._engine = engine
         if self._mode == "forked":

@@ -210,7 +210,7 @@ def _tmpfs(blueprint: Blueprint, limits: Limits) -> dict[str, str]:
 
 def ulimits(limits: Limits, executes: bool = False) -> list[dict[str, Any]]:
     """Return the rlimits of every process of the container. The guest lowers its own further."""
-    core = plan_rlimits(limits, 0, executes=executes).core_bytes
+    core = plan_rlimits(limits, 0, is_counted=True, executes=executes).core_bytes
     rows = {"core": core, "nofile": max(limits.open_files, START_FILES), "memlock": 0, "msgqueue": 0}
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in rows.items()]
 
@@ -274,10 +274,15 @@ def live_layers(
 
 
 def rlimits_for(limits: Limits, blueprint: Blueprint | None = None) -> RlimitPlan:
-    """Return the per-process limits inside a container. gVisor counts per container, so there NPROC refuses."""
+    """Return the per-process limits inside a container, or of one sandbox of a shared container without `blueprint`.
+
+    A container counts the memory of one sandbox. gVisor counts processes per container, so there NPROC refuses.
+    """
     has_own_kernel = blueprint is not None and blueprint.is_gvisor
     processes = limits.processes + OWN_PROCESSES if has_own_kernel else SHARED_ID_PROCESSES
-    return plan_rlimits(limits, processes, executes=blueprint is not None and blueprint.executes)
+    is_alone = blueprint is not None
+    executes = blueprint is not None and blueprint.executes
+    return plan_rlimits(limits, processes, is_counted=is_alone, executes=executes)
 
 
 def settings_frame(

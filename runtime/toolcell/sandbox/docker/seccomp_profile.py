@@ -89,10 +89,16 @@ def _row(names: Sequence[str], reason: str, action: str, errno_returned: int | N
 def _rows(rule: SyscallRule) -> list[dict[str, Any]]:
     """Return a row per combination of values: libseccomp joins rows of a call with "or", and arguments with "and"."""
     combinations = itertools.product(*(argument.values for argument in rule.arguments))
-    return [
+    allowed = [
         _row((rule.call,), rule.reason, "SCMP_ACT_ALLOW")
         | {"args": [_test(argument, value) for argument, value in zip(rule.arguments, values, strict=True)]}
         for values in combinations
+    ]
+    if rule.skipped is None:
+        return allowed
+    return allowed + [
+        _row((rule.call,), rule.reason, "SCMP_ACT_ERRNO", 0) | {"args": [_test(rule.skipped, value)]}
+        for value in rule.skipped.values
     ]
 
 

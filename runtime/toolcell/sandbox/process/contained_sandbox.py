@@ -35,7 +35,7 @@ limit must not be the one that refuses. The watch ends a sandbox with too many; 
 
 def rlimits_for(limits: Limits) -> RlimitPlan:
     """Choose the per-process limits of a sandbox."""
-    return plan_rlimits(limits, SHARED_ID_PROCESSES)
+    return plan_rlimits(limits, SHARED_ID_PROCESSES, is_counted=False)
 
 
 class ContainedSandbox(SandboxDefaults):

@@ -51,7 +51,8 @@ counts every fork in progress for RLIMIT_NPROC, also those about to be refused, 
 
 def rlimits_for(limits: Limits, has_cgroup: bool, *, executes: bool = False) -> RlimitPlan:
     """Choose the per-process limits of a sandbox. `executes`: its script may execute programs."""
-    return plan_rlimits(limits, limits.processes * (NPROC_FACTOR if has_cgroup else 1), executes=executes)
+    processes = limits.processes * (NPROC_FACTOR if has_cgroup else 1)
+    return plan_rlimits(limits, processes, is_counted=has_cgroup, executes=executes)
 
 
 class ProcessSandbox(SandboxDefaults):
