@@ -260,7 +260,7 @@ async def test_a_hook_may_be_made_to_end_the_run_and_then_says_so_in_an_event() 
     run = await agent.run("go")
 
     assert run.stop_reason == "cancelled"
-    assert "hook 'guard' failed on add: ValueError: hook broke" in (run.error or "")
+    assert "hook 'guard' failed: ValueError, on add" in (run.error or "")
     assert [event.data["error"] for event in log if event.type == "error"] == [run.error]
     assert log[-1].type == "agent_end"
     assert ran == []

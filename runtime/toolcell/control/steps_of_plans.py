@@ -13,13 +13,14 @@ from toolcell.control.suspension import BELOW, IN_DOUBT
 from toolcell.journal.identity import call_digest, options_of
 from toolcell.journal.ledger import Journal, JournalEntry
 from toolcell.results import OutputFile, PendingCall, Suspension
+from toolcell.run.tool_bridge import failure
 from toolcell.tools.call import Call, CallObserver
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.codec import encode
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
-from toolcell_bridge.wire.messages import ToolFail, ToolReturn
+from toolcell_bridge.wire.messages import ToolReturn
 
 WAITS: Final = "it waits for a decision"
 
@@ -132,9 +133,7 @@ class JournaledSteps:
 def _frame(number: int, result: ToolResult) -> bytes:
     if result.error is None or not result.is_error:
         return encode(ToolReturn(number, to_plain(result.guest_value(), "result")))
-    error = result.error
-    details = to_plain(dict(error.details), "details")
-    return encode(ToolFail(number, str(error.code), result.text, error.retryable, details))
+    return encode(failure(number, result))
 
 
 def _blocked(reason: str) -> ToolResult:

@@ -13,7 +13,7 @@ from toolcell.support import daemon_threads
 from toolcell.tools import Origin, RunContext, ToolDefinition
 from toolcell.tools.call import CallableTools
 from toolcell.tools.detail import tools_text
-from toolcell.tools.finalize import told_failure
+from toolcell.tools.finalize import is_unexpected, told_failure
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.search import FOUND, MAX_FOUND, SMALL, find, named_of, returns_of
 from toolcell_bridge.guest.tools import LIST_TOOLS
@@ -103,7 +103,7 @@ def failure(call_id: int, result: ToolResult) -> ToolFail:
     """Return a failed result as the guest may see it: never an exception's own text or traceback."""
     error = result.error
     assert error is not None
-    if error.code == ErrorCode.EXCEPTION and result.exc is not None:
+    if is_unexpected(result):
         return ToolFail(call_id, str(error.code), told_failure(result), error.retryable, {})
     try:
         details = to_plain(dict(error.details), "details")

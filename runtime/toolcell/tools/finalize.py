@@ -97,14 +97,28 @@ def raised(call: Call, exc: BaseException) -> ToolResult:
     return ToolResult.fail(f'tool "{call.name}" raised {named}', code=ErrorCode.EXCEPTION, exc=exc)
 
 
+_UNEXPECTED = {
+    ErrorCode.EXCEPTION: "the tool raised {}",
+    ErrorCode.PREPARE_FAILED: "preparing the arguments failed: {}",
+    ErrorCode.HOOK_ERROR: "blocked: a hook failed while looking at this call ({})",
+}
+
+
+def is_unexpected(result: ToolResult) -> bool:
+    """Return True for a failure with the text of an exception that nobody wrote for whoever called."""
+    error, exc = result.error, result.exc
+    return error is not None and error.code in _UNEXPECTED and exc is not None and not isinstance(exc, ToolError)
+
+
 def told_failure(result: ToolResult) -> str:
-    """Return what a script, or the model that wrote a plan, is told of a failure: never an exception's own text.
+    """Return what a script, or whoever wrote a plan, is told of a failure: never an exception's own text.
 
     That may hold anything of the host. A tool that wants its words read raises `ToolError`, returns
-    `ToolResult.fail()` or has `expose_errors`.
+    `ToolResult.fail()` or has `expose_errors`. Only a model whose loop this program runs reads class and message.
     """
-    is_unexpected = result.error is not None and result.error.code == ErrorCode.EXCEPTION and result.exc is not None
-    return f"the tool raised {type(result.exc).__name__}" if is_unexpected else result.text
+    if not is_unexpected(result) or result.error is None:
+        return result.text
+    return _UNEXPECTED[ErrorCode(result.error.code)].format(type(result.exc).__name__)
 
 
 def finalize(result: ToolResult, call: Call, duration_s: float, job_id: str | None = None) -> ToolResult:

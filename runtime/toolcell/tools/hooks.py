@@ -248,9 +248,10 @@ def _blocked(reason: str, code: str) -> ToolResult:
 def _hook_failed(hook: CallHook, call: Call, exc: BaseException) -> ToolResult:
     said = "timed out" if isinstance(exc, TimeoutError) else f"{type(exc).__name__}: {text_of(exc)}"
     message = f"blocked: a hook failed while looking at this call ({said})"
-    if hook.on_error == "abort":
-        raise ToolAbort(f"hook {hook.name or hook.before!r} failed on {call.name}: {said}") from exc
     logger.warning("before hook %s failed on %s", hook.name, call.name, exc_info=exc)
+    if hook.on_error == "abort":
+        failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
+        raise ToolAbort(f"hook {hook.name or hook.before!r} {failed}, on {call.name}") from exc
     return ToolResult.fail(message, code=ErrorCode.HOOK_ERROR, status=Status.BLOCKED, exc=exc)
 
 
@@ -286,9 +287,9 @@ async def _ask_after(hook: CallHook, call: Call, result: ToolResult) -> ToolResu
         if passes_on(exc):
             raise
         failed = "timed out" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}"
-        if hook.on_error == "abort":
-            raise ToolAbort(f"after hook {hook.name or hook.after!r} failed on {call.name}: {text_of(exc)}") from exc
         logger.warning("after hook %s failed on %s", hook.name, call.name, exc_info=exc)
+        if hook.on_error == "abort":
+            raise ToolAbort(f"after hook {hook.name or hook.after!r} {failed}, on {call.name}") from exc
         call.warnings = (*call.warnings, f"after hook {failed}")
         return result if hook.on_error == "keep" else withheld(call, result, f"an after hook {failed}")
 
