@@ -315,7 +315,7 @@ def test_what_cannot_be_done_is_said_in_one_line(filled: Ledger, words: list[str
         (["verify", "LOG", "--head", "nope.json"], "cannot read heads from nope.json"),
         (["verify", "LOG", "--head", "junk.json"], "junk.json holds no heads"),
         (["verify", "junk.json"], "junk.json is no receipt"),
-        (["verify", "LOG", "--write-head", "nodir2/x.json"], "cannot write nodir2/x.json"),
+        (["verify", "LOG", "--write-head", "nodir2/x.json"], "--write-head nodir2/x.json: it cannot be written"),
         (["export", "LOG", "last", "-o", "nodir2/x.json"], "cannot write nodir2/x.json"),
         (["verify"], "no audit log in runs; name the log's directory (to `verify`, or a receipt)"),
         (["show", "last"], "no audit log in runs; name the log's directory"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import anyio
@@ -277,6 +278,59 @@ def test_returned_files_are_saved_where_asked(fake: type[FakeRuntime], folder: P
     _, out, _ = invoke("run", "script.py", "-o", "got", "--json")
     assert (folder / "got" / "out" / "a.txt").read_bytes() == b"hi"
     assert json.loads(out)["saved"] == ["got/out/a.txt"]
+
+
+@pytest.mark.parametrize("place", ["script.py", "script.py/below", "/proc/below"])
+@pytest.mark.parametrize("command", ["run", "repl"])
+def test_a_folder_that_cannot_be_written_is_found_out_before_anything_runs(
+    command: str, place: str, fake: type[FakeRuntime], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolcell.cli.repl.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    arguments = [command, *(["script.py"] if command == "run" else []), "-o", place]
+    status, _, err = invoke(*arguments)
+    assert status == exits.USAGE and not hasattr(fake, "seen")
+    assert f"--output-dir {place}: no file can be written there" in err
+
+
+def test_a_run_that_happened_shows_its_result_also_when_a_file_cannot_be_saved(
+    fake: type[FakeRuntime], folder: Path
+) -> None:
+    files = tuple(OutputFile(name, "text/plain", 2, b"hi") for name in ("link/a.txt", "b.txt"))
+    fake.result = ExecutionResult("r1", Outcome.OK, 7, has_value=True, files=files)
+    (folder / "got").mkdir()
+    (folder / "got" / "link").symlink_to("/tmp")
+    status, out, err = invoke("run", "script.py", "-o", "got", "--json")
+    told = json.loads(out)
+    assert (status, told["value"], told["saved"]) == (exits.FAILED, 7, ["got/b.txt"])
+    assert "link that leaves" in told["not_saved"][0] and "link that leaves" in err
+    status, out, err = invoke("run", "script.py", "-o", "got")
+    assert (status, out) == (exits.FAILED, "7\n") and "link that leaves" in err
+
+
+def test_a_folder_that_stays_empty_is_not_left(fake: type[FakeRuntime], folder: Path) -> None:
+    assert invoke("run", "script.py", "-o", "got/deeper")[0] == exits.OK
+    assert not (folder / "got").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--builtin", "file,knowledge,search"],
+        ["--builtin", "file", "--require", "moat"],
+        ["--builtin", "file", "--image", "x"],
+        ["--builtin", "file", "--tools", "taken.py"],
+        ["--builtin", "file", "-o", "script.py"],
+    ],
+)
+def test_built_in_tools_that_are_refused_leave_no_workspace(
+    arguments: list[str], fake: type[FakeRuntime], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BRAVE_API_KEY", "SEARXNG_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (folder / "taken.py").write_text('def file_read(path: str) -> str:\n    """Read what is in a file of ours."""\n')
+    before = sorted(folder.rglob("*"))
+    assert invoke("run", "script.py", *arguments)[0] == exits.USAGE
+    assert [each for each in sorted(folder.rglob("*")) if "__pycache__" not in str(each)] == before
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from toolcell.cli.audit_replay import replay
 from toolcell.cli.audit_retention import hold, prune
 from toolcell.cli.audit_search import diff, events, grep, opened, tail
 from toolcell.cli.flags import with_flags
+from toolcell.cli.places import check_output_file
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
 
 SUMMARY = """What scripts did, provably.
@@ -160,6 +161,8 @@ def check(
     """
     path = target or default_directory()
     verifiers = load_keys(key)
+    if write_head is not None:
+        check_output_file("--write-head", write_head)
     if path.is_file():
         checked = receipt.check(receipt.read(path), verifiers)
         if as_json:
@@ -170,13 +173,19 @@ def check(
     known = [each for path in head for each in load_heads(path)] if head else None
     witnesses = [witness_of(place, path) for place in witness or ()]
     report = verify.verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
-    if write_head is not None:
-        write_heads(report.log, write_head)
     if as_json:
         print_json(report.to_dict())
     else:
         audit_render.show_report(report, stdout())
-    raise typer.Exit(status_of(report))
+    status = status_of(report)
+    if write_head is not None:
+        try:
+            write_heads(report.log, write_head)
+        except BadInput as exc:
+            if status == exits.OK:
+                raise
+            stderr().print(safe(str(exc), "red"))
+    raise typer.Exit(status)
 
 
 def export(

@@ -6,10 +6,12 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toolcell.cli.places import kept_if_taken
 from toolcell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,19 +71,19 @@ class BuiltinFlags:
             return registry
         from toolcell.tools import ToolRegistry
 
-        made = ToolRegistry(self._make(names, backend))
-        return made if registry is None else registry.merged(made)
+        workspace = Path(Dependencies(self, backend).workspace)
+        with kept_if_taken(workspace):
+            made = ToolRegistry(self._make(names, backend))
+            return made if registry is None else registry.merged(made)
 
     def _make(self, names: Iterable[str], backend: str) -> list[ToolPackage]:
         from toolcell.builtin.catalogue import package_class
 
         wanted = list(dict.fromkeys(name.strip() for name in names))
         classes = {name: package_class(name) for name in wanted}  # an unknown name is found before anything is opened
-        given, made = Dependencies(self, backend), []
-        for name in wanted:
-            positional, by_name = NEEDS[name](given)
-            made.append(classes[name](*positional, **by_name))
-        return made
+        given = Dependencies(self, backend)
+        needs = {name: NEEDS[name](given) for name in wanted}  # what is missing is found before anything is made
+        return [classes[name](*positional, **by_name) for name, (positional, by_name) in needs.items()]
 
 
 class Dependencies:

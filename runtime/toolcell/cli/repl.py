@@ -16,6 +16,7 @@ from toolcell.cli import repl_input
 from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch
 from toolcell.cli.flags import with_flags
+from toolcell.cli.places import output_folder
 from toolcell.cli.run import RuntimeFlags, save_files, showing_installation, tool_error_listener
 from toolcell.cli.terminal import reporting, safe, stderr, stdout, write_text
 from toolcell.config import Limits
@@ -61,7 +62,6 @@ def repl(
     """
     if not sys.stdin.isatty():
         raise UsageError("toolcell repl needs a terminal; for a script from a file or a pipe there is toolcell run")
-    options = settings.options(builtins) | {"limits": limits}
 
     async def converse() -> None:
         from toolcell.runtime import Runtime
@@ -71,7 +71,9 @@ def repl(
                 read = repl_input.reader(tool_names(runtime), history)
                 await run_repl(runtime, read, stdout(), stderr(), output_dir)
 
-    anyio.run(converse)
+    with output_folder("--output-dir", output_dir):
+        options = settings.options(builtins) | {"limits": limits}
+        anyio.run(converse)
 
 
 async def run_repl(
@@ -149,11 +151,11 @@ def show(result: ExecutionResult, out: Console, err: Console) -> None:
 
 def save(result: ExecutionResult, folder: Path, err: Console) -> None:
     """Save a script's files and name the paths. What cannot be saved is reported."""
-    try:
-        for path in save_files(result.files, folder):
-            err.print(safe(f"saved {path}", "dim"))
-    except UsageError as exc:
-        err.print(safe(str(exc), "red"))
+    saved, problems = save_files(result.files, folder)
+    for path in saved:
+        err.print(safe(f"saved {path}", "dim"))
+    for problem in problems:
+        err.print(safe(problem, "red"))
 
 
 def tool_names(runtime: Runtime) -> list[str]:

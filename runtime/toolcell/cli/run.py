@@ -30,6 +30,7 @@ from toolcell.cli.builtin import BuiltinFlags, opened_dependencies
 from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
 from toolcell.cli.mcp_servers import McpFlags
+from toolcell.cli.places import output_folder
 from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, value_text
 from toolcell.config import CheckTypes, Layer, Limits, LintProfile, Policy, PoolConfig, Profile
 from toolcell.errors import ToolAbort, UsageError
@@ -145,14 +146,15 @@ class RuntimeFlags:
             "check_types": self.check_types,
         }
         options: dict[str, Any] = {
-            "registry": builtins.with_tools(load_registry(self.tools) if self.tools else None, self.backend),
             "packages": split(self.packages),
             "preload": split(self.preload),
             "pool": PoolConfig(warm=0),
             "policy": make_policy(self.require, profile=self.profile, lint=self.lint, **settings),
             "audit": self._audit_log(),
         }
-        return options | {"backend": self._backend(options)}
+        options["backend"] = self._backend(options)
+        tools = load_registry(self.tools) if self.tools else None
+        return options | {"registry": builtins.with_tools(tools, self.backend)}  # last: it makes folders
 
     def _audit_log(self) -> Any:
         folder = audit_folder(self.audit)
@@ -211,15 +213,20 @@ def run(
         raise UsageError("name a SCRIPT or give it with -c CODE" + ("" if code is None else ", not both"))
     source = code if code is not None else read_script(script or "")
     arguments = {"inputs": parse_inputs(inputs or ()), "files": read_files(put_files or ())}
-    # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)
-    saved = save_files(result.files, output_dir) if output_dir else []
+    with output_folder("--output-dir", output_dir):
+        # The document is all that may reach stdout. A tool, or the file that defines it, may print too.
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            result = execute(source, settings.options(builtins) | {"limits": limits}, arguments, servers)
+        saved, problems = save_files(result.files, output_dir) if output_dir else ([], [])
     if as_json:
-        print_json({**result.to_dict(), "saved": [str(path) for path in saved]})
+        unsaved = {"not_saved": problems} if problems else {}
+        print_json({**result.to_dict(), "saved": [str(path) for path in saved], **unsaved})
     else:
         show(result, source)
-    raise typer.Exit(exits.BY_OUTCOME[result.outcome])
+    for problem in problems:
+        stderr().print(safe(problem, "red"))
+    status = exits.BY_OUTCOME[result.outcome]
+    raise typer.Exit(exits.FAILED if problems and status == exits.OK else status)
 
 
 def show(result: ExecutionResult, source: str) -> None:
@@ -369,15 +376,20 @@ def make_policy(require: str | None, **settings: Any) -> Policy:
         raise UsageError(as_flag(exc)) from exc
 
 
-def save_files(files: tuple[OutputFile, ...], folder: Path) -> list[Path]:
-    """Write the returned files below `folder` and return their paths.
+def save_files(files: tuple[OutputFile, ...], folder: Path) -> tuple[list[Path], list[str]]:
+    """Write the returned files below `folder`; return their paths, and what is wrong with those that are not there.
 
     The script chose the names: none may leave the folder, and no symbolic link in it is followed.
-
-    Raises:
-        UsageError: a name is not a plain relative path, or a file cannot be written.
     """
-    return [_save(file, folder) for file in files if file.data is not None]
+    saved: list[Path] = []
+    problems: list[str] = []
+    for file in files:
+        if file.data is not None:
+            try:
+                saved.append(_save(file, folder))
+            except UsageError as exc:
+                problems.append(str(exc))
+    return saved, problems
 
 
 def _save(file: OutputFile, folder: Path) -> Path:

@@ -1,0 +1,79 @@
+"""Folders and files that a command writes: what can be wrong with them is found out before anything runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from toolcell.errors import UsageError
+
+
+@contextmanager
+def output_folder(flag: str, folder: Path | None) -> Iterator[None]:
+    """Make a folder that is written to at the end. What was made and stays empty is removed again.
+
+    Raises:
+        UsageError: it cannot be made, or no file can be written there.
+    """
+    made = _missing(folder)
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            _check_writable(folder)
+    except OSError as exc:
+        _remove_empty(made)
+        raise UsageError(f"{flag} {folder}: no file can be written there: {exc.strerror}") from exc
+    try:
+        yield
+    finally:
+        _remove_empty(made)
+
+
+@contextmanager
+def kept_if_taken(folder: Path | None) -> Iterator[None]:
+    """Remove what the block has made of an empty folder, if the block fails."""
+    made = _missing(folder)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def check_output_file(flag: str, path: Path) -> None:
+    """Check that a file can be written at the end, without a trace.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        if path.exists():
+            os.close(os.open(path, os.O_WRONLY))
+        else:
+            _check_writable(path.parent)
+    except OSError as exc:
+        raise UsageError(f"{flag} {path}: it cannot be written: {exc.strerror}") from exc
+
+
+def _missing(folder: Path | None) -> list[Path]:
+    """Return what is not there of a folder and those above it, outer first."""
+    if folder is None:
+        return []
+    return [each for each in reversed((folder, *folder.parents)) if not os.path.lexists(each)]
+
+
+def _check_writable(folder: Path) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".toolcell-", dir=folder)
+    os.close(descriptor)
+    os.unlink(name)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for each in reversed(folders):
+            each.rmdir()
