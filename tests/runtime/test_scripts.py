@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toolcell import Limits, Outcome, UsageError
+from toolcell import Limits, Outcome, SyncRuntime, UsageError
 
 from .conftest import Run
 
@@ -347,6 +348,42 @@ def test_an_input_file_of_the_wrong_kind_is_refused_and_not_guessed_at(run: Run,
         run("1", files=files)
 
 
+def _odd_files(folder: Path) -> dict[str, Path]:
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("pipe")
+    with (folder / "huge").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    return {
+        "named pipe": folder / "pipe",
+        "a named pipe; give a regular file": folder / "link",
+        "a folder": folder,
+        "a device": Path("/dev/zero"),
+        "disk_bytes": folder / "huge",
+    }
+
+
+@pytest.mark.parametrize(
+    "problem", ["named pipe", "a named pipe; give a regular file", "a folder", "a device", "disk_bytes"]
+)
+def test_what_has_no_end_or_no_room_is_refused_before_it_is_read(
+    sync_runtime: SyncRuntime, problem: str, tmp_path: Path
+) -> None:
+    path = _odd_files(tmp_path)[problem]
+    with sync_runtime.session() as session:
+        for take in (sync_runtime.execute_code, session.execute_code):
+            for files in ([path], {"a": path}):
+                with pytest.raises(UsageError, match=problem):
+                    take("1", files=files)
+        with pytest.raises(UsageError, match=problem):
+            session.put_files([path])
+        (tmp_path / "half").write_bytes(bytes(40_000))
+        with pytest.raises(
+            UsageError, match="it has 40000 bytes, beside 40000 of those before it, and a sandbox has 65536"
+        ):
+            halves = {"a": tmp_path / "half", "b": tmp_path / "half"}
+            sync_runtime.execute_code("1", files=halves, limits=Limits(disk_bytes=65536))
+
+
 def test_files_may_be_a_mapping_from_names_to_text_bytes_and_paths(run: Run, tmp_path: Path) -> None:
     (tmp_path / "c").write_text("three")
     script = "[open(name).read() for name in sorted(input_files)]"
@@ -372,6 +409,7 @@ def test_input_files_that_do_not_fit_are_the_scripts_error(run: Run) -> None:
     assert result.outcome is Outcome.ERROR
     assert result.error is not None
     assert "big" in result.error.message
+    assert (result.error.limit, "1000000" in result.error.message) == ("disk_bytes", True)
 
 
 @pytest.mark.conforms("Q16", "Q-b16", "Q32", "EX-44")

@@ -41,7 +41,7 @@ from toolcell_bridge.entry.preparation import (
     reseed_numpy,
     set_environment,
 )
-from toolcell_bridge.guest import errors, output
+from toolcell_bridge.guest import errors, output, own_signals
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.rehearsal import Rehearsal
 from toolcell_bridge.guest.runner import Runner, exit_process
@@ -107,6 +107,7 @@ class Zygote:
         """Preload, report ready, and answer requests."""
         if not config["executes"]:
             errors.install_refusals()
+        own_signals.install()
         with scratch():
             problems = preload(config["preload"])
             preload(config["ahead"])

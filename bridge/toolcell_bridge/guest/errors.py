@@ -256,7 +256,7 @@ def answer_with_line() -> None:
     faulthandler.register(ASK_SIGNAL, file=2, all_threads=False)
 
 
-BLOCKED = "blocked: use call_tool() instead; no program can be executed in the sandbox, but threads and fork work"
+BLOCKED = "blocked: use call_tool() instead; nothing can be executed in the sandbox; threads and fork work"
 
 EXECUTES = ("system", "posix_spawn", "posix_spawnp", "execv", "execve")
 

@@ -154,7 +154,9 @@ def _script_failure(end: RunEnd, error: ErrorInfo) -> tuple[Outcome, ErrorInfo]:
         return Outcome.MEMORY_LIMIT, _limited(error, "memory_bytes", limits.memory_bytes, usage.peak_memory_bytes)
     if error.type == "OSError" and "[Errno 28]" in error.message:
         full = "inodes" if "limit inodes" in error.message else "disk_bytes"
-        return Outcome.ERROR, replace(error, limit=full, limit_value=getattr(limits, full))
+        value = getattr(limits, full)
+        named = error.message if f"limit {full}" in error.message else f"{error.message} (limit {full}: {value})"
+        return Outcome.ERROR, replace(error, message=named, limit=full, limit_value=value)
     return Outcome.ERROR, error
 
 

@@ -47,7 +47,7 @@ def script_from(source: str | ScriptFeed, options: RunOptions, limits: Limits, l
     return Script(
         source=text,
         inputs=options.inputs,
-        files=guest_files(options.files),
+        files=guest_files(options.files, options.limits or limits),
         limits=options.limits or limits,
         lint=options.lint or lint,
         seed=options.seed,

@@ -364,7 +364,8 @@ class Session(OpenedInBlock):
         Raises:
             UsageError: a file cannot be read or sent, or there is no room for it.
         """
-        script = Script(source="", files=guest_files(files), limits=self._without_files())
+        limits = self._without_files()
+        script = Script(source="", files=guest_files(files, limits), limits=limits)
         async with self._exclusively():
             result = await self._state.run(script, self._host.runs.tools([]), self._context, NO_HANDLERS, "ask")
         if result.error is not None:

@@ -11,18 +11,20 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import anyio
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
+from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.interpreter import START, hashing
 from toolcell.sandbox.process.root_filesystem import RootFilesystem
 from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
 from toolcell.sandbox.shortages import describe
 from toolcell_bridge.entry.launcher import CGROUPS_ARE_MINE, MARSHAL_FORMAT
+from toolcell_bridge.guest.own_signals import ENDED_BY
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ _STRIDE = 1021
 """Slots between the zygotes of one host, odd: so each has another one, and none of a host with a pid close to ours."""
 
 _zygotes = itertools.count()
+
+
+def _of_first_process(end: Exit) -> Exit:
+    """Return how a first process of a pid namespace ended, whose exit code may name a signal: see `own_signals`."""
+    if end.code is None or not ENDED_BY < end.code <= ENDED_BY + signal.SIGRTMAX:
+        return end
+    return replace(end, signal=end.code - ENDED_BY, code=None)
 
 
 def next_slot() -> int:
@@ -164,7 +173,7 @@ class NamespacedZygote(ZygoteHandle[NamespacedProcess]):
                     child.fail(describe(shortage, why))
             case {"exited": number, "status": status, "cpu_s": cpu_s, "peak_memory_bytes": peak}:
                 if (child := self._children.pop(number, None)) is not None:
-                    child.end = exit_of(status, cpu_s, peak)
+                    child.end = _of_first_process(exit_of(status, cpu_s, peak))
                     child.notify()
 
     def _take_started(self, number: int, descriptors: list[int]) -> None:

@@ -131,6 +131,27 @@ async def by_a_crash(harness: BackendHarness) -> None:
 
 
 @deaths_cases
+async def by_its_own_signal(harness: BackendHarness) -> None:
+    """A guest that sends itself a signal without a handler has the outcome `killed`, and the error has the signal."""
+    ends = {
+        "os.abort()": 6,
+        "os.kill(os.getpid(), 9)": 9,
+        "os.kill(0, 9)": 9,
+        "signal.raise_signal(signal.SIGTERM)": 15,
+        "signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)": 10,
+        "signal.setitimer(signal.ITIMER_REAL, 0.01)\nthreading.Event().wait(30)": 14,
+    }
+    for source, number in ends.items():
+        result = await harness.run(f"import os, signal, threading\nprint('printed')\n{source}")
+        expect_outcome(result, Outcome.KILLED)
+        assert result.error is not None
+        expect(result.error.signal in (number, None), f"{source}: the signal is {result.error.signal}")
+        expect_equal(result.logs.text, "printed\n", "output before the end")
+    handled = "import os, signal\nsignal.signal(15, lambda *_: set_result('handled'))\nos.kill(os.getpid(), 15)"
+    expect_equal(await harness.value(handled), "handled", "a signal with a handler")
+
+
+@deaths_cases
 async def during_a_call(harness: BackendHarness) -> None:
     """When a guest dies during a tool call, the call ends with it."""
     source = "import os, threading\nthreading.Timer(1.0, os._exit, (4,)).start()\ncall_tool('stay')"
