@@ -158,7 +158,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a name of bytes": ({"files": {b"a.csv": "1"}}, "(bytes, str)", "os.fsdecode(path)"),
     "a path for a name": ({"files": [(Path("a.csv"), "1")]}, "(PosixPath, str)", "os.fsdecode(path)"),
     "a file that does not exist": ({"files": ["no.csv"]}, "'no.csv'", "No such file"),
-    "a folder": ({"files": ["/"]}, "'/'", "Is a directory"),
+    "a folder": ({"files": ["/"]}, "'/'", "is a folder; give its files"),
     "a file twice": ({"files": [("x", "1"), ("./x", "2")]}, "two input files are called 'x'", "name one of them"),
     "a file and a folder": ({"files": {"x": "1", "x/y": "2"}}, "'x'", "'x/y' needs a folder of that name"),
     "a folder's name": ({"files": {"x/": "1"}}, "'x/'", "inside the workspace"),

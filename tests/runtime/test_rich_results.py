@@ -218,3 +218,67 @@ def test_figures_of_a_sessions_scripts_are_files_of_that_script_alone(runtime: S
     assert (chart.name, chart.media_type) == ("script-3-figure-1.png", "image/png")
     assert chart.data is not None and chart.data.startswith(rich.PNG)
     assert (second.value, third.value, third.files) == (0, 0, ())
+
+
+DISPLAYED = """
+class Picture:
+    def _repr_png_(self): return b"\\x89PNG\\r\\n\\x1a\\n" + b"x" * 10
+class Table:
+    def _repr_html_(self): return "<b>"
+    def __repr__(self): return "a table"
+class Broken:
+    def _repr_png_(self): raise ValueError("no")
+    def __repr__(self): return "broken"
+display(Picture(), Table(), 3)
+"""
+
+
+@pytest.mark.isolation
+def test_what_is_displayed_comes_back_whatever_the_script_returns_or_raises(runtime: SyncRuntime) -> None:
+    shown = [("display-1.png", "image/png"), ("display-2.html", "text/html")]
+    for end in ("set_result(1)", "5", "1 / 0", "raise SystemExit(3)"):
+        result = runtime.execute_code(DISPLAYED + end)
+        assert [(file.name, file.media_type) for file in result.files] == shown, end
+        assert result.logs.stdout == "a table\n3\n"
+    result = runtime.execute_code(DISPLAYED + "open('a', 'w').close()\nset_result(1, files=['a'])")
+    assert [file.name for file in result.files] == ["a", *(name for name, _ in shown)]
+    assert runtime.execute_code("def display(x): return x\nset_result(display(2))").value == 2
+    assert runtime.execute_code("set_result(display)", inputs={"display": 4}).value == 4
+
+
+@pytest.mark.isolation
+@pytest.mark.parametrize("most", [0, 2, 32])
+def test_a_flood_of_displays_stays_within_the_limits_and_says_so(runtime: SyncRuntime, most: int) -> None:
+    source = DISPLAYED + "for _ in range(2000): display(Picture(), Broken())\nset_result(1)"
+    result = runtime.execute_code(source, limits=Limits(files=most))
+    assert (result.outcome, result.value) == ("ok", 1), result.error
+    whole = [file for file in result.files if file.problem is None]
+    assert len(whole) <= most and len(result.files) <= most + rich.MOST_PROBLEMS + 1
+    assert any("too many files" in (file.problem or "") for file in result.files) or most == 32
+
+
+@pytest.mark.isolation
+def test_displays_give_way_to_the_files_of_the_result(runtime: SyncRuntime) -> None:
+    source = DISPLAYED + "for n in range(2): open(str(n), 'w').write('x')\nset_result(1, files=['0', '1'])"
+    result = runtime.execute_code(source, limits=Limits(files=2))
+    assert [(file.name, file.problem) for file in result.files] == [
+        ("0", None),
+        ("1", None),
+        ("display-1.png", "there is no room beside the other files, nor for 1 more"),
+    ]
+
+
+@pytest.mark.isolation
+@pytest.mark.slow
+def test_charts_images_and_frames_that_are_shown_are_files() -> None:
+    source = """
+import pandas as pd, plotly.graph_objects as go
+from PIL import Image
+go.Figure(go.Bar(y=[1])).show()
+Image.new("RGB", (2, 2)).show()
+pd.DataFrame({"g": ["a"], "v": [1]}).groupby("g").agg({"v": ["sum", "mean"]})
+"""
+    with SyncRuntime(packages=["pandas", "pillow", "plotly"]) as runtime:
+        result = runtime.execute_code(source)
+    assert [file.name for file in result.files] == ["result.html", "display-1.html", "display-2.png"], result.error
+    assert "its columns are a MultiIndex: flatten them first, with df.columns = [" in result.logs.stderr

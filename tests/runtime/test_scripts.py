@@ -454,6 +454,35 @@ set_result(1, files=["a", "b", "c"])"""
     assert kinds == ["application/pdf", "text/plain", "application/octet-stream"]
 
 
+OFFICE = "application/vnd.openxmlformats-officedocument"
+KINDS = {
+    "a.XLSX": (b"PK\3\4", f"{OFFICE}.spreadsheetml.sheet"),
+    "a.docx": (b"PK\3\4", f"{OFFICE}.wordprocessingml.document"),
+    "report": (b"PK\3\4....xl/workbook.xml", f"{OFFICE}.spreadsheetml.sheet"),
+    "deck": (b"PK\3\4....ppt/slides", f"{OFFICE}.presentationml.presentation"),
+    "arrays": (b"PK\3\4....a.npy", "application/x-npz"),
+    "archive": (b"PK\3\4....a.txt", "application/zip"),
+    "t.parquet": (b"PAR1", "application/vnd.apache.parquet"),
+    "table": (b"PAR1", "application/vnd.apache.parquet"),
+    "store": (b"SQLite format 3\0", "application/vnd.sqlite3"),
+    "a.tsv": (b"a\tb", "text/tab-separated-values"),
+    "a.geojson": (b"{}", "application/geo+json"),
+    "a.jsonl": (b"{}", "application/jsonl"),
+    "a.yaml": (b"a: 1", "application/yaml"),
+    "a.tiff": (b"II*\0", "image/tiff"),
+    "scan": (b"MM\0*", "image/tiff"),
+    "sound": (b"RIFF....WAVEfmt ", "audio/wav"),
+    "film": (b"....ftypisom", "video/mp4"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_media_type_of_a_file_is_found_by_name_and_by_content(run: Run, name: str) -> None:
+    content, kind = KINDS[name]
+    script = f"open({name!r}, 'wb').write({content!r})\nset_result(1, files=[{name!r}])"
+    assert run(script).files[0].media_type == kind
+
+
 @pytest.mark.conforms("Q-b16", "Q33", "EX-44")
 def test_what_was_asked_for_and_cannot_be_had_is_reported(run: Run) -> None:
     script = """

@@ -109,8 +109,8 @@ REFUSED: list[tuple[object, str]] = [
     (np.float64, "a class is not data"),
     (pd.Series([1, 1j], dtype=object), r"value\[1\]: complex numbers"),
     (pd.DataFrame({"a": [1, object()]}), r"value\[1\]\['a'\]: object is not data"),
-    (pd.DataFrame([[1, 2]], columns=["a", "a"]), "value: two columns become 'a'"),
-    (pd.DataFrame({("a", "b"): [1]}), "value: a key is tuple"),
+    (pd.DataFrame([[1, 2]], columns=["a", "a"]), "value: two columns become 'a': rename one"),
+    (pd.DataFrame({("a", "b"): [1]}), "value: its columns are a MultiIndex: flatten them first"),
     (pd.DataFrame({"a": ["\ud800"]}, dtype=object), r"value\[0\]\['a'\]: text holds"),
 ]
 

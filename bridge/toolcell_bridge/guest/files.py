@@ -16,27 +16,105 @@ from toolcell_bridge.wire.messages import FilePart, FileProblem, PutFile
 
 CHUNK_BYTES = 512 * 1024
 
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+
 MEDIA_TYPES = {
-    "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp",
-    "svg": "image/svg+xml", "pdf": "application/pdf", "csv": "text/csv", "json": "application/json",
-    "html": "text/html", "htm": "text/html", "txt": "text/plain", "log": "text/plain", "md": "text/markdown",
+    "avif": "image/avif",
+    "bmp": "image/bmp",
+    "gif": "image/gif",
+    "ico": "image/vnd.microsoft.icon",
+    "jpeg": "image/jpeg",
+    "jpg": "image/jpeg",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "tif": "image/tiff",
+    "tiff": "image/tiff",
+    "webp": "image/webp",
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "ogg": "audio/ogg",
+    "wav": "audio/wav",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
+    "css": "text/css",
+    "csv": "text/csv",
+    "htm": "text/html",
+    "html": "text/html",
+    "js": "text/javascript",
+    "log": "text/plain",
+    "md": "text/markdown",
+    "py": "text/x-python",
+    "tsv": "text/tab-separated-values",
+    "txt": "text/plain",
+    "arrow": "application/vnd.apache.arrow.file",
+    "db": "application/vnd.sqlite3",
+    "docx": f"{_OFFICE}wordprocessingml.document",
+    "feather": "application/vnd.apache.arrow.file",
+    "geojson": "application/geo+json",
+    "gz": "application/gzip",
+    "h5": "application/x-hdf5",
+    "ipynb": "application/x-ipynb+json",
+    "json": "application/json",
+    "jsonl": "application/jsonl",
+    "nc": "application/netcdf",
+    "ndjson": "application/x-ndjson",
+    "npy": "application/x-npy",
+    "npz": "application/x-npz",
+    "parquet": "application/vnd.apache.parquet",
+    "pdf": "application/pdf",
+    "pptx": f"{_OFFICE}presentationml.presentation",
+    "sqlite": "application/vnd.sqlite3",
+    "sqlite3": "application/vnd.sqlite3",
+    "tar": "application/x-tar",
+    "xlsx": f"{_OFFICE}spreadsheetml.sheet",
+    "xml": "application/xml",
+    "yaml": "application/yaml",
+    "yml": "application/yaml",
     "zip": "application/zip",
-}  # fmt: skip
+}
+"""By the end of a name. Registered with IANA, but for jsonl and those with x-, which nobody has registered."""
 
 MAGIC = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
-    (b"%PDF-", "application/pdf"), (b"PK\x03\x04", "application/zip"),
-)  # fmt: skip
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (0, b"\xff\xd8\xff", "image/jpeg"),
+    (0, b"GIF8", "image/gif"),
+    (0, b"II*\0", "image/tiff"),
+    (0, b"MM\0*", "image/tiff"),
+    (8, b"WEBP", "image/webp"),
+    (8, b"WAVE", "audio/wav"),
+    (0, b"ID3", "audio/mpeg"),
+    (0, b"fLaC", "audio/flac"),
+    (0, b"OggS", "audio/ogg"),
+    (4, b"ftypavif", "image/avif"),
+    (4, b"ftyp", "video/mp4"),
+    (0, b"%PDF-", "application/pdf"),
+    (0, b"PAR1", "application/vnd.apache.parquet"),
+    (0, b"ARROW1", "application/vnd.apache.arrow.file"),
+    (0, b"SQLite format 3\0", "application/vnd.sqlite3"),
+    (0, b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),
+    (0, b"\x93NUMPY", "application/x-npy"),
+    (0, b"\x1f\x8b", "application/gzip"),
+    (0, b"PK\x03\x04", "application/zip"),
+)
+"""Where in a file which bytes stand, and its type."""
+
+IN_ZIP = {b"xl/": "xlsx", b"word/": "docx", b"ppt/": "pptx", b".npy": "npz"}
+"""What names in a zip file say of it."""
+
+HEAD_BYTES = 8192
+"""Of a file, for `media_type`."""
 
 
 def media_type(name: str, head: bytes) -> str:
-    """Media type by extension, else by the first bytes."""
+    """Media type by the end of the name, else by the first bytes."""
     known = MEDIA_TYPES.get(name.rpartition(".")[2].lower())
     if known:
         return known
-    for magic, kind in MAGIC:
-        if head.startswith(magic):
-            return kind
+    for start, magic, kind in MAGIC:
+        if head.startswith(magic, start):
+            inside = [ending for part, ending in IN_ZIP.items() if kind == "application/zip" and part in head]
+            return MEDIA_TYPES[inside[0]] if inside else kind
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as exc:
@@ -191,7 +269,7 @@ def _read(name: str, root: str, limit: int) -> Iterator[FilePart | FileProblem]:
         while True:
             # Never more than was promised: the script may still be writing to it.
             data = file.read(min(CHUNK_BYTES, status.st_size - sent))
-            kind = kind or media_type(name, data[:512])
+            kind = kind or media_type(name, data[:HEAD_BYTES])
             sent += len(data)
             last = not data or sent >= status.st_size
             yield FilePart(name.replace(os.sep, "/"), kind, data, last)

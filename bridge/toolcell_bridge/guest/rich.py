@@ -18,6 +18,9 @@ from toolcell_bridge.wire.messages import FilePart, FileProblem
 MOST_FIGURES = 10
 """Of one script."""
 
+MOST_PROBLEMS = 10
+"""Of what one script displays. Then only text is shown."""
+
 PROBLEM_CHARS = 300
 
 METHODS = (("_repr_png_", "png", "image/png"), ("_repr_html_", "html", "text/html"))
@@ -45,8 +48,64 @@ def is_possible(value: object) -> bool:
 
 def show(value: object, prefix: str, files: int, files_bytes: int) -> Iterator[FilePart | FileProblem]:
     """Make the files, within count and size, and close the open figures. Each file's name begins with `prefix`."""
+    yield from _files(_everything(value, prefix), files, files_bytes)
+
+
+class Display:
+    """`display(*values)` of one script: shows values now, as files that are sent when the script has ended.
+
+    What has neither a picture nor HTML is printed, and so is the text of what has HTML.
+    """
+
+    def __init__(self, prefix: str, files: int, files_bytes: int) -> None:
+        self._prefix = prefix
+        self._files = self._most = files
+        self._bytes = files_bytes
+        self._number = self._problems = 0
+        self.made: list[FilePart | FileProblem] = []
+
+    def __call__(self, *values: object) -> None:
+        """Show each value, as a notebook does."""
+        for value in values:
+            if type(value) is not Placeholder:
+                self._show(value)
+
+    def _show(self, value: object) -> None:
+        made: list[FilePart | FileProblem] = []
+        if self._problems < MOST_PROBLEMS:
+            self._number += 1
+            made = list(
+                _files(
+                    _of_display(value, f"{self._prefix}display-{self._number}"), self._files, self._bytes, self._most
+                )
+            )
+        for message in made:
+            if isinstance(message, FilePart):
+                self._files -= message.last
+                self._bytes -= len(message.data)
+            else:
+                self._problems += 1
+        self.made += made
+        if not any(isinstance(message, FilePart) and message.media_type == "image/png" for message in made):
+            sys.stdout.write(f"{value!r}\n")
+
+
+def _of_display(value: object, name: str) -> Iterator[Shown]:
+    kind = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    if kind is not None and issubclass(type(value), kind):
+        figure: Any = value
+        yield f"{name}.png", "image/png", partial(_drawn, figure)
+        sys.modules[FIGURES].Gcf.destroy_fig(figure)
+    else:
+        yield from _of_value(value, name)
+
+
+def _files(
+    shown: Iterator[Shown], files: int, files_bytes: int, most: int | None = None
+) -> Iterator[FilePart | FileProblem]:
+    """`most`: the limit of which `files` are left."""
     count, left = 0, files_bytes
-    for name, media_type, make in _everything(value, prefix):
+    for name, media_type, make in shown:
         try:
             content = _content(make(), media_type)
         except (Exception, SystemExit) as exc:
@@ -55,7 +114,7 @@ def show(value: object, prefix: str, files: int, files_bytes: int) -> Iterator[F
         if content is None:
             continue
         if count >= files:
-            yield FileProblem(name, len(content), f"too many files (limit {files})")
+            yield FileProblem(name, len(content), f"too many files (limit {files if most is None else most})")
         elif len(content) > left:
             yield FileProblem(name, len(content), f"too large ({len(content)} > {left} bytes left)")
         else:
@@ -78,18 +137,18 @@ def close_figures() -> None:
 
 
 def _everything(value: object, prefix: str) -> Iterator[Shown]:
-    yield from _of_value(value, prefix)
+    yield from _of_value(value, f"{prefix}result")
     try:
         yield from list(_of_figures(value, prefix))
     except Exception as exc:  # the script may have changed matplotlib
         yield f"{prefix}figure-1.png", "image/png", partial(_refuse, exc)
 
 
-def _of_value(value: object, prefix: str) -> Iterator[Shown]:
+def _of_value(value: object, stem: str) -> Iterator[Shown]:
     if type(value) in PLAIN or isinstance(value, type):
         return
     for method, ending, media_type in METHODS:
-        name = f"{prefix}result.{ending}"
+        name = f"{stem}.{ending}"
         try:
             found = _method(value, method)
         except (Exception, SystemExit) as exc:

@@ -6,6 +6,7 @@ native. Isolation is already applied when the runner is called.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import os
 import sys
@@ -19,6 +20,7 @@ from toolcell_bridge.guest.placeholder import DRY_RUN, GuestDryRun
 from toolcell_bridge.guest.script_end import ScriptFinalizer, write_out_files
 from toolcell_bridge.guest.scripts import SCRIPT, SCRIPTS
 from toolcell_bridge.guest.source import plain_source
+from toolcell_bridge.guest.tables import is_table
 from toolcell_bridge.guest.tools import TOOLS_MODULE, Toolbox, ToolError, ToolNamespace
 from toolcell_bridge.guest.values import to_packed
 from toolcell_bridge.wire.errors import ProtocolError, UnsendableValue, ValueTooLarge
@@ -26,6 +28,7 @@ from toolcell_bridge.wire.messages import (
     AnnounceParts,
     Done,
     FilePart,
+    FileProblem,
     Leftover,
     Message,
     PutFile,
@@ -80,6 +83,9 @@ class Runner:
         self._result_set = False
         self._returned: ResultFiles | None = None
         """The files of the result that was set last."""
+        self._files_left = self._bytes_left = 0
+        """Of the files that may be returned."""
+        self._display: rich.Display | None = None
         self._held: list[Message] = []
         self._is_last = False
         self._own_set_result: object = None
@@ -148,10 +154,12 @@ class Runner:
             exit_process(_exit_code(done))
         if self._returned is not None:
             self._send_changed_files(run)
+        if self._display is not None and self._display.made:
+            self._send_displayed(self._display.made)
         return done
 
     def _forget_result(self) -> None:
-        self._result_set, self._returned = False, None
+        self._result_set, self._returned, self._display = False, None, None
 
     def _executed(self, run: RunScript) -> Done:
         """Execute a script. What it leaves may be destroyed when this has returned."""
@@ -273,6 +281,9 @@ class Runner:
         loaded: object = sys.modules.get("tools")
         if isinstance(loaded, ToolNamespace):
             del sys.modules["tools"]  # of the script before
+        self._files_left, self._bytes_left = run.files, run.files_bytes
+        self._display = rich.Display(self._prefix(run), run.files, run.files_bytes)
+        builtins.__dict__["display"] = self._display
         return {
             "call_tool": toolbox.call_tool,
             "call_tools_parallel": toolbox.call_tools_parallel,
@@ -313,8 +324,36 @@ class Runner:
 
     def _send_files(self, returned: ResultFiles, run: RunScript) -> None:
         found = files.collect(returned.result.files, self._workspace, run.files, run.files_bytes, returned.sent)
+        self._files_left, self._bytes_left = run.files, run.files_bytes  # the host has dropped those before
         for part in files.in_pieces(found, self._channel.frame_bytes):
-            self._channel.send(part)
+            self._send_file(part)
+
+    def _send_file(self, message: FilePart | FileProblem) -> None:
+        self._channel.send(message)
+        if isinstance(message, FilePart):
+            self._files_left -= message.last
+            self._bytes_left -= len(message.data)
+
+    def _send_displayed(self, made: list[FilePart | FileProblem]) -> None:
+        """Send what was displayed, as far as there is room beside the other files."""
+        whole: dict[str, int] = {}
+        for message in made:
+            if isinstance(message, FilePart):
+                whole[message.name] = whole.get(message.name, 0) + len(message.data)
+        if self._held:  # a result drops the files before it
+            self._channel.send(*self._held)
+            self._held.clear()
+        refused: dict[str, int] = {}
+        for message in files.in_pieces(made, self._channel.frame_bytes):
+            size = whole.pop(message.name, None)  # None: not its first piece
+            if size is not None and (not self._files_left or size > self._bytes_left):
+                refused[message.name] = size
+            if message.name not in refused:
+                self._send_file(message)
+        if refused:
+            name, others = next(iter(refused)), len(refused) - 1
+            more = f", nor for {others} more" if others else ""
+            self._channel.send(FileProblem(name, refused[name], f"there is no room beside the other files{more}"))
 
     def _send_changed_files(self, run: RunScript) -> None:
         """Send the result again if its files were changed after it was set. Files that are gone stay as they were."""
@@ -350,18 +389,24 @@ class Runner:
             finally:
                 self._is_last = False
         is_shown = has_pictures and self._show(value, run)
-        if problem is not None and not (is_shown and isinstance(problem, UnsendableValue)):
+        # What is no data was never to be sent. A table was, whatever is shown of it.
+        if problem is not None and not (
+            is_shown and isinstance(problem, UnsendableValue) and not is_table(type(value))
+        ):
             sys.stderr.write(f"[toolcell] the last expression's value was not kept as the result: {problem}\n")
 
     def _show(self, value: Any, run: RunScript) -> bool:
         """Return pictures, HTML and open figures as files; say whether there was one."""
         is_shown = False
-        prefix = f"script-{run.run}-" if self._stay is not None and run.run > 1 else ""
-        made = rich.show(value, prefix, run.files, run.files_bytes)
+        made = rich.show(value, self._prefix(run), run.files, run.files_bytes)
         for message in files.in_pieces(made, self._channel.frame_bytes):
-            self._channel.send(message)
+            self._send_file(message)
             is_shown = is_shown or isinstance(message, FilePart)
         return is_shown
+
+    def _prefix(self, run: RunScript) -> str:
+        """What the names of the files begin with that are made of what a script of a session shows."""
+        return f"script-{run.run}-" if self._stay is not None and run.run > 1 else ""
 
     @staticmethod
     def _flush() -> None:

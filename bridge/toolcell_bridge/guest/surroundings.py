@@ -6,6 +6,7 @@ sandbox's cold start.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import sys
@@ -33,7 +34,6 @@ NO_MANAGER = (
 def install() -> None:
     """Prepare what is the same for every script. Runs before the fork."""
     import _sitebuiltins
-    import builtins
 
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
@@ -105,6 +105,34 @@ def _use_threads(parallel: ModuleType) -> None:
     parallel.register_parallel_backend("loky", parallel.ThreadingBackend, make_default=True)
 
 
+def _show_charts(renderers: ModuleType) -> None:
+    """`show()` of plotly opens a browser."""
+
+    class Displayed(renderers.ExternalRenderer):  # type: ignore[misc, name-defined]
+        def render(self, figure: Any) -> None:
+            from plotly.graph_objects import Figure  # type: ignore[import-not-found, unused-ignore]
+
+            _display(Figure(figure, skip_invalid=True))
+
+    renderers.renderers["display"] = Displayed()
+    renderers.renderers.default = "display"
+
+
+def _show_images(viewers: ModuleType) -> None:
+    """`show()` of Pillow's images starts a program."""
+
+    class Displayed(viewers.Viewer):  # type: ignore[misc, name-defined]
+        def show(self, image: Any, **_options: Any) -> int:
+            _display(image)
+            return 1
+
+    viewers.register(Displayed, 0)
+
+
+def _display(value: object) -> None:
+    builtins.__dict__["display"](value)
+
+
 def _know_processors(context: ModuleType) -> None:
     """Loky runs `lscpu` to count physical cores."""
     context.__dict__["physical_cores_cache"] = os.cpu_count() or 1
@@ -115,6 +143,8 @@ CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "joblib.externals.loky.backend.resource_tracker": _do_without_tracker,
     "joblib.parallel": _use_threads,
     "linecache": _fill_linecache,
+    "PIL.ImageShow": _show_images,
+    "plotly.io._renderers": _show_charts,
     "multiprocessing.resource_tracker": _do_without_tracker,
     "multiprocessing.managers": _explain_managers,
 }

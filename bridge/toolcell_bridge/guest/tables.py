@@ -76,6 +76,11 @@ def _timedelta64(to: Converter, value: Any, depth: int) -> Plain:
 
 def _frame(to: Converter, value: Any, depth: int) -> Plain:
     to.reach(depth + 1)
+    if value.columns.nlevels > 1:
+        raise Refusal(
+            "its columns are a MultiIndex: flatten them first, with "
+            'df.columns = ["_".join(map(str, column)) for column in df.columns]'
+        )
     _note_index(to, value, "a DataFrame", "reset_index() keeps it")
     rows, width = value.shape
     to.spend(1 + rows * (2 + 2 * width))
@@ -83,7 +88,7 @@ def _frame(to: Converter, value: Any, depth: int) -> Plain:
     for index, label in enumerate(value.columns):
         name = to.key(label, depth)
         if name in columns:
-            raise Refusal(f"two columns become {name[:40]!r}")
+            raise Refusal(f"two columns become {name[:40]!r}: rename one of them")
         column = value.iloc[:, index].tolist()
         columns[name] = column if _is_flat(column) else to.column(name, column, depth + 1)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -145,3 +150,8 @@ TABLES: Final[dict[tuple[str, str], Handler]] = {
     ("sqlite3", "Row"): _row,
 }
 """By top-level package and class name."""
+
+
+def is_table(kind: type) -> bool:
+    """Whether values of this class are data of a package: arrays, series and frames."""
+    return any((base.__module__.partition(".")[0], base.__qualname__) in TABLES for base in kind.__mro__)
