@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -57,7 +58,7 @@ def forge_removal(ledger: Ledger, chain: Path, count: int) -> None:
     files = dict([*segment_files(chain).items()][:count])
     data = {number: read_segment_file(path) for number, path in files.items()}
     last = max(files)
-    end = end_of_segment(last, data[last])
+    end = end_of_segment(last, io.BytesIO(data[last]))
     assert end is not None
     digest = ""
     for each in data.values():

@@ -465,7 +465,7 @@ async def test_a_read_behind_a_write_sees_what_was_written() -> None:
 @pytest.mark.anyio
 async def test_a_hidden_write_voids_what_was_read_early() -> None:
     reads = Reads()
-    source = "f = vars()['tools'].write\na = tools.read('a')\nf(2)\nb = tools.read('b')\n[a, b]"
+    source = "f = getattr(tools, 'write')\na = tools.read('a')\nf(2)\nb = tools.read('b')\n[a, b]"
     result = await early(reads, source, 2)
 
     assert result.value == ["a1", "b2"]
@@ -482,6 +482,48 @@ async def test_a_statement_that_is_not_reached_is_waste() -> None:
     assert result.eager is not None
     assert (result.outcome, result.eager.hits, result.eager.wasted) == (Outcome.ERROR, 0, 1)
     assert len(result.calls) == 1
+
+
+ENDS = [
+    "raise SystemExit",
+    "exit()",
+    "import sys; sys.exit(0)",
+    "if a: raise SystemExit",
+    "try:\n    raise SystemExit\nfinally:\n    a",
+    "def stop():\n    raise SystemExit\nstop()",
+    "with open('/dev/null') as f:\n    with open('/dev/null') as g:\n        raise SystemExit\n    tools.read('never')",
+]
+MEANS_SOMETHING_ELSE = [
+    "call_tool = lambda *args: 'mine'",
+    "tools = call_tool = str",
+    "def call_tool(*args): return 'mine'",
+    "from builtins import str as call_tool",
+    "globals()['call_tool'] = str",
+    "exec('call_tool = str')",
+    "for call_tool in [str]: pass",
+    "with open('/dev/null') as call_tool: pass\ncall_tool = str",
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("before", [*ENDS, *MEANS_SOMETHING_ELSE])
+async def test_no_read_is_made_early_that_the_script_does_not_come_to(before: str) -> None:
+    reads = Reads()
+    result = await early(reads, f"a = tools.read('a')\n{before}\ncall_tool('read', {{'name': 'never'}})\nx = 1\n", 1)
+
+    assert reads.asked == ["a"], result.error
+
+
+@pytest.mark.anyio
+async def test_names_that_an_earlier_script_of_the_session_changed_are_no_calls() -> None:
+    reads = Reads()
+    reads.go.set()
+    async with Runtime(reads.registry) as runtime, runtime.session() as session:
+        await session.execute_code("call_tool = lambda *args: 'mine'")
+        async with session.feed(speculate=True) as run:
+            await run.write("a = tools.read('a')\nb = call_tool('read', {'name': 'never'})\nb\n")
+            result = await run.finish()
+    assert (result.value, reads.asked) == ("mine", ["a"])
 
 
 @pytest.mark.anyio

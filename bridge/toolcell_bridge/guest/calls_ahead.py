@@ -6,9 +6,10 @@ Only calls whose arguments are all literals, of tools that the host has named, a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from toolcell_bridge.guest.bound_names import bound_name
 from toolcell_bridge.guest.tool_names import name_meant, python_path
 from toolcell_bridge.guest.tools import bound
 
@@ -22,6 +23,13 @@ NOT_AT_ONCE: Final = (
 """Expressions of which a part may not be evaluated."""
 
 SIMPLE: Final = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Assert, ast.Delete)
+ENDING: Final = frozenset(
+    {"SystemExit", "KeyboardInterrupt", "exit", "quit", "_exit", "abort", "kill", "interrupt_main"}
+)
+"""Names of what ends a script on purpose."""
+REBINDING: Final = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "delattr"})
+"""Names of what may give the names of calls another meaning, unseen."""
+DEFINED: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class CallsAhead:
@@ -33,17 +41,36 @@ class CallsAhead:
     def __init__(self, ahead: Mapping[str, Any]) -> None:
         self._ahead = ahead
         self._path_of = {python_path(name): name for name in ahead}
+        self._ending = set(ENDING)
+        """Also the functions of the script that end it."""
 
-    def of(self, tree: ast.Module) -> tuple[list[Found], bool]:
-        """Return the calls of a statement, and whether the statements after it may be read now."""
+    def of(self, tree: ast.Module, rebound: Collection[str] = ()) -> tuple[list[Found], bool]:
+        """Return the calls of a statement, and whether the statements after it may be read now.
+
+        `rebound`: names of calls that mean something else in the namespace now.
+        """
+        nodes = [*ast.walk(tree)]
+        if NAMES.intersection(map(bound_name, nodes)) or any(_is_deleted(each) for each in nodes):
+            return [], False  # only when it has run is it known what its names mean
+        goes_on = not self._may_end(tree, nodes)
         found: list[Found] = []
-        for call in _calls(tree.body):
+        for call in _calls_of(tree.body):
+            if _root(call.func) in rebound:
+                continue
             for tool, args in self._asked(call):
                 if tool is None:
                     return found, False
                 if args is not None:
                     found.append((tool, args, call.lineno))
-        return found, not any(isinstance(each, ast.Call) and self._writes(each) for each in ast.walk(tree))
+        return found, goes_on and not any(isinstance(each, ast.Call) and self._writes(each) for each in nodes)
+
+    def _may_end(self, tree: ast.Module, nodes: Iterable[ast.AST]) -> bool:
+        """Whether the script may end on purpose in a statement, or its names may mean something else afterwards."""
+        names = {each.id if isinstance(each, ast.Name) else each.attr for each in nodes if isinstance(each, NAMING)}
+        if names & self._ending:
+            self._ending.update(each.name for each in tree.body if isinstance(each, DEFINED))
+            return True
+        return bool(names & REBINDING) or any(isinstance(each, ast.Raise | ast.Return) for each in _outside(tree))
 
     def _writes(self, call: ast.Call) -> bool:
         """Whether this, wherever it stands, is a call of a tool that was not named."""
@@ -104,18 +131,49 @@ class CallsAhead:
         return None, None
 
 
-def _calls(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:
-    """Yield the calls that these statements are certain to come to, unless something before them raises."""
+NAMES: Final = frozenset({*CALLING, "call_tools_parallel", "tools", "*"})
+"""What calls begin with; `*` stands for whatever a module has."""
+NAMING: Final = (ast.Name, ast.Attribute)
+
+
+def _is_deleted(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id in NAMES
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one that stand in no function of their own."""
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield each
+            yield from _outside(each)
+
+
+def _root(function: ast.expr) -> str | None:
+    path = _path(function)
+    return path.partition(".")[0] if path is not None else None
+
+
+def _calls_of(body: Sequence[ast.stmt]) -> list[ast.Call]:
+    """Return the calls that these statements are certain to come to, unless something before them raises."""
+    found: list[ast.Call] = []
+    _add_calls(body, found)
+    return found
+
+
+def _add_calls(body: Sequence[ast.stmt], found: list[ast.Call]) -> bool:
+    """Add the calls of these statements; return whether it is certain that what comes after them is reached."""
     for each in body:
         if isinstance(each, SIMPLE):
-            yield from _calls_in(each)
+            found += _calls_in(each)
         elif isinstance(each, ast.With | ast.AsyncWith | ast.Try):
             if not isinstance(each, ast.Try):
                 for item in each.items:
-                    yield from _calls_in(item.context_expr)
-            yield from _calls(each.body)
+                    found += _calls_in(item.context_expr)
+            if not _add_calls(each.body, found):
+                return False
         elif not isinstance(each, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.Pass):
-            return  # what it does decides what comes after it
+            return False  # what it does decides what comes after it
+    return True
 
 
 def _calls_in(node: ast.AST) -> Iterator[ast.Call]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
-from toolcell_bridge.guest.calls_ahead import CallsAhead, Found
+from toolcell_bridge.guest.calls_ahead import NAMES, CallsAhead, Found
 from toolcell_bridge.guest.channel import Channel
 from toolcell_bridge.guest.compiling import LAST, WENT_ON, Part
 from toolcell_bridge.guest.scripts import SCRIPTS
@@ -38,14 +38,17 @@ Compile = Callable[[str, Part], CodeType]
 class FedScript:
     """One script that comes in parts."""
 
-    def __init__(self, channel: Channel, ahead: Mapping[str, Any], flush: Callable[[], object]) -> None:
-        """`flush` sends what was printed."""
+    def __init__(
+        self, channel: Channel, ahead: Mapping[str, Any], flush: Callable[[], object], own_names: Mapping[str, Any]
+    ) -> None:
+        """`flush` sends what was printed. `own_names`: what the sandbox's names mean, unless a script changed it."""
         self._channel, self._flush = channel, flush
         self._statements = Statements()
         self._ready: deque[Statement] = deque()
         """Complete, and not begun."""
         self._ran: list[Statement] = []
         self._ahead = CallsAhead(ahead) if ahead else None
+        self._own_names, self._namespace = own_names, dict[str, Any]()
         self._unread: deque[Statement] = deque()
         """Complete, and not looked through for calls."""
         self._problem = ""
@@ -77,6 +80,7 @@ class FedScript:
             BaseException: whatever a statement raises; it is the last one then.
         """
         self._thread = threading.get_ident()
+        self._namespace = namespace
         namespace[WENT_ON] = went_on = object()
         self._channel.on_part = self._take
         try:
@@ -182,7 +186,8 @@ class FedScript:
     def _looked_through(self, statement: Statement) -> tuple[list[Found], bool]:
         if self._ahead is None or statement.tree is None:
             return [], False
-        return self._ahead.of(statement.tree)
+        own, now = self._own_names, self._namespace
+        return self._ahead.of(statement.tree, [name for name in NAMES if own.get(name) is not now.get(name)])
 
     # Execution
 

@@ -107,7 +107,7 @@ class Runner:
                 elif isinstance(request, AnnounceParts):
                     from toolcell_bridge.guest.fed_script import FedScript  # only such scripts pay for it
 
-                    self._fed = FedScript(self._channel, request.ahead, self._flush)
+                    self._fed = FedScript(self._channel, request.ahead, self._flush, self._own_names)
                 else:
                     self.answer(request)
         except (ChannelClosed, ProtocolError):

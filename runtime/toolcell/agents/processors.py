@@ -6,11 +6,11 @@ costs that result only: nobody gets what it has not passed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from toolcell.agents.providers.provider import Message, ModelResponse
+from toolcell.support.log import logger_of
 from toolcell.tools.call import Call
 from toolcell.tools.checks import shown
 from toolcell.tools.concurrency import maybe_await, passes_on
@@ -18,7 +18,7 @@ from toolcell.tools.finalize import as_result
 from toolcell.tools.hooks import withheld
 from toolcell.tools.result import ToolResult
 
-logger = logging.getLogger("toolcell.agents")
+logger = logger_of("toolcell.agents")
 
 
 class Halt(Exception):

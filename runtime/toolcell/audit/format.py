@@ -25,14 +25,15 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from toolcell.errors import AuditError, UsageError
 from toolcell.journal.frames import CUT_SHORT, HEADER, Layout
 from toolcell.support.atomic import write_file
+from toolcell.support.private_folder import make_private_folder
 
 MAGIC: Final = b"TCAUDIT\x02"
 """First bytes of a segment. The last byte is the format's version."""
@@ -315,7 +316,13 @@ def read_small_file(path: Path) -> str:
         return file.read(MAX_SMALL_BYTES).decode("utf-8")
 
 
-def _read_file(path: Path, offset: int, most: int) -> bytes:
+@contextmanager
+def opened_segment(path: Path) -> Iterator[BinaryIO]:
+    """Open a segment to read. Only a regular file is opened, and no link is followed.
+
+    Raises:
+        AuditError: it cannot be read, is no regular file, is too large for a segment, or has holes as no segment has.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
@@ -324,11 +331,39 @@ def _read_file(path: Path, offset: int, most: int) -> bytes:
                 raise AuditError(f"{path} is no regular file: it was not read")
             if status.st_size > MAX_SEGMENT_BYTES:
                 raise AuditError(f"{path} has {status.st_size} bytes; a segment has at most {MAX_SEGMENT_BYTES}")
-            file.seek(offset)
-            return file.read(min(most, status.st_size))
+            if status.st_size > MAX_HOLES_BYTES and (holes := _holes(descriptor, status.st_size)) > MAX_HOLES_BYTES:
+                raise AuditError(f"{path} has holes of {holes} bytes, which no writer leaves: it was not read")
+            file.seek(0)
+            yield file
     except OSError as exc:
         why = "it is a link" if exc.errno == errno.ELOOP else exc.strerror
         raise AuditError(f"cannot read {path}: {why}") from exc
+
+
+MAX_HOLES_BYTES: Final = 16 << 20
+"""Of a segment: some file systems make holes of what compresses well."""
+
+
+def _holes(descriptor: int, size: int) -> int:
+    """Return how many bytes of a file are nowhere on the disk."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return 0
+    at = holes = 0
+    while at < size and holes <= MAX_HOLES_BYTES:
+        begin = os.lseek(descriptor, at, os.SEEK_HOLE)
+        try:
+            at = os.lseek(descriptor, begin, os.SEEK_DATA)
+        except OSError:  # there is only a hole up to the end
+            at = size
+        holes += max(0, at - begin)
+    return holes
+
+
+def _read_file(path: Path, offset: int, most: int) -> bytes:
+    with opened_segment(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return file.read(min(most, size))
 
 
 def _below(log: Path) -> str:
@@ -367,7 +402,7 @@ def create_log(log: Path) -> str:
         AuditError: the log cannot be created.
     """
     try:
-        log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(log)
         path = log / LOG_FILE
         if not path.exists():
             with suppress(FileExistsError):

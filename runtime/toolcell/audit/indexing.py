@@ -28,6 +28,7 @@ from toolcell.audit.reader import UNFINISHED, Damage, StoredRecord, split_record
 from toolcell.audit.titles import title_of
 from toolcell.errors import AuditError
 from toolcell.support.packing import text_digest
+from toolcell.support.private_folder import make_private_folder
 
 VERSION: Final = 8
 """Of the tables. An index of another version is rebuilt."""
@@ -112,7 +113,7 @@ def _make_private_file(path: Path) -> None:
     Raises:
         OSError: it cannot be made, or others could change it.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         for status in (os.fstat(descriptor), path.parent.stat()):

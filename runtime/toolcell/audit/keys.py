@@ -19,6 +19,7 @@ import platformdirs
 
 from toolcell.errors import AuditError, UsageError
 from toolcell.support.atomic import write_file
+from toolcell.support.private_folder import make_private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -262,7 +263,7 @@ def save_private(path: Path, text: str) -> None:
         AuditError: the file cannot be written.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         write_file(path, text.encode(), replace=False)  # two processes may create the first key at the same time
     except FileExistsError:
         raise

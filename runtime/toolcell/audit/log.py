@@ -6,7 +6,6 @@ nor tools; those belong to the recorder.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -31,8 +30,9 @@ from toolcell.audit.witnessing import Witnessing
 from toolcell.audit.writer import ChainWriter, sync
 from toolcell.errors import AuditError, UsageError
 from toolcell.support import daemon_threads, packing
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 SHARED = frozenset({records.TOOLS, records.SETTINGS})
 """Kinds that describe tools and settings and hold no values of a run: an argument called `token` is no token."""

@@ -7,7 +7,7 @@ is not removed: nobody without the key can make the log forget.
 from __future__ import annotations
 
 import hashlib
-import logging
+import io
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -26,8 +26,9 @@ from toolcell.audit.timestamp_witness import forget_tokens
 from toolcell.audit.verify import check_chain, possible_holds, signed_redactions
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class Pruner:
             data = read_segment_file(files[number])
             check = self._check.copy()
             check.check_segment(number, data)
-            end = end_of_segment(number, data)
+            end = end_of_segment(number, io.BytesIO(data))
             why = check.findings[0].message if check.findings else self._why_kept(check)
             if why or end is None or end.last is None or not check.ends_signed:
                 why = why or "its end is not signed"

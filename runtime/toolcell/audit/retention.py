@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -17,8 +16,9 @@ from toolcell.audit.locks import take_lock
 from toolcell.audit.pruning import Announce, ClosedSegment, Pruner
 from toolcell.audit.signatures import default_heads_dir
 from toolcell.errors import AuditError
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 IDLE_PRUNE_S = 3600.0
 """How often a writer looks for expired segments of chains that nobody writes."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from toolcell.audit.redact import Redactor
 from toolcell.errors import AuditError
 from toolcell.results import ErrorInfo, ExecutionResult, Usage
 from toolcell.results.eager import EagerReport
+from toolcell.support.log import logger_of
 from toolcell.support.packing import value_digest
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ABORTED: Final = "aborted"
 HOST_OUTCOMES: Final = {"CancelledError": "cancelled", "Cancelled": "cancelled", "SandboxUnavailable": "unavailable"}
 """Outcome of a run that an exception of the host ended, by the exception's class. Others are `aborted`."""
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 MAX_CAUSES = 8
 MAX_FRAMES = 30

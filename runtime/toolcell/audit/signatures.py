@@ -18,6 +18,7 @@ from toolcell.audit.format import PRUNE_FILE, BadInput, json_bytes, read_small_f
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
 from toolcell.support.packing import pack
+from toolcell.support.private_folder import make_private_folder
 
 if TYPE_CHECKING:
     from toolcell.audit.keys import Signer, Verifier
@@ -154,7 +155,7 @@ def default_heads_dir() -> Path:
 def save_head(directory: Path, head: Head) -> None:
     """Write the head of a chain in place of its older one."""
     folder = directory / head.log
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     write_file(folder / f"{head.chain}.json", json_bytes(head.to_dict()))
 
 

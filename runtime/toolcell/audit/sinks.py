@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from toolcell.audit import records
 from toolcell.support import packing
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from toolcell.audit import records
-from toolcell.audit.format import GENESIS, MAGIC, Frame, Torn, read_segment_file, segment_files, split_segment
+from toolcell.audit.format import (
+    GENESIS,
+    HASH_BYTES,
+    LAYOUT,
+    MAGIC,
+    OVERHEAD_BYTES,
+    Frame,
+    opened_segment,
+    segment_files,
+)
 from toolcell.audit.keys import Signer
 from toolcell.audit.signatures import Head, checkpoint_statement
 from toolcell.errors import AuditError
+from toolcell.journal.frames import CUT_SHORT, HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +50,13 @@ def find_tail(path: Path) -> Tail | None:
     """Find the end of a chain. None: its last segment is damaged."""
     found = segment_files(path)
     for number in sorted(found, reverse=True):
-        data = read_segment_file(found[number])
-        if len(data) <= len(MAGIC) and MAGIC.startswith(data):
-            before = Tail(0, 0) if number == 1 else _end_of_file(found.get(number - 1), number - 1)
-            return None if before is None else Tail(number, len(data), before.last, before.torn)
-        return end_of_segment(number, data)
+        with opened_segment(found[number]) as file:
+            start = file.read(len(MAGIC) + 1)
+            if len(start) <= len(MAGIC) and MAGIC.startswith(start):
+                before = Tail(0, 0) if number == 1 else _end_of_file(found.get(number - 1), number - 1)
+                return None if before is None else Tail(number, len(start), before.last, before.torn)
+            file.seek(0)
+            return end_of_segment(number, file)
     return Tail(0, 0)
 
 
@@ -57,30 +69,36 @@ def tail_of(path: Path) -> tuple[Tail | None, str]:
 
 
 def _end_of_file(file: Path | None, number: int) -> Tail | None:
-    return None if file is None else end_of_segment(number, read_segment_file(file))
-
-
-def end_of_segment(number: int, data: bytes) -> Tail | None:
-    """Find the end of one segment's data. None: it is damaged."""
-    if not data.startswith(MAGIC):
+    if file is None:
         return None
-    last: Frame | None = None
-    torn = 0
-    for piece in split_segment(data):
-        match piece:
-            case Frame() if piece.is_intact:
-                last = piece
-            case Torn():
-                torn = len(piece.data)
-            case _:
-                return None
+    with opened_segment(file) as opened:
+        return end_of_segment(number, opened)
+
+
+def end_of_segment(number: int, file: BinaryIO) -> Tail | None:
+    """Find the end of one segment. None: it is damaged. What stands behind the first damage is not read."""
+    if file.read(len(MAGIC)) != MAGIC:
+        return None
+    last, size, torn = None, len(MAGIC), 0
+    while header := file.read(HEADER.size):
+        body_size = LAYOUT.body_size(header)
+        if body_size is None:
+            return None
+        rest = b"" if body_size == CUT_SHORT else file.read(OVERHEAD_BYTES - HEADER.size + body_size)
+        if body_size == CUT_SHORT or len(header) + len(rest) < OVERHEAD_BYTES + body_size:
+            torn = len(header) + len(rest)
+            break
+        last = Frame(size, rest[:HASH_BYTES], rest[HASH_BYTES:-HASH_BYTES], rest[-HASH_BYTES:])
+        if not last.is_intact:
+            return None
+        size += len(header) + len(rest)
     if last is None:
         return None
     try:
         records.parse(last.body)
     except ValueError:
         return None
-    return Tail(number, len(data), last, torn)
+    return Tail(number, size + torn, last, torn)
 
 
 GONE: Final = "it is not there"

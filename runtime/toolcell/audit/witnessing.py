@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 from toolcell.audit.signatures import Head
 from toolcell.audit.witness import Witness, WitnessFailed
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.audit")
+logger = logger_of("toolcell.audit")
 
 
 class Witnessing:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import logging
 import math
 import os
 import socket
@@ -33,13 +32,14 @@ from toolcell.builtin.schedule import planned_calls
 from toolcell.builtin.stores.protocols import STORES, ScheduleStore
 from toolcell.builtin.stores.records import RunStatus, ScheduledAction, ScheduledRun
 from toolcell.errors import StoreError, UsageError
+from toolcell.support.log import logger_of
 from toolcell.support.text import cut_text
 from toolcell.tools.call import RunContext
 from toolcell.tools.checks import check_count, check_does, check_kind, check_one_of, check_seconds, shown
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.result import to_json
 
-logger = logging.getLogger("toolcell.schedule")
+logger = logger_of("toolcell.schedule")
 
 MissedPolicy = Literal["run_once", "skip"]
 Rows = list[dict[str, Any]]

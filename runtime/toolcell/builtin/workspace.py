@@ -21,6 +21,7 @@ from toolcell.builtin.beneath import LeavesDirectory, open_beneath
 from toolcell.builtin.globs import Glob
 from toolcell.builtin.own_files import DRAFT, replace_file, require_own_file
 from toolcell.errors import ToolError, UsageError
+from toolcell.support.private_folder import make_private_folder
 from toolcell.support.text import for_terminal, one_line
 from toolcell.tools.checks import check_path
 
@@ -120,7 +121,7 @@ class Workspace:
         self.max_file_bytes = max_file_bytes
         self._above: Workspace | None = None
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.root)
         except OSError as exc:
             raise UsageError(f"the workspace {str(self.root)!r:.200} cannot be made: {exc.strerror}") from exc
 

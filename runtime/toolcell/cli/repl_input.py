@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcell.errors import UsageError
+from toolcell.support.private_folder import make_private_folder
 from toolcell_bridge.guest.tools import GUEST_NAMES
 
 WORD = re.compile(r"[A-Za-z_][\w.]*")
@@ -95,7 +96,7 @@ def _history(path: Path | None) -> Any:
 
     chosen = path or platformdirs.user_state_path("toolcell") / "repl_history"
     try:
-        chosen.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(chosen.parent)
         chosen.touch(mode=0o600)
     except OSError as exc:
         raise UsageError(f"the history {chosen} cannot be written: {exc.strerror}; choose one with --history") from exc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,6 +14,7 @@ from toolcell.journal.identity import tool_digests
 from toolcell.journal.store import JournalStore
 from toolcell.results import ExecutionResult
 from toolcell.results.effects import Preflight
+from toolcell.support.log import logger_of
 from toolcell.support.packing import bytes_digest, pack
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.checks import shown
@@ -24,7 +24,7 @@ from toolcell.tools.run_state import Lineage
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 
-logger = logging.getLogger("toolcell.control")
+logger = logger_of("toolcell.control")
 
 DRAFT_SUFFIX: Final = ".draft"
 DRAFT, COMMIT, START, MADE, OVER = "draft", "commit", "start", "made", "over"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,15 @@ from toolcell.journal.ledger import RecordedDecision
 from toolcell.journal.store import JournalStore
 from toolcell.journal.tokens import OF_AGENT, foreign_text, make_token, read_token
 from toolcell.results import ExecutionResult, PendingCall, Suspension
+from toolcell.support.log import logger_of
+from toolcell.support.private_folder import make_private_folder
 from toolcell.tools.call import Call, CallableTools, RunContext
 from toolcell.tools.code import ExecuteCode
 from toolcell.tools.context import current
 from toolcell.tools.hooks import Approve, Modify, Reject
 from toolcell.tools.options import Origin
 
-logger = logging.getLogger("toolcell.control")
+logger = logger_of("toolcell.control")
 
 USED_SUFFIX: Final = ".used"
 
@@ -201,7 +202,7 @@ def _use_once(store: JournalStore, token: str, run: str) -> None:
         folders.append(store.marks)
     for folder in folders:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
             for path in folder.glob(f"*{USED_SUFFIX}"):
                 if path.lstat().st_mtime < time.time() - store.token_s:  # its token has expired since
                     path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ dataset.map_batches(SandboxedFunction, fn_constructor_args=(source,), concurrenc
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,11 +18,12 @@ except ModuleNotFoundError as exc:
 
 from toolcell.errors import UsageError
 from toolcell.results import ExecutionResult
+from toolcell.support.log import logger_of
 from toolcell.sync import SyncRuntime
 from toolcell.tools.checks import shown
 from toolcell.tools.code import describe_failure
 
-logger = logging.getLogger("toolcell.ray")
+logger = logger_of("toolcell.ray")
 
 BATCH = "ray_data_batch"
 """Name of the batch in the script."""

@@ -10,6 +10,7 @@ from typing import Final
 from toolcell.errors import ResumeError, UsageError
 from toolcell.journal.file import JournalFile
 from toolcell.journal.marks import remove_old_marks
+from toolcell.support.private_folder import make_private_folder
 
 KEY: Final = "key"
 KEY_BYTES: Final = 32
@@ -39,7 +40,7 @@ def make_private(folder: Path) -> None:
         UsageError: others can read or write it, or it belongs to somebody else.
         OSError: it cannot be made.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     _check_private(folder.stat(), folder, "0700")
 
 

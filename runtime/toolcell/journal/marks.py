@@ -7,7 +7,6 @@ journal that does not hold the record at its mark is not carried on. Another mac
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import struct
 from contextlib import suppress
@@ -16,7 +15,10 @@ from typing import Final
 
 import platformdirs
 
-logger = logging.getLogger("toolcell.control")
+from toolcell.support.log import logger_of
+from toolcell.support.private_folder import make_private_folder
+
+logger = logger_of("toolcell.control")
 
 _MARK: Final = struct.Struct(">QI")
 """Size of the journal after its last record, and that record's checksum."""
@@ -32,7 +34,7 @@ class Mark:
             OSError: it cannot be opened.
         """
         self.path = path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
     def read(self) -> tuple[int, int] | None:

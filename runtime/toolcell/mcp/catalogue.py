@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from mcp_types import PaginatedRequestParams, Tool
 from toolcell.errors import McpServerError, RegistrationError, UsageError
 from toolcell.mcp.definitions import Approve, McpProblem, McpTool, read_tool, shown_name
 from toolcell.mcp.structure import MAX_TOOLS
+from toolcell.support.log import logger_of
 from toolcell.tools.options import ToolOptions
 from toolcell.tools.registry import ToolRegistry
 from toolcell.tools.spec import Invoke, ToolSpec
@@ -40,7 +40,7 @@ AT_ONCE = 50
 Changed = Literal["refuse", "accept"]
 Broken = Literal["leave_out", "refuse"]
 
-logger = logging.getLogger("toolcell.mcp")
+logger = logger_of("toolcell.mcp")
 
 
 @dataclass(frozen=True, slots=True)

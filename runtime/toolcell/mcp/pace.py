@@ -6,9 +6,9 @@ sends more of them waits: its pipe or connection is not read meanwhile, and noth
 
 from __future__ import annotations
 
-import logging
-
 import anyio
+
+from toolcell.support.log import logger_of
 
 MESSAGES_PER_S = 500.0
 BURST = 1000
@@ -17,7 +17,7 @@ LINES_PER_S = 5_000.0
 LINE_BURST = 20_000
 """Lines of a stream of events: each message takes some, and there are some without a message."""
 
-logger = logging.getLogger("toolcell.mcp")
+logger = logger_of("toolcell.mcp")
 
 
 class Pace:

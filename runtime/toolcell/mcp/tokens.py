@@ -16,6 +16,7 @@ from toolcell.errors import McpServerError
 from toolcell.mcp.oauth import LoginStore, Store
 from toolcell.mcp.requests import called
 from toolcell.support.atomic import write_file
+from toolcell.support.private_folder import make_private_folder
 
 MAX_STORED_CHARS = 256 * 1024
 
@@ -36,7 +37,7 @@ class TokenFile:
 
     def save(self, text: str) -> None:
         """Write the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self.path.parent)
         write_file(self.path, text.encode())
 
 

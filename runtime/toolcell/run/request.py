@@ -6,7 +6,6 @@ Checks what a caller gave and names what is wrong with it. Knows neither sandbox
 from __future__ import annotations
 
 import keyword
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -19,13 +18,14 @@ from toolcell.run.early_calls import EarlyCalls
 from toolcell.run.held import HeldRun
 from toolcell.sandbox.backend import GuestFile
 from toolcell.support.host_work import HostWork
+from toolcell.support.log import logger_of
 from toolcell_bridge.guest.placeholder import DRY_RUN
 from toolcell_bridge.guest.tools import GUEST_NAMES
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue
 from toolcell_bridge.wire.messages import AnnounceParts, CallAhead, PartRetracted, PutFile, Ran, RunScript, ScriptPart
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MAX_SHOWN_CHARS = 10_000
 """Of a source that cannot be sent, in the record of its run."""

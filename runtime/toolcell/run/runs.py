@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +34,7 @@ from toolcell.sandbox.environment import Environment
 from toolcell.support import daemon_threads
 from toolcell.support.host_work import HostWork
 from toolcell.support.lifetime import Lifetime
+from toolcell.support.log import logger_of
 from toolcell.tools import Origin, RunContext, ToolRegistry
 from toolcell.tools.call import CallableTools
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads
@@ -48,7 +48,7 @@ from toolcell_bridge.wire.messages import CallTool, RunScript
 if TYPE_CHECKING:
     from toolcell.quotas import Quotas
 
-logger = logging.getLogger("toolcell.runtime")
+logger = logger_of("toolcell.runtime")
 
 
 class RunJournal(Protocol):

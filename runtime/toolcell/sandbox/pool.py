@@ -9,7 +9,6 @@ are stuck, not that they are many.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from anyio.abc import TaskGroup
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.support import event_loop
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,8 +11,9 @@ from toolcell.errors import StoreError
 from toolcell.results import OutputFile
 from toolcell.service.private_database import PrivateDatabase
 from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.service")
+logger = logger_of("toolcell.service")
 
 ROW_BYTES: Final = 256
 """What a file counts besides its content, so that very many empty ones find an end, too."""

@@ -22,6 +22,7 @@ from typing import Final
 
 from toolcell.audit.locks import is_locked
 from toolcell.service.private_database import PrivateDatabase
+from toolcell.support.private_folder import make_private_folder
 
 KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """Printable ASCII, so that a key can be a header."""
@@ -108,7 +109,7 @@ class IdempotencyStore:
 
     def open(self) -> None:
         """Show that this process lives. Forget the processes that do not, and what is older than `keep_s`."""
-        self._lives.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self._lives)
         self._owner = secrets.token_hex(16)
         with self._alone():  # between making its file and locking it, a process looks dead
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -16,8 +15,9 @@ import jwt
 
 from toolcell.errors import UsageError
 from toolcell.support.asgi import is_loopback
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.service.jwks")
+logger = logger_of("toolcell.service.jwks")
 
 DISCOVERY: Final = "/.well-known/openid-configuration"
 """Source: OpenID Connect Discovery 1.0, section 4."""

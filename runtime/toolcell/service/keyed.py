@@ -5,7 +5,6 @@ Such a request goes on when its client has gone: the client comes back with the 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -34,8 +33,9 @@ from toolcell.service.tenants import Tenant
 from toolcell.support import daemon_threads
 from toolcell.support.http_protocol import CONNECTION
 from toolcell.support.lifetime import Lifetime
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.service.keyed")
+logger = logger_of("toolcell.service.keyed")
 
 HEADER: Final = "idempotency-key"
 """Source: draft-ietf-httpapi-idempotency-key-header."""

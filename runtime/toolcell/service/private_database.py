@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from toolcell.errors import StoreError
+from toolcell.support.private_folder import make_private_folder
 
 LOCK_S: Final = 10.0
 """How long a transaction waits for that of another process."""
@@ -116,7 +117,7 @@ def make_private_file(path: Path) -> None:
         StoreError: it is a link or no regular file, another user's, or others may read it.
         OSError: it cannot be made or opened.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     # A file that is there is not opened: closing it would end the locks of this process's connections to it (POSIX).
     # Another process would then remove the log that they read, and nothing it writes would be seen here any more.
     with suppress(FileExistsError):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 from toolcell.errors import StoreError
 from toolcell.service.attempts import Attempts
 from toolcell.service.bearer import BearerAuthenticator, refused
 from toolcell.service.principal import Principal
 from toolcell.service.tokens import TokenDatabase
 from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.service.tokens")
+logger = logger_of("toolcell.service.tokens")
 
 
 class TokenAuthenticator(BearerAuthenticator):

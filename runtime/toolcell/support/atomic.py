@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from toolcell.support.private_folder import make_private_folder
+
 
 @contextmanager
 def new_directory(target: Path, prefix: str = ".building-") -> Iterator[Path]:
@@ -23,7 +25,7 @@ def new_directory(target: Path, prefix: str = ".building-") -> Iterator[Path]:
     Raises:
         OSError: the directory cannot be made or renamed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(target.parent)
     building = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         yield building

@@ -17,6 +17,7 @@ from toolcell.config import CheckTypes
 from toolcell.errors import UsageError
 from toolcell.support.copies import changed
 from toolcell.support.host_work import HostWork
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_fields
 from toolcell.tools.coercion import Change
 from toolcell.tools.concurrency import OF_THIS_PROCESS, AbandonedThreads, ToolIdentity, ToolThread, Workers
@@ -42,7 +43,7 @@ _WRITTEN_BY_HAND: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 )
 """What a program may write wrongly, and would notice only in the middle of a call."""
 
-LOGGER = logging.getLogger("toolcell.tools")
+LOGGER = logger_of("toolcell.tools")
 
 OnUser = Callable[[str, ToolResult], Awaitable[None] | None]
 """Receives a tool's text for the user, with the result; sync or async."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
+from toolcell.support.log import logger_of
 from toolcell.support.text import one_line
 from toolcell.tools.call import Call
 from toolcell.tools.problems import bounded_json
 from toolcell.tools.result import Status, ToolResult
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 MAX_LOGGED_CHARS = 500
 MAX_REDACTED_CHARS = 20_000

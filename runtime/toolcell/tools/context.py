@@ -22,6 +22,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from toolcell.errors import RegistrationError, ToolError, UsageError
+from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, RunContext
 from toolcell.tools.concurrency import maybe_await
 from toolcell.tools.events import TOOL_UPDATE
@@ -33,7 +34,7 @@ from toolcell.tools.progress import ProgressReporter
 from toolcell.tools.result import ErrorCode, ToolResult
 from toolcell.tools.text_data import as_data, with_data
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 
 class ToolContext:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import threading
 import time
 from collections import deque
@@ -19,10 +18,11 @@ from typing import Any
 import anyio
 
 from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 from toolcell.tools.result import ToolResult
 from toolcell.tools.values import plain_or_text
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 TOOL_START = "tool_execution_start"
 TOOL_UPDATE = "tool_execution_update"

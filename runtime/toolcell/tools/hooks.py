@@ -6,7 +6,6 @@ wants, and the pipeline does it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from typing import Any, Literal, get_args
 import anyio
 
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.support.log import logger_of
 from toolcell.tools.call import Call, CallHook, RunContext
 from toolcell.tools.checks import check_kind, check_one_of, check_seconds, shown, text_of
 from toolcell.tools.concurrency import maybe_await, passes_on
@@ -23,7 +23,7 @@ from toolcell.tools.finalize import as_result
 from toolcell.tools.parts import Text
 from toolcell.tools.result import ErrorCode, Status, ToolFailure, ToolResult
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 BLOCKED = "tool call blocked"
 

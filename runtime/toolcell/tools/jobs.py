@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -18,12 +17,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from toolcell.errors import ToolAbort, UsageError
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import text_of
 from toolcell.tools.concurrency import passes_on
 from toolcell.tools.events import JOB_END
 from toolcell.tools.result import ErrorCode, Status, ToolResult
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 JOB_TIMEOUT_S = 3600.0
 """Unless the tool says otherwise."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from toolcell.errors import RegistrationError, UsageError
+from toolcell.support.log import logger_of
 from toolcell.tools import script_tools
 from toolcell.tools.adapters import FunctionTool, function_spec, positional_spec, specs_of, with_options
 from toolcell.tools.arguments import Prepare
@@ -44,7 +44,7 @@ from toolcell.tools.search import FOUND, find_by_meaning, listed_within, named_o
 from toolcell.tools.spec import Middleware, RegisteredTool, ToolSpec, compile_tool
 from toolcell.tools.stubs import declared, python_module
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 _GLOB_SIGNS = frozenset("*?[")
 

@@ -5,7 +5,6 @@ Scripts, models, MCP clients and the command line all use this.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from toolcell.errors import UsageError
 from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 from toolcell.tools.adapters import with_options
 from toolcell.tools.checks import check_count, check_kind
 from toolcell.tools.code import CODE_TOOL, SEARCH_TOOL
@@ -48,7 +48,7 @@ RANK_OFFSET: Final = 60
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMES_IN_QUERY: Final = re.compile(r"[\w.-]+")
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 
 def words_of(text: str) -> list[str]:

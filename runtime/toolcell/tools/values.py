@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import shown, text_of
 from toolcell_bridge.guest.values import to_plain
 from toolcell_bridge.wire.errors import UnsendableValue, ValueTooLarge
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 MAX_DEPTH = 64
 """Nesting of arguments and results. The bridge accepts as much; no sensible schema comes near."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,14 @@ from audit.ledger import Ledger
 from toolcell.audit import chain_check, indexing, records
 from toolcell.audit import verify as verifying
 from toolcell.audit.chain_check import MAX_FINDINGS
-from toolcell.audit.format import MAGIC, OVERHEAD_BYTES, read_segment_file, segment_path, split_segment
+from toolcell.audit.format import (
+    MAGIC,
+    MAX_SEGMENT_BYTES,
+    OVERHEAD_BYTES,
+    read_segment_file,
+    segment_path,
+    split_segment,
+)
 from toolcell.audit.keys import by_id
 from toolcell.audit.pruning import why_holds_are_uncertain
 from toolcell.audit.query import Index
@@ -55,6 +64,30 @@ def test_what_is_no_file_is_neither_opened_nor_waited_for(ledger: Ledger, kind: 
     assert report.chains[0].runs == 2  # what is before it is still checked
     with pytest.raises(AuditError, match=r"00000002\.log"):
         ledger.found()
+
+
+@pytest.mark.parametrize("holes", [True, False])
+def test_a_segment_of_nothing_costs_the_next_writer_and_readers_nothing(
+    ledger: Ledger, holes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = MAX_SEGMENT_BYTES if holes else 32 << 20
+    ledger.fill(2)
+    path = segment_path(ledger.chain(), 1)
+    was = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        if not holes:
+            file.write(bytes(size - was))
+        file.truncate(size)
+    tracemalloc.start()
+    began = time.monotonic()
+    ledger.fill(1)  # a writer begins another chain beside it
+    took_s, (_, peak) = time.monotonic() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took_s < 3 and peak < 16 << 20
+    if holes:
+        with pytest.raises(AuditError, match="holes of"):
+            read_segment_file(path)
 
 
 @pytest.mark.parametrize(

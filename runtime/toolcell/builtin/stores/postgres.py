@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import struct
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from toolcell.builtin.stores.sql_agenda import SqlSchedules, SqlSkills
 from toolcell.builtin.stores.sql_documents import SqlDocuments
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import UsageError
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_kind, check_seconds
 from toolcell.tools.words import words
 
-logger = logging.getLogger("toolcell.tools.store")
+logger = logger_of("toolcell.tools.store")
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 WORDS_CHARS: Final = 200_000

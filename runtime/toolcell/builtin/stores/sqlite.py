@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sqlite3
 import threading
@@ -19,10 +18,11 @@ from toolcell.builtin.stores.sql_documents import SqlDocuments
 from toolcell.builtin.stores.sqlite_file import SqliteFile
 from toolcell.builtin.stores.vectors import CHUNKS, MESSAGES, Hit, IndexSql, ScanIndex, TableIndex, VectorIndex
 from toolcell.errors import StoreError
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_one_of, check_path, check_seconds
 from toolcell.tools.words import words
 
-logger = logging.getLogger("toolcell.tools.store")
+logger = logger_of("toolcell.tools.store")
 
 Vectors = Literal["auto", "sqlite-vec", "numpy"]
 

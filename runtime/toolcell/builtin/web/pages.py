@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import html
-import logging
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,8 +14,9 @@ from typing import Any, Literal
 from toolcell.builtin.encodings import MARKS, known_encoding, lenient
 from toolcell.builtin.web.fetch import Response
 from toolcell.builtin.web.markup import bounded_markup
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.tools")
+logger = logger_of("toolcell.tools")
 
 Kind = Literal["html", "json", "text", "binary"]
 

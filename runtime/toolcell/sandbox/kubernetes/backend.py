@@ -6,7 +6,6 @@ A pod is claimed for one caller, who gets a connection to it for each sandbox: t
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import socket
 from collections.abc import Mapping, Sequence
@@ -30,9 +29,10 @@ from toolcell.sandbox.kubernetes.pods import check_name, layers_of, memory_for, 
 from toolcell.sandbox.node.sandbox import NodeSandbox, Placement
 from toolcell.sandbox.node.server import NodeAddress
 from toolcell.sandbox.node.stream import NodeStream, start
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind, check_path, shown
 
-logger = logging.getLogger("toolcell.kubernetes")
+logger = logger_of("toolcell.kubernetes")
 
 FEWEST_S: Final = 10.0
 

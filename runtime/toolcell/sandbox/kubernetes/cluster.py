@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import time
 import uuid
@@ -20,8 +19,9 @@ from typing import Any, Final
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.kubernetes.exec_stream import ExecutedProgram
 from toolcell.sandbox.kubernetes.pods import CONTAINER, RELAY
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.kubernetes")
+logger = logger_of("toolcell.kubernetes")
 
 GROUP: Final = "extensions.agents.x-k8s.io"
 VERSION: Final = "v1beta1"

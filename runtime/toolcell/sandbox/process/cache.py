@@ -10,6 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from toolcell.errors import PackageError
+from toolcell.support.private_folder import make_private_folder
 
 
 def default_cache_dir() -> Path:
@@ -36,7 +37,7 @@ def private_directory(path: Path) -> Path:
         PackageError: it cannot be made, or is a link, or others may write to it or put another one in its place.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path)
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError as exc:
         why = "it is a link" if path.is_symlink() else exc.strerror

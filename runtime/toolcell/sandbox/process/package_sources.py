@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -23,8 +22,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from toolcell.errors import PackageError, UsageError
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 """At level INFO: what an installer does, line by line. The command line shows it."""
 
 INSTALL_TIMEOUT_S = 900.0

@@ -7,7 +7,6 @@ passed through Ray.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,10 @@ from toolcell.sandbox.node.server import NodeAddress, NodeSettings
 from toolcell.sandbox.node.stream import NodeStream, WrongKey, start
 from toolcell.sandbox.ray.cluster import RayCluster
 from toolcell.support import daemon_threads
+from toolcell.support.log import logger_of
 from toolcell.tools.checks import check_count, check_kind
 
-logger = logging.getLogger("toolcell.ray")
+logger = logger_of("toolcell.ray")
 
 WATCH_S: Final = 2.0
 """How often Ray is asked which nodes there are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,9 @@ from toolcell.errors import (
 )
 from toolcell.service.problems import Problem
 from toolcell.service.socket.messages import RequestFailed
+from toolcell.support.log import logger_of
 
-logger = logging.getLogger("toolcell.service")
+logger = logger_of("toolcell.service")
 
 _KINDS: Final[dict[str, type[ToolcellError]]] = {
     kind.code: kind

@@ -1,0 +1,39 @@
+"""`logger_of`: a logger whose records say each text of somebody else on one line.
+
+A line break in the name of a tool, or in what an exception says, would begin a line that looks like another record.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from toolcell.support.text import as_one_line, for_terminal
+
+_FORMATTER = logging.Formatter()
+
+
+def logger_of(name: str) -> logging.Logger:
+    """Return the logger of this name."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_on_one_line)  # adding it again changes nothing
+    return logger
+
+
+def _on_one_line(record: logging.LogRecord) -> bool:
+    if isinstance(record.msg, str) and not record.msg.isprintable():
+        record.msg = as_one_line(record.msg)
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_said, record.args))
+    if record.exc_info and not record.exc_text:
+        trace = for_terminal(_FORMATTER.formatException(record.exc_info))
+        record.exc_text = "\n".join(f"  {line}" for line in trace.split("\n"))
+    return True
+
+
+def _said(value: Any) -> Any:
+    """Return what `%s` shows of a value. Numbers stay what they are."""
+    if isinstance(value, str | BaseException):
+        text = str(value)
+        return value if text.isprintable() else as_one_line(text)
+    return value
