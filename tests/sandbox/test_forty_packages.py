@@ -50,6 +50,41 @@ def test_forty_packages_install_together_and_work_in_one_sandbox() -> None:
     assert result.value == dict.fromkeys(TRIED, True)
 
 
+DATA_WORK = {
+    "a database in a file": "import duckdb\nduckdb.connect('x.db').close()\nduckdb.connect('x.db', read_only=True).close()",
+    "frames of four libraries": (
+        "import polars, pyarrow.parquet, pandas\npandas.DataFrame({'a': range(1000)}).to_parquet('a.parquet')\n"
+        "assert polars.read_parquet('a.parquet').height == pyarrow.parquet.read_table('a.parquet').num_rows == 1000"
+    ),
+    "validation in parallel": (
+        "from sklearn.model_selection import cross_val_score\nfrom sklearn.tree import DecisionTreeClassifier\n"
+        "from sklearn.datasets import load_iris\nX, y = load_iris(return_X_y=True)\n"
+        "assert cross_val_score(DecisionTreeClassifier(), X, y, n_jobs=-1).mean() > 0.8"
+    ),
+    "joblib": (
+        "from joblib import Parallel, delayed\nfor backend in (None, 'loky', 'threading', 'multiprocessing'):\n"
+        "    assert Parallel(n_jobs=2, backend=backend)(delayed(pow)(i, 2) for i in range(3)) == [0, 1, 4]"
+    ),
+    "a standard library that still works": "import sqlite3\nsqlite3.connect(':memory:').execute('select 1').close()",
+}
+"""What maps far more memory than it uses, locks files, or starts workers."""
+
+
+@pytest.mark.isolation
+@pytest.mark.slow
+@pytest.mark.skipif(TRIED is not USES, reason="CI alone has these packages")
+def test_data_work_of_many_libraries_fits_into_one_session_that_uses_little() -> None:
+    limits = LIMITS.model_copy(update={"memory_bytes": 512 << 20})
+    with (
+        SyncRuntime(packages=list(TRIED), limits=limits, pool=PoolConfig(warm=1)) as runtime,
+        runtime.session() as session,
+    ):
+        for name, script in DATA_WORK.items():
+            result = session.execute_code(script)
+            assert result.ok and not result.logs.stderr, (name, result.error, result.logs.stderr)
+        assert "MemoryError" in session.execute_code("try: bytearray(10**12)\nexcept MemoryError as e: repr(e)").value
+
+
 def test_a_file_is_a_library_by_the_end_of_its_name(tmp_path: Path) -> None:
     libraries = ["a.so", "liba.so.6", "liba-1f2.so.1.2.3", "b.cpython-311-x86_64-linux-gnu.so"]
     for name in (*libraries, "x.some-named-index.parquet", "a.so.txt", "a.source", "a.sofa"):
