@@ -87,6 +87,18 @@ def test_programs_of_the_readme_print_what_it_says() -> None:
         assert done.stdout == printed
 
 
+@pytest.mark.isolation
+def test_the_agent_of_the_readme_runs_with_a_scripted_model() -> None:
+    [source] = [each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "OpenAIProvider" in each]
+    script = "set_result(sum(each['euros'] for each in tools.sales(month='2026-10')))"
+    answers = f"[calls(('execute_code', {{'code': {script!r}}})), 'We earned 10 euros.']"
+    scripted = source.replace("OpenAIProvider()", f"ScriptedModel({answers})").replace(
+        "import anyio\n", "import anyio\nfrom toolcell.agents.providers.scripted import ScriptedModel, calls\n"
+    )
+    done = subprocess.run([sys.executable, "-c", scripted], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "We earned 10 euros.\n"
+
+
 def test_figures_of_the_readme_are_those_of_the_benchmarks_page() -> None:
     results = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     rows = [row.split(" | ") for row in re.findall(r"^\| .+ \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|$", README, re.MULTILINE)]

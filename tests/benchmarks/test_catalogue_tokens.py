@@ -1,4 +1,4 @@
-"""What 500 tools cost a model: the tables of the README, and the limits that documentation promises."""
+"""What 500 tools cost a model: the tables of docs/tools.md, and the limits that documentation promises."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TOLERANCE = 0.15
 """Descriptions are reworded now and then."""
 
 
-def readme_figures() -> dict[str, tuple[int | None, int]]:
-    text = Path(ROOT, "README.md").read_text(encoding="utf-8")
-    section = text.partition("## What many tools cost a model\n")[2].partition("\n## ")[0]
+def written_figures() -> dict[str, tuple[int | None, int]]:
+    text = Path(ROOT, "docs", "tools.md").read_text(encoding="utf-8")
+    section = text.partition("### What many tools cost a model\n")[2].partition("\n## ")[0]
     return {
         found["name"]: (int(found["requests"]) if found["requests"] else None, int(found["tokens"].replace(",", "")))
         for found in FIGURE.finditer(section)
     }
 
 
-def test_the_readme_has_what_is_measured() -> None:
+def test_the_page_has_what_is_measured() -> None:
     told = {name: (None, tokens) for name, tokens in shown().items()}
     measured = {**anyio.run(measure_all), **told}
-    written = readme_figures()
+    written = written_figures()
 
     assert written.keys() == measured.keys()
     for name, (requests, tokens) in measured.items():
@@ -45,7 +45,7 @@ def test_an_mcp_client_pays_less_than_a_thousand_tokens_for_five_hundred_tools()
 
 
 def test_every_way_does_the_task_with_fewer_tokens_than_plain_tool_calling() -> None:
-    figures = readme_figures()
+    figures = written_figures()
     plain = figures[WAYS[0].name][1]
 
     assert all(figures[way.name][1] < plain for way in WAYS[1:])
