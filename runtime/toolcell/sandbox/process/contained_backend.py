@@ -20,11 +20,11 @@ from anyio.abc import TaskGroup
 from toolcell.config import Limits, Policy
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import BackendDefaults
+from toolcell.sandbox.forked import SupervisorChannel
 from toolcell.sandbox.process import root_filesystem
 from toolcell.sandbox.process.contained_sandbox import ContainedSandbox, ContainedUsage, rlimits_for
 from toolcell.sandbox.process.contained_zygote import ContainedZygote
 from toolcell.sandbox.stream import open_pipe
-from toolcell.sandbox.supervisor_channel import SupervisorChannel
 from toolcell_bridge.guest.lint_profiles import PRELOAD
 
 

@@ -14,12 +14,11 @@ import anyio
 
 from toolcell.config import Limits
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import INTERRUPTED_S, Exit, Sample, SandboxDefaults
+from toolcell.sandbox.backend import Exit, Sample
+from toolcell.sandbox.forked import SupervisedSandbox, SupervisorChannel
 from toolcell.sandbox.interpreter import plan_rlimits
 from toolcell.sandbox.process.contained_zygote import ContainedProcess, ContainedZygote
-from toolcell.sandbox.supervisor_channel import SupervisorChannel
 from toolcell_bridge.entry.process_usage import ProcessUsage, held_bytes
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
 from toolcell_bridge.isolation.rlimits import RlimitPlan
 
 END_S = 5.0
@@ -38,7 +37,7 @@ def rlimits_for(limits: Limits) -> RlimitPlan:
     return plan_rlimits(limits, SHARED_ID_PROCESSES, is_counted=False)
 
 
-class ContainedSandbox(SandboxDefaults):
+class ContainedSandbox(SupervisedSandbox):
     """One guest and its supervisor."""
 
     def __init__(
@@ -50,14 +49,9 @@ class ContainedSandbox(SandboxDefaults):
         limits: Limits,
         required: frozenset[str],
     ) -> None:
+        super().__init__(child, channel, ident=f"c{child.number}", limits=limits, required=required)
         self._child, self._zygote, self._channel, self._usage = child, zygote, channel, usage
-        self._required = required
         self._sample = Sample()
-        self._is_killed = False
-        self.id = f"c{child.number}"
-        self.stream = channel.stream
-        self.limits = limits
-        self.layers: Mapping[str, str] = {}
         self.backend = "process"
 
     def accept(self, layers: Mapping[str, str]) -> None:
@@ -66,7 +60,7 @@ class ContainedSandbox(SandboxDefaults):
         Raises:
             SandboxUnavailable: a required layer is not live.
         """
-        missing = sorted(self._required - layers.keys())
+        missing = sorted(self.required - layers.keys())
         if missing:
             raise SandboxUnavailable(
                 f"required isolation is not live: {', '.join(missing)}; `toolcell doctor --profile container` says why "
@@ -74,18 +68,10 @@ class ContainedSandbox(SandboxDefaults):
             )
         self.layers = dict(layers)
 
-    def is_alive(self) -> bool:
-        """Return False once its end is known."""
-        return not (self._child.is_over or self._is_killed or self._channel.has_hung_up())
-
     async def prepare(self, limits: Limits) -> None:
         """Lower its rlimits to those of its run. The run's monitor enforces the other limits."""
         if limits is not self.limits:
             await self._zygote.lower(self._child, asdict(rlimits_for(limits)))
-
-    def read_output(self) -> tuple[bytes, bytes]:
-        """Take what was written raw to descriptors 1 and 2 so far, without waiting."""
-        return self._channel.read_raw()
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Measure its process tree now."""
@@ -101,37 +87,10 @@ class ContainedSandbox(SandboxDefaults):
             )
         return self._sample
 
-    def kill(self) -> None:
-        """Have the supervisor kill every process inside. Without a supervisor there is nothing left to kill."""
-        self._is_killed = True
-        self._channel.send_control(KILL)
-
-    def kill_now(self) -> None:
-        """Have the supervisor kill it, from another thread."""
-        self._channel.kill_now()
-
-    def ask_line(self) -> bool:
-        """Have the supervisor ask the script which line it is at."""
-        return self._channel.send_control(ASK)
-
-    interrupted_s = INTERRUPTED_S
-
-    def interrupt(self) -> None:
-        """Have the supervisor interrupt the script of a session."""
-        self._channel.send_control(INTERRUPT)
-
     def cpu_now(self) -> float | None:
         """Return the CPU seconds that its process tree has used. Any thread may call it."""
         row = self._usage.measure(self._child.number, self._child.supervisor)
         return row[0] if row is not None else None
-
-    async def pause(self) -> bool:
-        """Have the supervisor stop every process inside until `unpause` or the end."""
-        return self.is_alive() and self._channel.send_control(FREEZE)
-
-    async def unpause(self) -> None:
-        """Let everything run again."""
-        self._channel.send_control(THAW)
 
     async def ended(self) -> Exit:
         """Wait until it has ended, at most a few seconds; returns how."""
@@ -141,7 +100,7 @@ class ContainedSandbox(SandboxDefaults):
                 with anyio.move_on_after(REPORT_S) as scope:
                     await child.changed.wait()
                 if scope.cancelled_caught:
-                    if self._is_killed and child.is_stopped:
+                    if self.is_killed and child.is_stopped:
                         child.end_by_force()
                     self._zygote.note_exit(child)
         return child.end or Exit(problem=child.problem or "its supervisor did not report how it ended")

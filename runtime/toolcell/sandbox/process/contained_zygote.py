@@ -17,10 +17,11 @@ import msgpack
 
 from toolcell.errors import SandboxUnavailable
 from toolcell.sandbox.backend import Exit
+from toolcell.sandbox.forked import ForkedSandbox, exit_of
 from toolcell.sandbox.interpreter import START, hashing
 from toolcell.sandbox.process.root_filesystem import InPlace
 from toolcell.sandbox.process.signals import signal_all, tree_of
-from toolcell.sandbox.process.zygote import ENVIRONMENT, ForkedSandbox, ZygoteHandle, exit_of
+from toolcell.sandbox.process.zygote import ENVIRONMENT, ZygoteHandle
 from toolcell.sandbox.shortages import unavailable
 from toolcell_bridge.entry.process_usage import ProcessUsage, process_row
 
@@ -50,7 +51,6 @@ class ContainedProcess(ForkedSandbox):
         super().__init__(number)
         self.supervisor = 0
         """Process id, while it is alive."""
-        self.is_lowered = True
         self._supervisor = 0
         self._pidfd = -1
         """Of the supervisor, until its end was reported or forced."""

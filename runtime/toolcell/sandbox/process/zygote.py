@@ -21,7 +21,7 @@ import anyio
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit
+from toolcell.sandbox.forked import ForkedSandbox
 from toolcell.sandbox.interpreter import FEW_ARENAS, ONE_THREAD
 from toolcell.sandbox.shortages import unavailable
 from toolcell.sandbox.stream import POLL_S, wait_readable, wait_writable
@@ -53,44 +53,6 @@ ENVIRONMENT = {
     "PYTHONMALLOC": "pymalloc",
 }
 """Of the zygote while it preloads. A guest gets another environment."""
-
-
-class ForkedSandbox:
-    """One sandbox, as reported by its zygote."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.has_started = False
-        self.problem = ""
-        """Why it was not started, or why nobody will report its end."""
-        self.end: Exit | None = None
-        self.changed = anyio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Its end is known, or nobody can report it any more."""
-        return self.end is not None or bool(self.problem)
-
-    def notify(self) -> None:
-        """Wake everybody who waits for a change."""
-        self.changed.set()
-        self.changed = anyio.Event()
-
-    def fail(self, problem: str) -> None:
-        """Record why nobody will report its end."""
-        self.problem = problem or "for a reason that was not told"
-        self.notify()
-
-    async def wait_ended(self) -> None:
-        """Wait until it has been reaped or its zygote is gone."""
-        while not self.is_over:
-            await self.changed.wait()
-
-
-def exit_of(status: int, cpu_s: float, peak_memory_bytes: int, problem: str = "") -> Exit:
-    """Return how a process ended whose wait status was reported."""
-    code = os.waitstatus_to_exitcode(status)
-    return Exit(-code if code < 0 else None, code if code >= 0 else None, cpu_s, peak_memory_bytes, problem)
 
 
 Child = TypeVar("Child", bound=ForkedSandbox)

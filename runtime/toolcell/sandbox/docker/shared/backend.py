@@ -16,7 +16,7 @@ import anyio
 
 from toolcell.config import MIB, Limits, Policy
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import INTERRUPTED_S, ByteStream, Exit, Sample, SandboxDefaults
+from toolcell.sandbox.backend import Exit, Sample
 from toolcell.sandbox.docker.container import SIGKILL
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.hardening import (
@@ -31,7 +31,8 @@ from toolcell.sandbox.docker.hardening import (
 )
 from toolcell.sandbox.docker.shared.container import SharedContainer
 from toolcell.sandbox.docker.shared.remote_sandbox import RemoteSandbox
-from toolcell_bridge.entry.shared_protocol import ASK, FREEZE, INTERRUPT, KILL, THAW
+from toolcell.sandbox.forked import SupervisedSandbox
+from toolcell_bridge.entry.shared_protocol import KILL
 
 SLOTS = 16
 """Sandboxes that one container holds at once. When all slots are taken, another container is started."""
@@ -104,22 +105,17 @@ def can_hold(made_for: Limits, limits: Limits) -> bool:
     )
 
 
-class SharedSandbox(SandboxDefaults):
+class SharedSandbox(SupervisedSandbox):
     """One guest of a shared container."""
 
     def __init__(
         self, container: SharedContainer, remote: RemoteSandbox, limits: Limits, ident: str, required: frozenset[str]
     ) -> None:
+        super().__init__(remote, remote.channel, ident=ident, limits=limits, required=required)
         self.container = container
         self._remote = remote
-        self._required = required
         self._memory_kills_before = container.container.usage.read().memory_kills
         self._memory_kills = 0
-        self._is_killed = False
-        self.id = ident
-        self.stream: ByteStream = remote.direct.stream if remote.direct is not None else remote
-        self.limits = limits
-        self.layers: Mapping[str, str] = {}
         self.backend = "docker"
 
     @property
@@ -132,25 +128,16 @@ class SharedSandbox(SandboxDefaults):
         from_daemon = daemon_layers(self.container.container.inspected)
         shared = SHARED if self.container.is_scoped else {**SHARED, "pid": "the container's, shared; signals pass"}
         from_daemon |= {name: detail for name, detail in shared.items() if name in from_daemon}
-        self.layers = live_layers(self._required, from_daemon, layers)
+        self.layers = live_layers(self.required, from_daemon, layers)
 
     def is_alive(self) -> bool:
         """Return False once the end of the sandbox is known."""
-        direct, container = self._remote.direct, self.container.container
-        return container.is_alive() and not (
-            self._remote.is_over or self._is_killed or (direct is not None and direct.has_hung_up())
-        )
+        return self.container.container.is_alive() and super().is_alive()
 
     async def prepare(self, limits: Limits) -> None:
         """Lower the rlimits of the guest to those of the next run. The run's monitor enforces the other limits."""
         if limits is not self.limits:
             await self.container.lower(self._remote, asdict(rlimits_for(limits)))
-
-    def read_output(self) -> tuple[bytes, bytes]:
-        """Take the raw output on descriptors 1 and 2 so far, without waiting."""
-        if self._remote.direct is not None:
-            return self._remote.direct.read_raw()
-        return self._remote.take_raw(1), self._remote.take_raw(2)
 
     def sample(self, *, brief: bool = False, last: bool = False) -> Sample:
         """Return what the container last reported; ask for a new report unless `brief`."""
@@ -168,45 +155,17 @@ class SharedSandbox(SandboxDefaults):
 
     def kill(self) -> None:
         """Kill every process of the sandbox, without waiting. `ended` waits for the end."""
-        self._is_killed = True
-        direct = self._remote.direct
-        if direct is None or not direct.send_control(KILL):
+        self.is_killed = True
+        if not self.channel.send_control(KILL):
             self.container.kill(self._remote)
-
-    def kill_now(self) -> None:
-        """Have the supervisor kill the sandbox, from another thread. Without a direct channel only `kill` can."""
-        if self._remote.direct is not None:
-            self._remote.direct.kill_now()
-
-    def ask_line(self) -> bool:
-        """Have the supervisor ask the script which line it is at. Without a direct channel it is not asked."""
-        return self._remote.direct is not None and self._remote.direct.send_control(ASK)
-
-    @property
-    def interrupted_s(self) -> float:
-        """Return 0 without a direct channel: only its supervisor can interrupt the script."""
-        return INTERRUPTED_S if self._remote.direct is not None else 0.0
-
-    def interrupt(self) -> None:
-        """Have the supervisor interrupt the script of a session. Without a direct channel it is not interrupted."""
-        if self._remote.direct is not None:
-            self._remote.direct.send_control(INTERRUPT)
 
     def cpu_now(self) -> float | None:
         """Return None: the container's reports arrive in the event loop."""
         return None
 
     async def pause(self) -> bool:
-        """Have the supervisor stop every process until `unpause`; False without a direct channel or scoped signals."""
-        direct = self._remote.direct
-        if direct is None or not self.container.is_scoped or not self.is_alive():
-            return False
-        return direct.send_control(FREEZE)
-
-    async def unpause(self) -> None:
-        """Let everything run again."""
-        if self._remote.direct is not None:
-            self._remote.direct.send_control(THAW)
+        """Have the supervisor stop every process until `unpause`; False where others could let them go on."""
+        return self.container.is_scoped and await super().pause()
 
     async def ended(self) -> Exit:
         """Wait, at most a few seconds, until the sandbox has ended; return how."""
@@ -215,7 +174,7 @@ class SharedSandbox(SandboxDefaults):
         end = self._remote.end
         if end is None:
             return Exit()
-        if end.signal == SIGKILL and not self._is_killed:
+        if end.signal == SIGKILL and not self.is_killed:
             # The host did not send the signal and a guest may not, so the kernel did, for the container's memory.
             kills = self.container.container.usage.read().memory_kills
             self._memory_kills = max(0, kills - self._memory_kills_before)

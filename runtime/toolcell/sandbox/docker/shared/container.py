@@ -16,11 +16,11 @@ import anyio.lowlevel
 import msgpack
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit
 from toolcell.sandbox.docker.container import Container
 from toolcell.sandbox.docker.engine import Engine
 from toolcell.sandbox.docker.shared.proxy import DirectProxy
 from toolcell.sandbox.docker.shared.remote_sandbox import START_S, RemoteSandbox
+from toolcell.sandbox.forked import exit_of
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.errors import RemoteProtocolError
 from toolcell_bridge.wire.mux import Control, Data, Mux, Room, StreamEnded
@@ -149,10 +149,10 @@ class SharedContainer:
             match event:
                 case Data(channel, piece):
                     if (sandbox := self._sandboxes.get(channel // CHANNEL_STRIDE)) is not None:
-                        sandbox.channels[channel % CHANNEL_STRIDE].data += piece
+                        sandbox.carried.received[channel % CHANNEL_STRIDE].data += piece
                 case StreamEnded(channel):
                     if (sandbox := self._sandboxes.get(channel // CHANNEL_STRIDE)) is not None:
-                        sandbox.channels[channel % CHANNEL_STRIDE].is_over = True
+                        sandbox.carried.received[channel % CHANNEL_STRIDE].is_over = True
                 case Room():
                     pass
                 case Control(body):
@@ -161,18 +161,19 @@ class SharedContainer:
     def _handle_message(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"started": int(number)} if 0 < number < self._next:
-                self._update(number, has_started=True)
+                self._sandbox(number).has_started = True
             case {"failed": int(number), "why": str(why)} if 0 < number < self._next:
-                self._update(number, problem=why)
+                self._sandbox(number).fail(why)
             case {"descriptors": int(number), "ends": [int(), int(), int(), int()] as ends} if 0 < number < self._next:
-                self._update(number, proxy_descriptors=ends)
+                self._sandbox(number).proxy_descriptors = ends
             case {"proxy": int(pid)} if self._proxy_pid == 0:
                 self._proxy_pid = pid
             case {"lowered": int(number)} if 0 < number < self._next:
-                self._update(number, is_lowered=True)
+                self._sandbox(number).is_lowered = True
             case {"ended": int(number), "status": int(status), "is_clean": bool(is_clean)}:
                 self.slots -= not is_clean
-                self._update(number, end=_exit(status, float(message["cpu_s"]), int(message["peak_memory_bytes"])))
+                end = exit_of(status, float(message["cpu_s"]), int(message["peak_memory_bytes"]))
+                self._sandbox(number).end = end
             case {"measured": dict(rows)}:
                 self._measurements += 1
                 for number, row in rows.items():
@@ -183,12 +184,9 @@ class SharedContainer:
             case _:
                 raise RemoteProtocolError(f"control message {str(message)[:200]}")
 
-    def _update(self, number: int, **changes: object) -> None:
-        """Set attributes of a sandbox, unless it has been forgotten."""
-        sandbox = self._sandboxes.get(number)
-        if sandbox is not None:
-            for name, value in changes.items():
-                setattr(sandbox, name, value)
+    def _sandbox(self, number: int) -> RemoteSandbox:
+        """Return a sandbox; one that nobody looks at, if it has been forgotten."""
+        return self._sandboxes.get(number) or RemoteSandbox(self, number)
 
     def _mark_dead(self, problem: str) -> None:
         self.problem = self.problem or problem
@@ -225,12 +223,13 @@ class SharedContainer:
     async def _open_direct_channel(self, sandbox: RemoteSandbox, proxy: DirectProxy) -> None:
         with anyio.move_on_after(START_S):
             await self.wait_for(lambda: bool(sandbox.proxy_descriptors) or sandbox.is_over)
-        sandbox.direct = proxy.take(sandbox.proxy_descriptors) if sandbox.proxy_descriptors else None
-        if sandbox.direct is None:
+        direct = proxy.take(sandbox.proxy_descriptors) if sandbox.proxy_descriptors else None
+        if direct is None:
             self._proxy = None
             proxy.close()
             await self.send(self._control({"carry": sandbox.number}))
         else:
+            sandbox.channel = direct
             await self.send(self._control({"taken": sandbox.number}))
 
     async def lower(self, sandbox: RemoteSandbox, rlimits: Mapping[str, int]) -> None:
@@ -267,9 +266,8 @@ class SharedContainer:
         if self._sandboxes.pop(sandbox.number, None) is not None:
             for channel in range(CHANNELS):
                 self.mux.close(sandbox.number * CHANNEL_STRIDE + channel)
-            sandbox.close_channels()
-            if sandbox.direct is not None:
-                sandbox.direct.close()
+            sandbox.carried.close()
+            sandbox.channel.close()
             self.post(self._control({"close": sandbox.number}))
             self._notify()
 
@@ -277,17 +275,8 @@ class SharedContainer:
         """Remove the container and every sandbox in it. Safe to call twice."""
         self._mark_dead("the container was removed")
         for sandbox in self._sandboxes.values():
-            if sandbox.direct is not None:
-                sandbox.direct.close()
+            sandbox.channel.close()
         if self._proxy is not None:
             self._proxy.close()
         with suppress(SandboxUnavailable):
             await self.container.destroy()
-
-
-def _exit(status: int, cpu_s: float, peak_memory_bytes: int) -> Exit:
-    """Build an `Exit`. `status`: as wait() returns it; -1 when the first process was not among those reaped."""
-    if status < 0:
-        return Exit(cpu_s=cpu_s, peak_memory_bytes=peak_memory_bytes)
-    signal, code = status & 0x7F, status >> 8 & 0xFF
-    return Exit(signal or None, None if signal else code, cpu_s, peak_memory_bytes)

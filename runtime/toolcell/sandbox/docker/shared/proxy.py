@@ -13,7 +13,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from toolcell.sandbox.supervisor_channel import SupervisorChannel
+from toolcell.sandbox.forked import SupervisorChannel
 from toolcell_bridge.isolation.syscalls import syscall
 
 FILE_TYPES = [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFIFO]

@@ -1,7 +1,4 @@
-"""One sandbox of a shared container as its host sees it: what the container reported, and the bridge to its guest.
-
-It holds received bytes that have not been taken yet; the multiplexer bounds them.
-"""
+"""One sandbox of a shared container as its host sees it: what the container reported, and the ways to its guest."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from typing import Protocol
 import anyio
 
 from toolcell.errors import SandboxUnavailable
-from toolcell.sandbox.backend import Exit
-from toolcell.sandbox.supervisor_channel import SupervisorChannel
+from toolcell.sandbox.forked import ForkedSandbox, SandboxChannel
 from toolcell_bridge.entry.shared_protocol import CHANNEL_STRIDE, CHANNELS
 from toolcell_bridge.wire.mux import Mux
 
@@ -31,7 +27,7 @@ class SandboxUsage:
 
 
 @dataclass(slots=True)
-class SandboxChannel:
+class ReceivedBytes:
     """Received bytes of one channel that have not been taken yet. The multiplexer bounds them."""
 
     data: bytearray = field(default_factory=bytearray)
@@ -62,30 +58,100 @@ class SandboxCarrier(Protocol):
         ...
 
 
-class RemoteSandbox:
-    """One sandbox as its container reports it. Also the `ByteStream` of its bridge, when the proxy carries that."""
+class CarriedChannel:
+    """The way to a guest over its container's one stream. Also the `ByteStream` of its bridge.
+
+    It holds received bytes that have not been taken yet; the multiplexer bounds them.
+    """
+
+    reaches_supervisor = False
 
     def __init__(self, container: SandboxCarrier, number: int) -> None:
-        self._container = container
-        self.number = number
-        self.channels = [SandboxChannel() for _ in range(CHANNELS)]
-        self.usage = SandboxUsage()
-        self.peak = SandboxUsage()
-        self.has_started = False
-        self.is_lowered = True
-        self.proxy_descriptors: list[int] = []
-        """Numbers that this sandbox's descriptors have in the proxy, once the proxy has reported them."""
-        self.direct: SupervisorChannel | None = None
-        self.problem: str | None = None
-        self.end: Exit | None = None
+        self._container, self._number = container, number
+        self.received = [ReceivedBytes() for _ in range(CHANNELS)]
         self.sent_bytes = 0
         self.received_bytes = 0
         self._writing: anyio.Event | None = None
 
     @property
-    def is_over(self) -> bool:
-        """The end of the sandbox or of its container is known."""
-        return self.end is not None or self.problem is not None
+    def stream(self) -> CarriedChannel:
+        """The bridge."""
+        return self
+
+    def has_hung_up(self) -> bool:
+        """Return False: the container reports the end of the sandbox."""
+        return False
+
+    def send_control(self, word: bytes) -> bool:
+        """Return False: the proxy does not write to a supervisor."""
+        return False
+
+    def kill_now(self) -> None:
+        """Do nothing: other threads must not write to the container's stream."""
+
+    def close(self) -> None:
+        """Record that no byte will follow."""
+        for each in self.received:
+            each.is_over = True
+
+    async def receive(self) -> bytes:
+        """Return the bridge's next bytes, or b"" when the sandbox is gone."""
+        bridge = self.received[0]
+        if not bridge.data:
+            await self._container.wait_for(lambda: bool(bridge.data) or bridge.is_over)
+        data = bridge.take()
+        self.received_bytes += len(data)
+        if data and (credit := self._container.mux.took(self._number * CHANNEL_STRIDE, len(data))):
+            await self._container.send(credit)
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`, after a write that is in progress. A guest that does not read delays only this call."""
+        while self._writing is not None:
+            await self._writing.wait()
+        self.sent_bytes += len(data)
+        mux, channel = self._container.mux, self._number * CHANNEL_STRIDE
+        if len(data) <= mux.room(channel):
+            await self._container.send(mux.data(channel, data))
+            return
+        self._writing = anyio.Event()
+        try:
+            remaining = memoryview(data)
+            while remaining and not self.received[0].is_over:
+                room = mux.room(channel)
+                if room:
+                    piece, remaining = remaining[:room], remaining[room:]
+                    await self._container.send(mux.data(channel, piece))
+                else:
+                    await self._container.wait_for(lambda: mux.room(channel) > 0 or self.received[0].is_over)
+        finally:
+            self._writing.set()
+            self._writing = None
+
+    def read_raw(self) -> tuple[bytes, bytes]:
+        """Take the raw output on descriptors 1 and 2 so far, without waiting."""
+        return self._take_raw(1), self._take_raw(2)
+
+    def _take_raw(self, descriptor: int) -> bytes:
+        data = self.received[descriptor].take()
+        if data:
+            self._container.post(self._container.mux.took(self._number * CHANNEL_STRIDE + descriptor, len(data)))
+        return data
+
+
+class RemoteSandbox(ForkedSandbox):
+    """One sandbox as its container reports it."""
+
+    def __init__(self, container: SandboxCarrier, number: int) -> None:
+        super().__init__(number)
+        self._container = container
+        self.carried = CarriedChannel(container, number)
+        self.channel: SandboxChannel = self.carried
+        """A direct one where the host can take the descriptors of the sandbox."""
+        self.usage = SandboxUsage()
+        self.peak = SandboxUsage()
+        self.proxy_descriptors: list[int] = []
+        """Numbers that this sandbox's descriptors have in the proxy, once the proxy has reported them."""
 
     def record_usage(self, cpu_s: float, memory_bytes: int, processes: int) -> None:
         """Record what the container measured."""
@@ -98,54 +164,8 @@ class RemoteSandbox:
     def mark_dead(self, problem: str) -> None:
         """Record that the container is gone: no byte and no report will follow."""
         if self.end is None:
-            self.problem = self.problem or problem
-        self.close_channels()
-
-    def close_channels(self) -> None:
-        """Record that no byte will follow."""
-        for channel in self.channels:
-            channel.is_over = True
-
-    async def receive(self) -> bytes:
-        """Return the bridge's next bytes, or b"" when the sandbox is gone."""
-        channel = self.channels[0]
-        if not channel.data:
-            await self._container.wait_for(lambda: bool(channel.data) or channel.is_over)
-        data = channel.take()
-        self.received_bytes += len(data)
-        if data and (credit := self._container.mux.took(self.number * CHANNEL_STRIDE, len(data))):
-            await self._container.send(credit)
-        return data
-
-    async def send(self, data: bytes) -> None:
-        """Write all of `data`, after a write that is in progress. A guest that does not read delays only this call."""
-        while self._writing is not None:
-            await self._writing.wait()
-        self.sent_bytes += len(data)
-        mux, channel = self._container.mux, self.number * CHANNEL_STRIDE
-        if len(data) <= mux.room(channel):
-            await self._container.send(mux.data(channel, data))
-            return
-        self._writing = anyio.Event()
-        try:
-            rest = memoryview(data)
-            while rest and not self.channels[0].is_over:
-                room = mux.room(channel)
-                if room:
-                    piece, rest = rest[:room], rest[room:]
-                    await self._container.send(mux.data(channel, piece))
-                else:
-                    await self._container.wait_for(lambda: mux.room(channel) > 0 or self.channels[0].is_over)
-        finally:
-            self._writing.set()
-            self._writing = None
-
-    def take_raw(self, descriptor: int) -> bytes:
-        """Take the raw output on descriptor 1 or 2 so far, without waiting."""
-        data = self.channels[descriptor].take()
-        if data:
-            self._container.post(self._container.mux.took(self.number * CHANNEL_STRIDE + descriptor, len(data)))
-        return data
+            self.fail(self.problem or problem)
+        self.carried.close()
 
     async def wait_started(self) -> None:
         """Wait until the sandbox has been forked.
@@ -155,7 +175,7 @@ class RemoteSandbox:
         """
         with anyio.move_on_after(START_S):
             await self._container.wait_for(lambda: self.has_started or self.is_over)
-        if not self.has_started or self.problem is not None:
+        if not self.has_started or self.problem:
             raise SandboxUnavailable(f"the container could not start a sandbox: {self.problem or 'it does not answer'}")
 
     async def wait_lowered(self) -> None:
