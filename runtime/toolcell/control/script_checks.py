@@ -11,7 +11,7 @@ from toolcell.config import CheckTypes, Limits, check_types_of
 from toolcell.results import ExecutionResult
 from toolcell.run.feed import ScriptFeed
 from toolcell.run.observer import NULL_OBSERVER
-from toolcell.run.runs import Runs
+from toolcell.run.runs import Runs, count_cpu
 from toolcell.run.script import Script
 from toolcell.run.tool_bridge import ToolBridge
 from toolcell.tools.call import CallableTools, RunContext
@@ -45,20 +45,33 @@ class ScriptChecks:
         if self._type_checker is not None:
             await self._type_checker.close()
 
-    async def preflight(self, source: str, tools: CallableTools, limits: Limits | None = None) -> Preflight:
+    async def preflight(
+        self, source: str, tools: CallableTools, limits: Limits | None = None, context: RunContext | None = None
+    ) -> Preflight:
         """Return the calls that a script can make, as far as they are written out. It is read in a sandbox; none runs.
+
+        It counts as a run for the quotas of `context`.
 
         Raises:
             UsageError: `source` is no text, or too large.
+            QuotaExceeded: whoever it is for has used up the quota.
             SandboxUnavailable: no sandbox could be started.
         """
+        run = self._runs.under_rules(context or RunContext())
+        found, cpu_s = await self._read(source, tools, limits)
+        count_cpu(run, cpu_s)
+        return found
+
+    async def _read(self, source: str, tools: CallableTools, limits: Limits | None) -> tuple[Preflight, float]:
+        """Return what a script can call, and the CPU time that it took to find out."""
         from toolcell.control.preflight import preflight_request, read_preflight
 
         runs = self._runs
         request = preflight_request(runs.next_number(), source, limits or runs.limits)
         bridge = ToolBridge(tools, RunContext(), NULL_OBSERVER)  # this script makes no call
         abandoned = AbandonedThreads(runs.abandoned)
-        return read_preflight(await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned=abandoned), tools)
+        result = await runs.sandboxes.run(request, bridge, NULL_OBSERVER, abandoned=abandoned)
+        return read_preflight(result, tools), result.usage.cpu_s
 
     async def types(
         self,
@@ -89,7 +102,7 @@ class ScriptChecks:
         self, script: Script, tools: CallableTools, context: RunContext | None
     ) -> Script | ExecutionResult:
         """Return a script with its preflight; or the result of one whose calls cannot succeed, which must not run."""
-        planned = await self.preflight(script.source, tools, script.limits)
+        planned, _ = await self._read(script.source, tools, script.limits)
         if planned.problems:
             from toolcell.control.preflight import refused
 

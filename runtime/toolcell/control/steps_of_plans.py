@@ -93,6 +93,11 @@ class JournaledSteps:
 
     # What the pipeline asks
 
+    def waited(self, call: Call, /) -> bool:
+        """Return true for a step that was decided about."""
+        entry = self.journal.entry_of(call)
+        return entry is not None and entry.decision is not None
+
     async def decide(self, call: Call, /) -> Approve | Modify | Reject:
         """Return what was decided about a step; without a decision, let it wait. The others of the plan go on."""
         entry = self.journal.entry_of(call)

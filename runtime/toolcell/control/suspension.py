@@ -40,6 +40,10 @@ class Denial:
         """Refuse."""
         return Reject(f'tool "{call.name}" was refused: {self._why}')
 
+    def waited(self, call: Call, /) -> bool:
+        """Return false: nothing waits."""
+        return False
+
 
 class Suspender:
     """Ends a run when calls of it wait for decisions. The `Approvals` of a run with `on_approval="suspend"`."""
@@ -72,6 +76,11 @@ class Suspender:
         if decision is None or decision.reason != call.approval_reason:
             return await self.hold(entry, dict(call.args), digest, call.approval_reason)
         return answer_of(decision)
+
+    def waited(self, call: Call, /) -> bool:
+        """Return true for a call that was decided about."""
+        entry = self._journal.entry_of(call)
+        return entry is not None and entry.decision is not None
 
     async def hold(self, entry: JournalEntry, args: dict[str, Any], digest: str, reason: str) -> Reject:
         """Suspend the run for a call, together with others that wait.

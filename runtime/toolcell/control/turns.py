@@ -85,6 +85,10 @@ class TurnApprovals:
             return Reject("its arguments are not those that were decided about; it was not made")
         return answer_of(decision)
 
+    def waited(self, call: Call, /) -> bool:
+        """Return true for a call of the model that was decided about, or whose script waited."""
+        return call.parent is None and (call.call_id in self._decided or call.call_id in self._scripts)
+
     async def run_script(
         self, execute: ExecuteCode, resume: ExecuteCode, source: str, call: Call, options: dict[str, Any]
     ) -> ExecutionResult:

@@ -304,12 +304,12 @@ class Runs:
                 result = dataclasses.replace(result, preflight=script.preflight)
         except BaseException as exc:
             self.sandboxes.held.drop(journal.journal_id)
-            _count(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
+            count_cpu(context, min(limits.cpu_s, time.perf_counter() - started))  # nobody measured it
             journal.abandon()
             observer.on_failure(exc)
             raise
         held = journal.held
-        _count(context, result.usage.cpu_s - (held.cpu_s if held is not None else 0.0))
+        count_cpu(context, result.usage.cpu_s - (held.cpu_s if held is not None else 0.0))
         self._reverts.keep(result.journal_id, run.made)
         observer.on_end(result)
         self.tell_end(result)
@@ -325,8 +325,8 @@ class Runs:
             logger.exception("Runtime.on_end failed")
 
 
-def _count(context: RunContext, cpu_s: float) -> None:
-    """Count what a run has used."""
+def count_cpu(context: RunContext, cpu_s: float) -> None:
+    """Count the CPU time that a run has used."""
     for quotas in context.quotas:
         quotas.end_run(context, cpu_s)
 

@@ -71,6 +71,10 @@ class Approvals(Protocol):
         """
         ...
 
+    def waited(self, call: Call, /) -> bool:
+        """Return true for a call that was admitted and counted before, and has waited since."""
+        ...
+
 
 class CallHook(Protocol):
     """What a run knows of a hook; `hooks.Hook` is the one there is."""

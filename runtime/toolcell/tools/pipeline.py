@@ -241,12 +241,20 @@ def _find_permitted(state: RegistryState, call: Call, *, is_counted: bool = True
     if budget is not None and is_counted and not budget.take_call():
         message = f"no tool calls left: the run's budget of {budget.tool_calls} is used up"
         return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, retryable=False, status=Status.BLOCKED)
-    for quotas in run.quotas if is_counted else ():
+    for quotas in run.quotas if is_counted and not _was_counted(call) else ():
         if (refused := quotas.take_call(run)) is not None:
             details = {"retry_after_s": getattr(refused, "retry_after_s", None)}
             message = f"{call.name} was not called: {refused}"
             return ToolResult.fail(message, code=ErrorCode.UNAVAILABLE, status=Status.BLOCKED, details=details)
     return tool
+
+
+def _was_counted(call: Call) -> bool:
+    """Return true for a call that a quota has counted: it waited for a decision, or is an effect of a dry run that is
+    made now."""
+    approvals, dry_run = call.run.scope.approvals, call.run.dry_run
+    is_committed = dry_run is not None and not dry_run.key and dry_run.approves(call)
+    return is_committed or (approvals is not None and approvals.waited(call))
 
 
 def _permitted_above(state: RegistryState, call: Call, tool: RegisteredTool) -> bool:

@@ -13,16 +13,14 @@ from typing import Any
 from toolcell.errors import RegistrationError
 from toolcell.support.text import cut_text
 from toolcell.tools.stubs import OBSERVED
+from toolcell_bridge.wire.invisible import INVISIBLE
 
 MAX_SCHEMA_TEXT_CHARS = 500
 """Of a description inside a schema."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
+HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u2029\ud800-\udfff{INVISIBLE}]")
 """Control, bidi and invisible characters: they make a text look like another, or hide one."""
 _ANNOTATIONS = frozenset({"description", "title", "$comment"})
 

@@ -27,6 +27,10 @@ class _Approved:
         """Approve it."""
         return Approve()
 
+    def waited(self, call: Call, /) -> bool:
+        """Return false: what was asked for elsewhere is counted there."""
+        return False
+
 
 class CallerTools:
     """The tools of one request, and the context that they see."""

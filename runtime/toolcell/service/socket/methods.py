@@ -58,9 +58,10 @@ async def _execute_plan(served: ServedSession, request: ServedRequest, given: Ar
 
 async def _preflight(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
     source, limits = given.take("source", str), given.limits(served.runtime.limits)
-    tools = served.tools(given)
+    common = served.common(request, given)
     given.end()
-    return plain_record(await served.runtime.preflight(source, tools=tools, limits=limits))
+    checks, tools = served.runtime.checks, served.runtime.runs.tools(common["tools"])
+    return plain_record(await checks.preflight(source, tools, limits, common["context"]))
 
 
 async def _resume(served: ServedSession, request: ServedRequest, given: Arguments) -> Any:
