@@ -23,7 +23,7 @@ from toolcell import PoolConfig, SyncRuntime
 from toolcell.audit import keys
 from toolcell.audit.format import LOG_FILE
 from toolcell.audit.reader import RecordedCall
-from toolcell.cli import audit_arguments, audit_render, build, exits
+from toolcell.cli import audit_terminal, build, exits
 from toolcell.errors import UsageError
 from toolcell.tools import RunContext, Substitute, ToolResult
 
@@ -495,22 +495,22 @@ def test_a_replay_can_be_stepped_through(replayable: Ledger) -> None:
 def test_a_time_ago_is_understood(text: str, seconds: int) -> None:
     now = time.time_ns()
 
-    assert abs(now - seconds * 10**9 - audit_arguments.parse_time(text)) < 10 * 10**9
+    assert abs(now - seconds * 10**9 - audit_terminal.parse_time(text)) < 10 * 10**9
 
 
 def test_dates_and_times_are_local() -> None:
-    assert audit_arguments.parse_time("2026-11-21") == int(datetime(2026, 11, 21).timestamp()) * 10**9
+    assert audit_terminal.parse_time("2026-11-21") == int(datetime(2026, 11, 21).timestamp()) * 10**9
     assert (
-        audit_arguments.parse_time("2026-11-21T14:30") - audit_arguments.parse_time("2026-11-21")
+        audit_terminal.parse_time("2026-11-21T14:30") - audit_terminal.parse_time("2026-11-21")
         == timedelta(hours=14.5) // timedelta(microseconds=1) * 1000
     )
-    assert audit_render.show_time(audit_arguments.parse_time("2026-11-21T14:30:05"))[:19] == "2026-11-21 14:30:05"
+    assert audit_terminal.show_time(audit_terminal.parse_time("2026-11-21T14:30:05"))[:19] == "2026-11-21 14:30:05"
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "5 minutes", "-3h", "99999-01-01"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no time such as"):
-        audit_arguments.parse_time(text)
+        audit_terminal.parse_time(text)
 
 
 def call(started_ms: float, took_ms: float, **fields: Any) -> RecordedCall:
@@ -523,11 +523,11 @@ def call(started_ms: float, took_ms: float, **fields: Any) -> RecordedCall:
      (100, 0, " " * 27 + "|"), (75, 500, " " * 21 + "#" * 7)],
 )  # fmt: skip
 def test_a_bar_is_where_its_call_was(started_ms: float, took_ms: float, expected: str) -> None:
-    assert audit_render.bar(call(started_ms, took_ms, status="ok"), 0, 100_000_000, "ascii") == expected
+    assert audit_terminal.bar(call(started_ms, took_ms, status="ok"), 0, 100_000_000, "ascii") == expected
 
 
 def test_a_call_without_an_end_has_a_bar_to_the_end() -> None:
-    assert audit_render.bar(call(50, 0), 0, 100_000_000) == " " * 14 + "█" * 14
+    assert audit_terminal.bar(call(50, 0), 0, 100_000_000) == " " * 14 + "█" * 14
 
 
 def test_a_list_fits_the_terminal(filled: Ledger) -> None:
@@ -536,7 +536,7 @@ def test_a_list_fits_the_terminal(filled: Ledger) -> None:
     console = Console(width=90, force_terminal=True, file=io.StringIO(), color_system=None)
     with Index(filled.directory) as index:
         index.refresh()
-        audit_render.show_list(index.runs(), console)
+        audit_terminal.show_list(index.runs(), console)
     assert isinstance(console.file, io.StringIO)
 
     assert max(map(len, console.file.getvalue().splitlines())) <= 92

@@ -94,51 +94,10 @@ def test_each_row_of_the_table_is_tried_by_its_literal() -> None:
         assert len(begins) >= 3
 
 
-ASSIGNED = {
-    'os.environ["OPENAI_KEY_TOKEN"] = "hunter22"': 'os.environ["OPENAI_KEY_TOKEN"] = "@"',
-    "os.environ['API_KEY']='hunter22'": "os.environ['API_KEY']='@'",
-    'token: str = "hunter22"': 'token: str = "@"',
-    'token: Optional[str] = "hunter22"': 'token: Optional[str] = "@"',
-    'token: dict[str, str] | None = "hunter22"': 'token: dict[str, str] | None = "@"',
-    'secret = f"hunter22{suffix}hunter23"': 'secret = f"@{suffix}@"',
-    'headers = {"Authorization": f"Bearer {token}"}': 'headers = {"Authorization": f"Bearer {token}"}',
-    "password = '''hunter22\nhunter23'''": "password = '''@\n'''",
-    'password = """hunter22""" # why': 'password = """@""" # why',
-    'api_key = ("hunter22"\n    "hunter23")': 'api_key = ("@"\n    "@")',
-    'api_key = "hunter22" + "hunter23"': 'api_key = "@" + "@"',
-    'user, password = "someone", "hunter22"': 'user, password = "@", "@"',
-    'password, user = ("hunter22", "someone")': 'password, user = ("@", "@")',
-    'passwords = ["hunter22", "hunter23"]': 'passwords = ["@", "@"]',
-    'auth=("me", "hunter22")': 'auth=("me", "@")',
-    'cookies = {"session": "hunter22"}': 'cookies = {"session": "@"}',
-    'os.environ.setdefault("GH_TOKEN", "hunter22")': 'os.environ.setdefault("GH_TOKEN", "@")',
-    "os.putenv('DB_PASSWORD', 'hunter22')": "os.putenv('DB_PASSWORD', '@')",
-    'SECRET_KEY = "hunter22"': 'SECRET_KEY = "@"',
-    'if (password := "hunter22"): pass': 'if (password := "@"): pass',
-    'connect(password="hunter22", user="someone")': 'connect(password="@", user="someone")',
-    r"{\"password\": \"hunter22\", \"user\": \"someone\"}": r"{\"password\": \"@\", \"user\": \"someone\"}",
-    '{"token": "hunter22", "name": "someone"}': '{"token": "@", "name": "someone"}',
-    'password = "it\\"s-hunter22"': 'password = "@"',
-    'password = "cut off at the en': 'password = "@',
-    'def login(token, name="default"): pass': 'def login(token, name="default"): pass',
-    'if token == "anything": x = "something"': 'if token == "anything": x = "something"',
-    'for name in ("password", "username"): pass': 'for name in ("password", "username"): pass',
-    "token = os.environ['TOKEN']": "token = os.environ['TOKEN']",
-    'max_tokens = "as many as there are"': 'max_tokens = "as many as there are"',
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), ASSIGNED.items())
-def test_what_is_assigned_to_the_name_of_a_secret_is_hidden(text: str, expected: str) -> None:
-    assert cleaned(Redactor(), text) == expected.replace("@", REDACTED)
-    assert cleaned(Redactor(), expected.replace("@", REDACTED)) == expected.replace("@", REDACTED)
-
-
 # Speed
 
 
-PIECES = ["token=", "token='", "secret = f'", 'token="""', "password: ", "k", "_", "-", "aK", "sk-", "eyJ", "://a:", "x",
-          "bearer ", 'a, token = "', "('token', ", "\\\"token\\\": \\\"", "{'token': {'a': ", "api_key,", "glpat-"]  # fmt: skip
+PIECES = ["token=", "password: ", "k", "_", "-", "aK", "sk-", "eyJ", "://a:", "x", "bearer ", "api_key,", "glpat-"]
 
 
 @pytest.mark.parametrize("piece", PIECES)

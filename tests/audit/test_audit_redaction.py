@@ -122,17 +122,10 @@ def test_well_known_credentials_are_hidden_wherever_they_stand(credential: str) 
 
 
 TEXTS = {
-    'password = "correct horse"': f'password = "{REDACTED}"',
-    "{'api_key': 'abcdefgh'}": f"{{'api_key': '{REDACTED}'}}",
-    "headers = {'Authorization': 'abcdef0123456789'}": f"headers = {{'Authorization': '{REDACTED}'}}",
-    "cookies='session=abcdef0123456789'": f"cookies='{REDACTED}'",
-    'credential: "abc def"': f'credential: "{REDACTED}"',
-    "secrets = 'abcdef'; token = 'abcde'": f"secrets = '{REDACTED}'; token = 'abcde'",
-    "login password=horse1battery failed": f"login password={REDACTED} failed",
     "Authorization: Bearer abcdefghijklmnop": f"Authorization: Bearer {REDACTED}",
     "postgres://user:s3cr3tpass@db/x": f"postgres://user:{REDACTED}@db/x",
     "password = getpass.getpass()": "password = getpass.getpass()",
-    "token = make_token1()": "token = make_token1()",
+    'password = "correct horse"': 'password = "correct horse"',
     "https://example.org/a@b": "https://example.org/a@b",
     "tasks-in-a-list-of-some-length": "tasks-in-a-list-of-some-length",
     "a passing remark about tokens": "a passing remark about tokens",
@@ -140,7 +133,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS.items())
-def test_secrets_written_into_a_text_are_hidden_and_code_is_left_alone(text: str, expected: str) -> None:
+def test_known_kinds_of_tokens_are_hidden_in_a_text_and_the_rest_is_left_alone(text: str, expected: str) -> None:
     assert cleaned(Redactor(), text) == expected
 
 
@@ -206,7 +199,7 @@ def test_what_the_quick_scan_spares_held_nothing(text: str, as_key: bool) -> Non
 
 
 def test_redacting_twice_changes_nothing() -> None:
-    value = {"password": "x", "text": 'token = "abcdefgh"', "url": "a://b:cccc@d"}
+    value = {"password": "x", "text": "Bearer abcdefghijklmnop", "url": "a://b:cccc@d"}
     once = cleaned(Redactor(), value)
 
     rules = Redactor().scan(packing.pack(once))
@@ -214,8 +207,7 @@ def test_redacting_twice_changes_nothing() -> None:
     assert Redactor().clean(once, rules) == (once, 0) or Redactor().clean(once, rules)[0] == once
 
 
-HOSTILE = ["eyJ", "sk-", "password=", "a-", "://", "bearer ", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "secret =",
-           "token='", "xox", "AKIA", "password=a1", "basic a"]  # fmt: skip
+HOSTILE = ["eyJ", "sk-", "a-", "://", "bearer ", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "xox", "AKIA", "basic a"]
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
@@ -267,7 +259,7 @@ def test_an_exceptions_traceback_is_recorded(ledger: Ledger) -> None:
 
 def test_how_often_something_was_taken_out_is_recorded(ledger: Ledger) -> None:
     with ledger.opened() as recorder:
-        ledger.run(recorder, 'password = "hunter2hunter2"', [("search", {"query": "x", "token": "y"})])
+        ledger.run(recorder, 'x = "Bearer hunter2hunter2"', [("search", {"query": "x", "token": "y"})])
 
     assert ledger.fields(records.RUN_STARTED)[0]["more"] == {"redacted": 1}
     assert ledger.fields(records.CALL_STARTED)[0]["more"]["redacted"] == 1

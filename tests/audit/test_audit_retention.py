@@ -1,4 +1,4 @@
-"""Retention of chains that nobody writes, dry runs, and legal holds of single runs."""
+"""Retention of chains that nobody writes, and dry runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from audit.ledger import Ledger
-from toolcell.audit import holds, records
+from toolcell.audit import records
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import PRUNE_FILE, segment_files
 from toolcell.audit.keys import save_private
@@ -85,40 +85,6 @@ def test_an_idle_chain_is_pruned_without_being_asked(ledger: Ledger) -> None:
     assert ledger.verify().ok
 
 
-def test_a_held_run_stays_until_it_is_released(ledger: Ledger) -> None:
-    two_chains(ledger)
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
-        (run,) = (run for run in index.runs() if run.title.startswith("first 2") or run.title == "# first 2")
-    with ledger.opened(settings=SMALL) as recorder:
-        holds.hold(recorder.log, run, by="ada", reason="a claim")
-    (held,) = holds.held_runs(ledger.directory, [ledger.key])
-    assert (held["run"], held["by"], held["reason"]) == (run.id, "ada", "a claim")
-    with ledger.opened(settings=SMALL | KEEP_LITTLE) as recorder:
-        recorder.log.prune()
-        assert "# first 2" in sources(ledger)
-        holds.hold(recorder.log, run, by="ada", is_held=False)
-    with ledger.opened(settings=SMALL | KEEP_LITTLE) as recorder:
-        recorder.log.prune()
-
-    assert holds.held_runs(ledger.directory, [ledger.key]) == []
-    assert "# first 2" not in sources(ledger)
-    assert ledger.verify().ok
-
-
-def test_a_release_that_nobody_signed_releases_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    two_chains(ledger)
-    with Index(ledger.directory, [ledger.key]) as index:
-        index.refresh()
-        run = index.runs()[3]
-    with ledger.opened() as recorder:
-        holds.hold(recorder.log, run, by="ada")
-    with Ledger(ledger.directory).opened() as recorder:  # another key
-        holds.hold(recorder.log, run, by="mallory", is_held=False)
-
-    assert len(holds.held_runs(ledger.directory, [ledger.key])) == 1
-
-
 def test_a_dry_run_removes_nothing_and_names_what_would_go(ledger: Ledger) -> None:
     two_chains(ledger)
     before = ledger.bytes_on_disk()
@@ -135,7 +101,7 @@ def run_cli(*arguments: Any) -> Any:
     return CliRunner().invoke(build(words), words)
 
 
-def test_prune_and_hold_as_commands(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_as_a_command(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_chains(ledger)
     key = tmp_path / "key"
     save_private(key, ledger.key.to_text())
@@ -145,13 +111,9 @@ def test_prune_and_hold_as_commands(ledger: Ledger, tmp_path: Path, monkeypatch:
     assert run_cli("prune", log).exit_code == 2
     dry = json.loads(run_cli("prune", log, "--keep-bytes", 6000, "--dry-run", "--json").stdout)
     assert len(dry) > 3
-    assert run_cli("hold", log, "last", "--reason", "a claim", "--by", "ada").exit_code == 0
-    assert json.loads(run_cli("hold", log, "--json").stdout)[0]["reason"] == "a claim"
     done = run_cli("prune", log, "--keep-bytes", 6000)
     assert done.exit_code == 0, done.output
     assert "were removed" in done.output
-    assert run_cli("hold", log, "last", "--release").exit_code == 0
-    assert run_cli("hold", log, "last", "--release").exit_code == 2
     assert json.loads(run_cli("prune", log, "--older-than", "1d", "--json").stdout) == []
     assert ledger.verify().ok
 

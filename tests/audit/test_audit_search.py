@@ -16,7 +16,7 @@ from toolcell.audit.filters import Filter
 from toolcell.audit.query import UNSIGNED, VERIFIED, Index
 from toolcell.audit.search import LINE_CHARS, Searched, search
 from toolcell.audit.titles import title_of
-from toolcell.cli import audit_search, exits
+from toolcell.cli import audit, exits
 from toolcell.results import ExecutionResult, LogEntry, Logs, Outcome, OutputFile
 from toolcell.tools import RunContext
 
@@ -176,11 +176,11 @@ def test_read_only_writes_nothing_anywhere(filled: Ledger, tmp_path: Path, comma
 
 
 def test_a_followed_log_shows_runs_when_they_are_signed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_search, "FOLLOW_S", 0)
+    monkeypatch.setattr(audit, "FOLLOW_S", 0)
     ledger.fill(1)
     with Index(ledger.directory, [ledger.key]) as index:
         index.refresh()
-        coming = audit_search.new_runs(index, Filter(limit=None))
+        coming = audit.new_runs(index, Filter(limit=None))
         ledger.fill(1)
         (signed,) = next(coming)
         with ledger.opened(settings={"checkpoint_s": 3600}) as recorder:

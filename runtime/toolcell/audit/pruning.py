@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolcell.audit import records
-from toolcell.audit.chain_check import UNKNOWN_KEY, ChainCheck
+from toolcell.audit.chain_check import ChainCheck
 from toolcell.audit.config import AuditConfig
 from toolcell.audit.format import PRUNE_FILE, chain_directories, json_bytes, read_segment_file, segment_files
 from toolcell.audit.keys import Signer, Verifier, by_id
-from toolcell.audit.signatures import Head, PruneRecord, known_heads, read_prune_record
+from toolcell.audit.signatures import Head, PruneRecord, read_prune_record
 from toolcell.audit.tail import end_of_segment
 from toolcell.audit.timestamp_witness import forget_tokens
-from toolcell.audit.verify import check_chain, possible_holds, signed_redactions
+from toolcell.audit.verify import check_chain, signed_redactions
 from toolcell.errors import AuditError
 from toolcell.support.atomic import write_file
 from toolcell.support.log import logger_of
@@ -84,10 +84,7 @@ def nobody(head: Head) -> None:
 
 
 class Pruner:
-    """Removes expired segments of a chain. Each segment is read and verified once.
-
-    A segment stays while it holds a record of a run under legal hold, and with it all later ones of its chain.
-    """
+    """Removes expired segments of a chain. Each segment is read and verified once."""
 
     def __init__(
         self,
@@ -96,13 +93,8 @@ class Pruner:
         signer: Signer | None,
         keys: Iterable[Verifier] = (),
         announce: Announce = nobody,
-        heads: Path | None = None,
     ) -> None:
-        """`signer` is None where nothing is to be removed; `keys` are those that the log may be signed with, too.
-
-        `heads` is the directory with the heads that were saved on this machine.
-        """
-        self._heads = heads
+        """`signer` is None where nothing is to be removed; `keys` are those that the log may be signed with, too."""
         self._chain = chain
         self._config = config
         self._signer = signer
@@ -156,32 +148,7 @@ class Pruner:
         chain = self._chain
         self._verify(segment_files(chain.path), self._read_prune_record())
         count = count_expired(self._closed, chain.segment_bytes, self._config, time.time_ns())
-        expired = self._closed[:count]
-        if not expired or not (held := self._held_from()):
-            return expired
-        kept = next((index for index, each in enumerate(expired) if each.seq >= held), count)
-        if kept < count:
-            text = "segments of chain %s of the audit log from %d on are kept: a run in them is under legal hold"
-            logger.info(text, chain.name, expired[kept].number)
-        return expired[:kept]
-
-    def _held_from(self) -> int:
-        """Return the seq of the first record of this chain that has to stay because of a legal hold; 0: none has to."""
-        log, name = self._chain.path.parent, self._chain.name
-        heads = known_heads(self._chain.log, self._heads) if self._heads is not None else []
-        heads = [each for each in heads if each.key in self._keys and each.is_signed_by(self._keys[each.key])]
-        checks = [
-            check_chain(path, self._chain.log, self._keys, [each for each in heads if each.chain == path.name])
-            for path in chain_directories(log)
-        ]
-        if why := why_holds_are_uncertain(checks, heads):
-            raise AuditError(f"nothing is removed, because a legal hold may have stood where {why}")
-        held = possible_holds(checks)
-        stays = [seq for chain, seq in held if chain == name]
-        for check in checks:  # the records of holds stay as well
-            if check.chain == name:
-                stays += [at for at, _, fields in check.holds if (fields["chain"], fields["seq"]) in held]
-        return min(stays, default=0)
+        return self._closed[:count]
 
     def _read_prune_record(self) -> PruneRecord | None:
         before = read_prune_record(self._chain.path)
@@ -248,25 +215,6 @@ class Pruner:
             time.time_ns(), signer.key_id,
         )  # fmt: skip
         return PruneRecord(*values, signer.sign(PruneRecord.statement(*values[:-1])))
-
-
-def why_holds_are_uncertain(checks: Iterable[ChainCheck], heads: Iterable[Head]) -> str:
-    """Say where records of a log are damaged or gone that may have been holds; empty: nowhere."""
-    by_name = {check.chain: check for check in checks}
-    for check in by_name.values():
-        if check.passed_over:  # with a key that is not known here, this is no finding
-            return f"{check.passed_over} records of chain {check.chain} without a signature were not looked at"
-        for finding in check.findings:
-            if finding.kind != UNKNOWN_KEY:
-                return f"chain {check.chain} does not verify: {finding.message}"
-    for head in heads:
-        found = by_name.get(head.chain)
-        if found is None or found.seq < head.seq:
-            end = "is not there" if found is None else f"ends at record {found.seq}"
-            return f"chain {head.chain} {end} and had got to record {head.seq}"
-        if found.watched.get(head.seq, head.record_hash) not in (None, head.record_hash):
-            return f"chain {head.chain} was written anew"
-    return ""
 
 
 def _remove(files: dict[int, Path], last: int) -> None:

@@ -128,10 +128,6 @@ class Index:
         """Chains that are no longer what they were when this user read the log before."""
         return [*self._indexer.changed]
 
-    def changed_by_us(self, chain: str) -> None:
-        """Take a chain off `changed`: this process changed it."""
-        self._indexer.changed.pop(chain, None)
-
     def rebuild(self) -> None:
         """Empty the index and read the whole log."""
         self._signed.clear()

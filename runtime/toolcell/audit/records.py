@@ -9,12 +9,11 @@ nothing of files, keys or redaction.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from toolcell.audit import removable
-from toolcell.audit.format import REDACTED_BODY, body_digest
+from toolcell.audit.format import REDACTED_BODY
 from toolcell.audit.shapes import MAX_INTEGER, SHAPES, anything
 from toolcell.support.packing import Unrecordable, pack_fields, thread_packer, unpack
 
@@ -32,6 +31,7 @@ REDACTED = "redacted"
 WITNESSED = "witnessed"
 KEY_CHANGED = "key_changed"
 HELD = "held"
+"""This and `redacted` are no longer written. Logs that have them still verify."""
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     SEGMENT: ("format", "log", "chain", "number", "more"),
@@ -71,15 +71,15 @@ _KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 HEAD: Final = struct.Struct(">QQQB")
 
 RUN_KINDS: Final = frozenset({RUN_STARTED, CALL_STARTED, CALL_ENDED, RUN_ENDED})
-"""Kinds whose records are salted, and can be redacted."""
+"""Kinds whose records are salted. Their content could be removed once, and logs in which it was still verify."""
 
 SALTED: Final = 0x80
 """This bit of the kind's number says that a salt ends the body."""
 
-_REDACTED_HEAD: Final = struct.Struct(">32sHI")
+REDACTED_HEAD: Final = struct.Struct(">32sHI")
 """Of a redacted body, after its head: digest of what was there, bits of what was removed, size of what is left."""
 
-SALT_BYTES: Final = _REDACTED_HEAD.size
+SALT_BYTES: Final = REDACTED_HEAD.size
 """As long as what a redacted record has in addition: so what is left of a record always fits into its place."""
 
 
@@ -99,11 +99,6 @@ class Record:
     original: bytes = b""
     """Digest of the body before it was redacted; empty for a record as it was written."""
 
-    @property
-    def written(self) -> dict[str, Any]:
-        """The content by name as it is stored: for a redacted record, without the notes of what was removed."""
-        return _fields_of(self.kind, self.content) if self.original else self.fields
-
 
 # Encoding
 
@@ -111,31 +106,6 @@ class Record:
 def encode_body(seq: int, at_ns: int, run: int, kind: str, content: bytes, salt: bytes = b"") -> bytes:
     """Encode a record whose content is encoded already."""
     return HEAD.pack(seq, at_ns, run, NUMBERS[kind] | (SALTED if salt else 0)) + content + salt
-
-
-def redact_body(body: bytes, parts: Iterable[str]) -> bytes | None:
-    """Return a body of the same size without these parts. None: what is left has no room there.
-
-    Raises:
-        ValueError: it is not the body of a record that has these parts.
-    """
-    record = parse(body)
-    removed = {*parts, *_removed_before(record, body)}
-    if not removed or not removable.parts_of(record.kind).issuperset(removed):
-        raise ValueError(f"a {record.kind} has no parts {sorted(removed)}")
-    left = removable.without(record.kind, record.written, removed)
-    content = pack_fields(tuple(left.values()))
-    head = HEAD.pack(record.seq, record.at_ns, record.run, NUMBERS[record.kind] | REDACTED_BODY)
-    about = _REDACTED_HEAD.pack(record.original or body_digest(body), removable.to_bits(removed), len(content))
-    made = head + about + content
-    return made.ljust(len(body), b"\0") if len(made) <= len(body) else None
-
-
-def _removed_before(record: Record, body: bytes) -> tuple[str, ...]:
-    if not record.original:
-        return ()
-    _, bits, _ = _REDACTED_HEAD.unpack_from(body, HEAD.size)
-    return removable.from_bits(record.kind, bits)
 
 
 def parse(body: bytes) -> Record:
@@ -159,10 +129,10 @@ def parse(body: bytes) -> Record:
 
 
 def _parse_redacted(body: bytes, seq: int, at_ns: int, run: int, kind: str) -> Record:
-    if len(body) < HEAD.size + _REDACTED_HEAD.size:
+    if len(body) < HEAD.size + REDACTED_HEAD.size:
         raise ValueError("too short for a redacted record")
-    original, bits, size = _REDACTED_HEAD.unpack_from(body, HEAD.size)
-    rest = body[HEAD.size + _REDACTED_HEAD.size :]
+    original, bits, size = REDACTED_HEAD.unpack_from(body, HEAD.size)
+    rest = body[HEAD.size + REDACTED_HEAD.size :]
     if rest[size:].strip(b"\0") or size > len(rest):
         raise ValueError("something is left behind a redacted record")
     record = _parsed(seq, at_ns, run, kind, rest[:size])

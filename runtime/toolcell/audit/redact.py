@@ -12,16 +12,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from toolcell.audit.anchors import PIECE_BYTES, SMALL_BYTES, AnchorSearch, LiteralSearch
-from toolcell.audit.assigned import ASSIGNED, OCCURS
 from toolcell.audit.config import SENSITIVE_NAMES
 from toolcell.audit.credentials import CREDENTIALS, REDACTED, RedactionRule, hidden, hide_pattern
+from toolcell.audit.literals import PIECE_BYTES, LiteralSearch
 from toolcell.audit.spellings import forms_of
 from toolcell.errors import UsageError
 from toolcell.support.packing import Unrecordable
 
 MIN_SECRET_CHARS: Final = 4
 """A shorter value would be found in nearly every text."""
+
+SMALL_BYTES: Final = 4096
+"""In less, a search for each registered secret by itself takes no time that matters."""
 
 OVERLAP_BYTES: Final = 256
 """Longer than what the quick search of encoded data looks for."""
@@ -104,17 +106,17 @@ class Redactor:
         self._rules_of = {anchor: [rule for rule in rules if anchor in rule.anchors] for anchor in anchors}
         self._always = tuple(rule for rule in rules if not rule.anchors and rule.occurs is None)
         self._occurring = tuple((rule.occurs, rule) for rule in rules if rule.occurs is not None)
-        self._every = (*rules, ASSIGNED)
+        self._every = rules
         own = {name for name in self._names if not any(word in name for word in _WORDS)}
         self.words = (*_WORDS, *own)
         """Without one of these in its encoded data, a value has no key with a sensitive name."""
-        self._anchors = AnchorSearch({*anchors, *self.words})
+        self._anchors = {anchor: anchor.encode() for anchor in sorted(anchors)}
+        self._has_anchor = _search_for(tuple(self._anchors.values()))
+        self._has_word = _search_for(tuple(sorted(word.encode() for word in self.words)))
         ends = "|".join(re.escape(name) for name in self._names) or "(?!)"
         self._is_key = re.compile(rf"(?:{ends})[^a-z0-9]{{0,4}}[\x80-\xff]".encode()).search
         """A name at the end of a text, and a value behind it, in encoded data."""
-        self._occurs = self._anchors.occurs_in
         self._is_numeric = any(secret.isdecimal() for secret in self._secrets)
-        self._can_skip = not self._always and not self._is_numeric
         self.is_sensitive = functools.lru_cache(maxsize=4096)(self._names_a_secret)
 
     def with_secrets(self, secrets: Iterable[str]) -> Redactor:
@@ -129,25 +131,20 @@ class Redactor:
     def scan(self, packed: bytes) -> list[RedactionRule] | None:
         """Return the rules that may apply to encoded data; None when it holds nothing to redact."""
         low = packed.lower()
-        # Most records are small and hold nothing: their way is short.
-        is_small = len(packed) <= SMALL_BYTES
-        found = () if is_small and not self._occurs(low) else self._anchors.found_in(low)
-        if not found and self._can_skip:
-            for occurs, _ in self._occurring:
-                if occurs(packed) is not None:
-                    break
-            else:
-                if not is_small:
-                    return [] if self._holds_needle(packed) else None
-                for needle in self._needles:
-                    if needle in packed:
-                        return []
-                return None
-        rules = [*{rule: None for anchor in found for rule in self._rules_of.get(anchor, ())}]
+        rules = [*{rule: None for anchor in self._anchors_in(low) for rule in self._rules_of[anchor]}]
         rules += [rule for occurs, rule in self._occurring if occurs(packed) is not None]
-        if found and OCCURS.search(low) is not None:
-            rules.append(ASSIGNED)
-        return [*rules, *self._always]
+        rules += self._always
+        if rules or self._is_numeric or self._has_word(low):
+            return rules
+        if len(packed) > SMALL_BYTES:
+            return rules if self._holds_needle(packed) else None
+        return rules if any(needle in packed for needle in self._needles) else None
+
+    def _anchors_in(self, low: bytes) -> Sequence[str]:
+        """Return the literals of credentials that occur in data in lower case. Most data has none."""
+        if not self._has_anchor(low):
+            return ()
+        return [anchor for anchor, literal in self._anchors.items() if literal in low]
 
     def clean(self, value: Any, rules: Sequence[RedactionRule], *, with_names: bool = True) -> tuple[Any, int]:
         """Return a copy of decoded data without secrets, and how many were removed."""
@@ -215,6 +212,12 @@ class Redactor:
     def _names_a_secret(self, key: str) -> bool:
         letters = _SEPARATORS.sub("", key).lower()
         return letters.endswith(self._names)
+
+
+@functools.lru_cache(maxsize=8)
+def _search_for(literals: tuple[bytes, ...]) -> LiteralSearch:
+    """Return one search for the same literals, which are no secrets: an automaton takes long to make."""
+    return LiteralSearch(literals)
 
 
 class _Walk:

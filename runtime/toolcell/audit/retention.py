@@ -14,7 +14,6 @@ from toolcell.audit.format import LOCK_FILE, chain_directories, read_log_id, seg
 from toolcell.audit.keys import Signer, Verifier
 from toolcell.audit.locks import take_lock
 from toolcell.audit.pruning import Announce, ClosedSegment, Pruner
-from toolcell.audit.signatures import default_heads_dir
 from toolcell.errors import AuditError
 from toolcell.support.log import logger_of
 
@@ -58,7 +57,6 @@ def prune_idle(
     record: Callable[[str, int, tuple[Any, ...]], int],
     lock: AbstractContextManager[object],
     announce: Announce,
-    heads: Path,
 ) -> int:
     """Remove expired segments of every chain but our `own` that no process writes; return how many.
 
@@ -75,9 +73,7 @@ def prune_idle(
             if (held := take_lock(path / LOCK_FILE)) is None:
                 continue
             chain = _idle_chain(path, log, record)
-            removed += (
-                Pruner(chain, config, signer, announce=announce, heads=heads).prune(lock) if chain is not None else 0
-            )
+            removed += Pruner(chain, config, signer, announce=announce).prune(lock) if chain is not None else 0
         except (AuditError, OSError) as exc:
             logger.warning("old segments of chain %s of the audit log could not be removed: %s", path.name, exc)
         finally:
@@ -115,7 +111,7 @@ def expired_segments(directory: Path, config: AuditConfig, keys: Iterable[Verifi
     for path in chain_directories(directory):
         chain = _idle_chain(path, log, _refuse)
         if chain is not None:
-            for each in Pruner(chain, config, None, known, heads=default_heads_dir()).expired():
+            for each in Pruner(chain, config, None, known).expired():
                 yield ExpiredSegment(path.name, each)
 
 

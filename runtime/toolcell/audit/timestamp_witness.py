@@ -9,11 +9,15 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import http.client
 import itertools
 import json
 import os
 import re
 import stat
+import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from toolcell.audit.chain_check import Finding
-from toolcell.audit.remote_witnesses import TIMEOUT_S, ask, check_url
 from toolcell.audit.signatures import Head
 from toolcell.audit.witness import MAX_LINE_BYTES, WitnessFailed, to_line
 from toolcell.errors import AuditError, UsageError
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 TOKENS_FILE: Final = "timestamps.jsonl"
 """In the log's directory. Each line is an answer of an authority, with its name and the head that it was shown."""
+TIMEOUT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 64 << 10
 """An answer has a token and a few certificates: 2 to 8 KB."""
 MAX_TOKEN_LINE_BYTES: Final = MAX_ANSWER_BYTES * 4 // 3 + MAX_LINE_BYTES
@@ -96,7 +100,7 @@ class TimestampWitness:
             query = builder.build()
         headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
         request = urllib.request.Request(self._url, query.as_bytes(), headers, method="POST")
-        answer = ask(self.name, request, MAX_ANSWER_BYTES, self._timeout_s)
+        answer = ask(self.name, request, self._timeout_s)
         try:
             self.stamped_at(answer, data, query.nonce)
         except ValueError as exc:
@@ -182,6 +186,55 @@ class TimestampWitness:
             return
         except OSError as exc:
             raise WitnessFailed(f"{self.name}: cannot read the tokens in {self._path}: {exc.strerror}") from exc
+
+
+def check_url(url: str) -> None:
+    """Check the URL of an authority.
+
+    Raises:
+        UsageError: it is none, or has a part that must not be recorded.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is not the URL of a time stamping authority: want https://HOST/PATH")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError("the URL of a witness must have neither a password nor a query: it is recorded in the log")
+
+
+def ask(name: str, request: urllib.request.Request, timeout_s: float) -> bytes:
+    """Return what an authority answers. It follows no redirect.
+
+    Raises:
+        WitnessFailed: the answer is not 2xx, too long or too slow.
+    """
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s) as answer:
+            data = _read(answer, timeout_s)
+    except urllib.error.HTTPError as exc:
+        exc.close()
+        raise WitnessFailed(f"{name} answered with {exc.code}") from exc
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        raise WitnessFailed(f"{name}: {exc}") from exc
+    if len(data) > MAX_ANSWER_BYTES:
+        raise WitnessFailed(f"{name} answered with more than {MAX_ANSWER_BYTES} bytes")
+    return data
+
+
+def _read(answer: http.client.HTTPResponse, timeout_s: float) -> bytes:
+    """Read an answer to its end, or past the most that is wanted: a timeout of the socket bounds each read only."""
+    data, deadline = bytearray(), time.monotonic() + timeout_s
+    while len(data) <= MAX_ANSWER_BYTES and (part := answer.read1(MAX_ANSWER_BYTES + 1 - len(data))):
+        data += part
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the answer did not end within {timeout_s:g} s")
+    return bytes(data)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a failure of every redirect: a head would go elsewhere than was said."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Follow none."""
 
 
 @contextmanager

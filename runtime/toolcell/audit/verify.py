@@ -199,37 +199,6 @@ def signed_redactions(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Map
     return {place: fields for place, (_, fields) in newest.items()}
 
 
-def signed_holds(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Map chain and seq of each run that is held to the newest signed record of its hold."""
-    newest: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = {}
-    for check in checks:
-        for at, at_ns, fields in check.holds:
-            place = (fields["chain"], fields["seq"])
-            if at <= check.signed_seq and (place not in newest or newest[place][0] <= at_ns):
-                newest[place] = (at_ns, fields)
-    return {place: fields for place, (_, fields) in newest.items() if fields["is_held"]}
-
-
-def possible_holds(checks: Iterable[ChainCheck]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Map chain and seq of each run that must stay: what is held, and what an unsigned record may have held since.
-
-    A hold counts also when it cannot be checked, a release only with a valid signature.
-    """
-    known = list(checks)
-    held, decided_ns = signed_holds(known), dict[tuple[str, int], int]()
-    for check in known:
-        for at, at_ns, fields in check.holds:
-            if at <= check.signed_seq:
-                place = (fields["chain"], fields["seq"])
-                decided_ns[place] = max(decided_ns.get(place, 0), at_ns)
-    for check in known:
-        for at, at_ns, fields in check.holds:
-            place = (fields["chain"], fields["seq"])
-            if at > check.signed_seq and fields["is_held"] and at_ns > decided_ns.get(place, 0):
-                held[place] = fields
-    return held
-
-
 def _compare_redactions(checks: Mapping[str, ChainCheck]) -> None:
     """Compare the redacted records of all chains with the signed records of redactions. The newest one counts."""
     signed = signed_redactions(checks.values())
@@ -246,7 +215,7 @@ def _compare_redactions(checks: Mapping[str, ChainCheck]) -> None:
     for (name, seq), fields in signed.items():
         there = checks.get(name)
         if there is not None and there.first_seq <= seq <= there.seq and seq not in there.redacted:
-            message = f"record {seq} holds again what {fields['by']} removed; redact it again"
+            message = f"record {seq} holds again what {fields['by']} removed"
             there.findings.append(Finding(BAD_REDACTION, name, None, seq, None, message))
 
 

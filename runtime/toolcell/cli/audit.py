@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import re
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from toolcell.audit import receipt, verify
+from toolcell.audit.diff import MISSING_CALL
+from toolcell.audit.events import lines_of, unreadable_line
+from toolcell.audit.filters import Filter
 from toolcell.audit.format import BadInput, read_log_id
 from toolcell.audit.html import to_html
-from toolcell.audit.query import Index, RunSummary
-from toolcell.audit.reader import jsonable
-from toolcell.audit.signatures import load_heads, saved_heads
-from toolcell.audit.witness_places import witness_of
-from toolcell.cli import audit_render, exits
-from toolcell.cli.audit_arguments import (
+from toolcell.audit.query import UNSIGNED, Index, RunSummary
+from toolcell.audit.reader import UNFINISHED, RecordedCall, RecordedRun, jsonable
+from toolcell.audit.run_diff import RunChange, compare_runs
+from toolcell.audit.search import Match, Searched, search
+from toolcell.cli import audit_terminal, exits
+from toolcell.cli.arguments import parse_inputs, read_files, read_script
+from toolcell.cli.audit_proof import check, export, keygen, keys, prune, rotate
+from toolcell.cli.audit_terminal import (
     AsJson,
     Dir,
     DirAndRun,
@@ -24,17 +37,21 @@ from toolcell.cli.audit_arguments import (
     KeyFiles,
     ReadOnly,
     default_directory,
-    load_keys,
+    opened,
     split_target,
 )
-from toolcell.cli.audit_keys import keygen, keys, rotate
-from toolcell.cli.audit_redact import redact
-from toolcell.cli.audit_replay import replay
-from toolcell.cli.audit_retention import hold, prune
-from toolcell.cli.audit_search import diff, events, grep, opened, tail
+from toolcell.cli.execution import Watch, run_watched
 from toolcell.cli.flags import with_flags
-from toolcell.cli.places import check_output_file
-from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout
+from toolcell.cli.render import excerpt
+from toolcell.cli.terminal import print_json, reporting, safe, stderr, stdout, write_text
+from toolcell.config import PoolConfig
+from toolcell.errors import AuditError, UsageError
+from toolcell.results import Divergence
+from toolcell.support.text import one_line
+
+if TYPE_CHECKING:
+    from toolcell.audit.replay import Replay
+
 
 SUMMARY = """What scripts did, provably.
 
@@ -54,9 +71,7 @@ def register(app: typer.Typer, name: str) -> None:
         diff,
         tail,
         events,
-        redact,
         prune,
-        hold,
         check,
         export,
         replay,
@@ -87,7 +102,7 @@ def list_runs(
             if older:
                 stderr().print(safe(f"and {older} older runs: -n 0 lists all", "yellow"))
         else:
-            audit_render.show_list(runs, stdout(), older)
+            audit_terminal.show_list(runs, stdout(), older)
 
 
 def show(
@@ -111,8 +126,8 @@ def show(
         elif as_json:
             print_json(run.to_dict() | {"trust": summary.trust, "redactions": redactions_of(index, summary)})
         else:
-            audit_render.show_redactions(redactions_of(index, summary), stdout())
-            audit_render.show_run(run, stdout(), summary.trust, audit_render.FULL if full else audit_render.SHORT)
+            audit_terminal.show_redactions(redactions_of(index, summary), stdout())
+            audit_terminal.show_run(run, stdout(), summary.trust, audit_terminal.FULL if full else audit_terminal.SHORT)
 
 
 def stats(
@@ -130,88 +145,7 @@ def stats(
         if as_json:
             print_json(counted)
         else:
-            audit_render.show_stats(counted, stdout())
-
-
-def check(
-    target: Annotated[Path | None, typer.Argument(metavar="[DIR|RECEIPT]", help="A log or a receipt.")] = None,
-    *,
-    key: KeyFiles = None,
-    head: Annotated[
-        list[Path] | None, typer.Option("--head", metavar="FILE", help="A head that was kept elsewhere; repeatable.")
-    ] = None,
-    witness: Annotated[
-        list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Ask this witness: file:PATH, https://..., syslog:PATH."),
-    ] = None,
-    write_head: Annotated[
-        Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads this machine knows, to keep.")
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="A chain that is not closed is a failure, too: in use, killed or cut off."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check that a log or a receipt was not changed; exits with 5 when it was.
-
-    Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
-    heads that this machine, --head or --witness knows. Exits with 2 when there was nothing to check, or no key to
-    check it with.
-    """
-    path = target or default_directory()
-    verifiers = load_keys(key)
-    if write_head is not None:
-        check_output_file("--write-head", write_head)
-    if path.is_file():
-        checked = receipt.check(receipt.read(path), verifiers)
-        if as_json:
-            print_json(checked.to_dict())
-        else:
-            audit_render.show_receipt_check(checked, stdout())
-        raise typer.Exit(status_of(checked))
-    known = [each for path in head for each in load_heads(path)] if head else None
-    witnesses = [witness_of(place, path) for place in witness or ()]
-    report = verify.verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        audit_render.show_report(report, stdout())
-    status = status_of(report)
-    if write_head is not None:
-        try:
-            write_heads(report.log, write_head)
-        except BadInput as exc:
-            if status == exits.OK:
-                raise
-            stderr().print(safe(str(exc), "red"))
-    raise typer.Exit(status)
-
-
-def export(
-    target: DirAndRun,
-    *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RUN.receipt.json; - is stdout.")
-    ] = None,
-) -> None:
-    """Write a run to one file that can be verified on another machine with the key.
-
-    With the public key alone when the log is signed with Ed25519; by default it is not, and only its writer's HMAC key
-    will do.
-    """
-    directory, wanted = split_target(target)
-    with opened(directory) as index:
-        summary = index.find(wanted)
-        made = receipt.export(index, summary)
-    path = output or Path(receipt.file_name(summary.id))
-    if path == Path("-"):
-        print_json(made)
-    else:
-        receipt.write(made, path)
-        stderr().print(safe(f"{path}: run {summary.id}, {path.stat().st_size} bytes"))
-    if receipt.needs_shared_key(made):
-        stderr().print(safe(SHARED_KEY, "yellow"))
+            audit_terminal.show_stats(counted, stdout())
 
 
 def about(directory: Path) -> dict[str, Any]:
@@ -242,30 +176,451 @@ def redactions_of(index: Index, summary: RunSummary) -> list[dict[str, Any]]:
 
 REDACTION_FIELDS = ("seq", "parts", "by", "reason", "original")
 
-SHARED_KEY = """\
-note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
-      pip install 'toolcell[signing]'; toolcell audit keygen sign.pem; then record with AuditLog(key="sign.pem") or
-      TOOLCELL_AUDIT_KEY=sign.pem, and give away sign.pem.pub: toolcell audit verify RECEIPT --key sign.pem.pub"""
 
 NAMES = {"list_runs": "list", "check": "verify"}
 """Function to command name, where they differ."""
 
 
-def status_of(checked: receipt.ReceiptCheck | verify.Report) -> int:
-    """Return the exit status of a check. A missing key is a usage error: it is no sign of a change."""
-    if isinstance(checked, receipt.ReceiptCheck) and checked.is_partial:
-        return exits.FAILED
-    return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN
+FOLLOW_S = 0.5
+"""How often a log that is followed is looked at."""
+UNSIGNED_LOOKS = 4
+"""So often a run that is not signed yet is looked at again before it is shown."""
+MAX_DIFF_LINES = 60
 
 
-def write_heads(log: str, path: Path) -> None:
-    """Write the heads of a log that are saved on this machine."""
+# grep
+
+
+def grep(
+    target: Annotated[list[str], typer.Argument(metavar="[DIR] PATTERN", help="The log, and what to look for.")],
+    *,
+    filters: FilterFlags,
+    ignore_case: Annotated[
+        bool, typer.Option("--ignore-case", "-i", help="Upper and lower case are the same.")
+    ] = False,
+    fixed: Annotated[bool, typer.Option("--fixed", "-F", help="PATTERN is a text, not a regular expression.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="The first so many matches; 0 is all.")] = 200,
+    full: Annotated[bool, typer.Option("--full", help="Show whole lines.")] = False,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search scripts, inputs, arguments, answers, output, errors and files' digests. Exits with 1 if nothing is found.
+
+    Each match has its run, how far that can be trusted, and its call.
+    """
+    directory, text = split_target(target)
+    pattern = compile_pattern(text, fixed, ignore_case)
+    searched = Searched()
+    with opened(directory, key, read_only) as index:
+        matches = search(index, index.runs(filters.filter()), pattern, searched)
+        shown = list(itertools.islice(matches, limit or None))
+        more = sum(1 for _ in matches)  # not kept: only counted
+        if as_json:
+            print_json(
+                {
+                    "matches": [match.to_dict() for match in shown],
+                    "more": more,
+                    "runs": searched.runs,
+                    "unreadable": searched.unreadable,
+                    "not_recorded": searched.not_recorded,
+                }
+            )
+        else:
+            show_matches(shown, full, stdout())
+    if more:
+        stderr().print(safe(f"and {more} more matches: -n 0 shows all", "yellow"))
+    if searched.not_recorded:
+        many = "1 field was" if searched.not_recorded == 1 else f"{searched.not_recorded} fields were"
+        stderr().print(safe(f"{many} not recorded in full, and could not be searched", "yellow"))
+    if searched.unreadable:
+        stderr().print(safe(f"{searched.unreadable} runs could not be read", "bold red"))
+    raise typer.Exit(exits.OK if shown else exits.FAILED)
+
+
+def compile_pattern(text: str, fixed: bool, ignore_case: bool) -> re.Pattern[str]:
+    """Compile a pattern.
+
+    Raises:
+        UsageError: it is no regular expression, or empty.
+    """
+    if not text:
+        raise UsageError("the pattern is empty: every line would match")
+    try:
+        return re.compile(re.escape(text) if fixed else text, re.IGNORECASE if ignore_case else 0)
+    except re.error as exc:
+        raise UsageError(f"{text!r} is no regular expression: {exc}; -F looks for it as it is") from exc
+
+
+def show_matches(matches: list[Match], full: bool, console: Console) -> None:
+    """Write one line per match, below one line per run."""
+    for _, group in itertools.groupby(matches, key=lambda match: (match.run.chain, match.run.seq)):
+        found = list(group)
+        run = found[0].run
+        console.print(
+            Text.assemble(
+                safe(audit_terminal.in_column(run.id, 100), "bold cyan"),
+                f"  {audit_terminal.show_time(run.started_ns)}  ",
+                (run.trust, audit_terminal.TRUST_STYLES[run.trust]),
+            )
+        )  # fmt: skip
+        for match in found:
+            console.print(Text.assemble("  ", *_match(match, full)))
+
+
+def _match(match: Match, full: bool) -> list[Any]:
+    before, hit, after = match.excerpt(1 << 30) if full else match.excerpt()
+    call = f"call {match.call.number} {match.call.tool} " if match.call is not None else ""
+    most = 1 << 30 if full else 200
+    return [
+        safe(one_line(f"{call}{match.where}:{match.line}: ", 120), "dim"),
+        safe(one_line(before, most)), safe(one_line(hit, most), "bold red"), safe(one_line(after, most)),
+    ]  # fmt: skip
+
+
+# diff
+
+
+def diff(
+    target: Annotated[list[str], typer.Argument(metavar="[DIR] RUN RUN", help="The log, and two of its runs.")],
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two recorded runs: script, settings, calls, output and result. Exits with 1 if they differ."""
+    if len(target) not in (2, 3):
+        raise UsageError("expected two runs, and before them their log if it is not the default")
+    directory = Path(target[0]) if len(target) == 3 else default_directory()
+    with opened(directory, key, read_only) as index:
+        found = [index.find(id) for id in target[-2:]]
+        changes = compare_runs(*map(index.load, found))
+        if as_json:
+            runs = [{"id": run.id, "trust": run.trust} for run in found]
+            print_json({"runs": runs, "changes": [change.to_dict() for change in changes]})
+        else:
+            show_changes(found, changes, full, stdout())
+    raise typer.Exit(exits.FAILED if changes else exits.OK)
+
+
+def show_changes(runs: list[RunSummary], changes: list[RunChange], full: bool, console: Console) -> None:
+    """Write what differs between two runs."""
+    for sign, run in zip("-+", runs, strict=True):
+        trust = (run.trust, audit_terminal.TRUST_STYLES[run.trust])
+        console.print(
+            Text.assemble(f"{sign} run ", safe(audit_terminal.in_column(run.id, 100), "bold cyan"), "  ", trust)
+        )
+    if not changes:
+        console.print(Text("no difference in what is recorded", "green"))
+    for change in changes:
+        console.print(safe(one_line(change.what, 100), "bold"))
+        if change.lines:
+            shown = change.lines if full else change.lines[:MAX_DIFF_LINES]
+            for line in shown:
+                console.print(safe(f"  {line}", {"-": "red", "+": "green"}.get(line[:1], "dim")))
+            if len(shown) < len(change.lines):
+                console.print(Text(f"  ... {len(change.lines) - len(shown)} more lines: --full", "dim"))
+            continue
+        for sign, value, style in (("-", change.first, "red"), ("+", change.second, "green")):
+            console.print(safe(f"  {sign} {one_line(audit_terminal.as_json(value), 1 << 30 if full else 200)}", style))
+
+
+# tail
+
+
+def tail(
+    directory: Dir = None,
+    *,
+    filters: FilterFlags,
+    limit: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with the newest so many.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with runs as they end, until Ctrl-C.")] = False,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest runs, and with -f those to come. With --json, one object per line."""
+    wanted = filters.filter(limit)
+    with opened(directory, key, read_only) as index:
+        runs = index.runs(wanted) if limit else []
+        if as_json:
+            write_lines(runs)
+        else:
+            audit_terminal.show_list(runs, stdout())
+        if follow:
+            for more in new_runs(index, filters.filter()):
+                write_lines(more) if as_json else audit_terminal.show_list(more, stdout(), has_heading=False)
+
+
+def write_lines(runs: list[RunSummary]) -> None:
+    """Write one JSON object per line."""
     import json
 
-    heads = [head.to_dict() for head in saved_heads(log)]
-    if not heads:
-        raise BadInput(f"this machine has no heads of log {log}, so {path} was not written; its writer saves them")
-    try:
-        path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
-    except OSError as exc:
-        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+    for run in runs:
+        sys.stdout.write(json.dumps(run.to_dict()) + "\n")
+    sys.stdout.flush()
+
+
+def new_runs(index: Index, wanted: Filter) -> Iterator[list[RunSummary]]:
+    """Yield runs as they are recorded: when they are signed, or after a few looks without; again when they change."""
+    shown = {(run.chain, run.seq): (run.outcome, run.trust) for run in index.runs(wanted)}
+    waiting: dict[tuple[str, int], int] = {}
+    while True:
+        started = time.monotonic()
+        index.refresh()
+        fresh = []
+        for run in index.runs(wanted):
+            place, state = (run.chain, run.seq), (run.outcome, run.trust)
+            if shown.get(place) == state:
+                continue
+            looks = waiting[place] = waiting.get(place, 0) + 1
+            if (run.trust == UNSIGNED or run.outcome == UNFINISHED) and looks < UNSIGNED_LOOKS:
+                continue
+            shown[place] = state
+            del waiting[place]
+            fresh.append(run)
+        if fresh:
+            yield fresh
+        time.sleep(max(FOLLOW_S, 4 * (time.monotonic() - started)))  # a large log is looked at less often
+
+
+# events
+
+
+class EventFormat(StrEnum):
+    """How events are written."""
+
+    JSONL = "jsonl"
+    ECS = "ecs"
+
+
+def event_lines(index: Index, runs: list[RunSummary], shape: EventFormat) -> Iterator[str]:
+    """Yield the lines of all runs. A run that cannot be read has one line that says so."""
+    for summary in runs:
+        try:
+            run = index.load(summary)
+        except AuditError as exc:
+            yield unreadable_line(summary, str(exc))
+        else:
+            yield from lines_of(run, summary, "ecs" if shape is EventFormat.ECS else "jsonl")
+
+
+def events(
+    directory: Dir = None,
+    *,
+    filters: FilterFlags,
+    shape: Annotated[
+        EventFormat, typer.Option("--format", help="jsonl: all that is recorded; ecs: Elastic Common Schema.")
+    ] = EventFormat.JSONL,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    key: KeyFiles = None,
+    read_only: ReadOnly = False,
+) -> None:
+    """Write runs for another system, such as a SIEM: a line of JSON for each start, call and end, with its trust."""
+    with opened(directory, key, read_only) as index:
+        lines = event_lines(index, index.runs(filters.filter()), shape)
+        if output is None:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.flush()
+            return
+        try:
+            with open(output, "w", encoding="ascii") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        except OSError as exc:
+            raise BadInput(f"cannot write {output}: {exc.strerror}") from exc
+
+
+# replay
+
+
+ALL = "all"
+
+
+def replay(
+    target: Annotated[
+        list[str], typer.Argument(metavar="[DIR] RUN", help="The log and the run, or `all`.", show_default=False)
+    ],
+    *,
+    check: Annotated[bool, typer.Option("--check", help="One line per run, for CI.")] = False,
+    start: Annotated[
+        int | None, typer.Option("--from", metavar="N", min=1, help="Show every call from the Nth on.")
+    ] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="N", min=1, help="Stop at the Nth call.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--source", metavar="FILE", help="Run this script in place of the recorded one.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=JSON", help="An input that was not recorded.")
+    ] = None,
+    put_files: Annotated[
+        list[str] | None, typer.Option("--file", "-f", metavar="[NAME=]PATH", help="A file that was not recorded.")
+    ] = None,
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="NAME", help="Show the value of this environment variable in no difference."),
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="process or docker.")] = "process",
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON document.")] = False,
+) -> None:
+    """Run a script again with the answers it got: no tool is called. Exits with 1 when it does something else.
+
+    Seed, clock, hash seed, inputs and files are those of the recorded run.
+    """
+    runs = recorded_runs(target)
+    check_steps(runs, start, until)
+    given: dict[str, Any] = {
+        "source": read_script(str(source)) if source is not None else None,
+        "inputs": parse_inputs(inputs) if inputs else None,
+        "files": read_files(put_files or ()),
+        "until": until,
+        "secrets": read_secrets(secrets or ()),
+    }
+    steps = Steps(start, stdout()) if start is not None and not as_json else None
+    done = replay_all(runs, given, backend, steps)
+    if as_json:
+        plain = [jsonable(each.to_dict()) for each in done]
+        print_json(plain if target[-1] == ALL else plain[0])
+    else:
+        for each, run in zip(done, runs, strict=True):
+            show_replay(each, run, given["source"], stdout(), is_short=check or len(runs) > 1)
+    raise typer.Exit(exits.OK if all(each.ok for each in done) else exits.FAILED)
+
+
+def read_secrets(names: Sequence[str]) -> list[str]:
+    """Return the values of environment variables.
+
+    Raises:
+        UsageError: one is not set.
+    """
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise UsageError(f"--secret {missing[0]}: the environment has no such variable; name one that holds the secret")
+    return [os.environ[name] for name in names]
+
+
+def recorded_runs(target: list[str]) -> list[RecordedRun]:
+    """Load the runs to replay."""
+    directory, wanted = split_target(target)
+    with Index(directory) as index:
+        index.refresh()
+        if wanted != ALL:
+            return [index.load(index.find(wanted))]
+        runs = [index.load(summary) for summary in index.runs(Filter(limit=None)) if summary.kind == "code"]
+        if not runs:
+            raise UsageError(f"there are no scripts in {directory}")
+        return runs
+
+
+def check_steps(runs: Sequence[RecordedRun], start: int | None, until: int | None) -> None:
+    """Check --from and --until against the recorded calls.
+
+    Raises:
+        UsageError: a number is too large, or --until is before --from.
+    """
+    if start is None:
+        return
+    from toolcell.audit.replay import script_calls
+
+    most = max(len(script_calls(run)) for run in runs)
+    if start > max(1, most):
+        raise UsageError(f"--from {start}: want 1 to {max(1, most)}; calls of the script on record: {most}")
+    if until is not None and until < start:
+        raise UsageError(f"--from {start} --until {until}: want --until to be at least {start}")
+
+
+def replay_all(runs: Sequence[RecordedRun], given: dict[str, Any], backend: str, steps: Steps | None) -> list[Replay]:
+    """Replay runs. Runs with the same runtime options share one runtime."""
+    from toolcell.audit import replay  # with the tools: the other commands load neither
+    from toolcell.runtime import Runtime
+
+    async def work(watch: Watch) -> list[Replay]:
+        done: list[Replay] = []
+        at = 0
+        while at < len(runs):
+            options = replay.runtime_options(runs[at])
+            pool = PoolConfig(warm=min(2, len(runs) - at))
+            async with Runtime(None, backend=backend, pool=pool, **options) as runtime:
+                while at < len(runs) and replay.runtime_options(runs[at]) == options:
+                    watch.doing = f"replaying {at + 1} of {len(runs)}"
+                    hooks: dict[str, Any] = {"on_call": steps.call, "on_log": steps.log} if steps is not None else {}
+                    done.append(await replay.replay(runtime, runs[at], **given, **hooks))
+                    at += 1
+        return done
+
+    return run_watched(work)
+
+
+class Steps:
+    """Writes each call and each output of a script while it runs, from one of its calls on."""
+
+    def __init__(self, start: int, console: Console) -> None:
+        self._start = start
+        self._console = console
+        self._is_on = start <= 1
+
+    def call(self, index: int, call: RecordedCall) -> None:
+        """A call is about to be answered."""
+        self._is_on = self._is_on or index >= self._start
+        if not self._is_on:
+            return
+        answer = jsonable(call.value) if call.code is None else f"{call.code}: {call.message}"
+        shown = safe(f"{call.tool}({one_line(json.dumps(jsonable(call.args), ensure_ascii=False), 90)})", "cyan")
+        self._console.print(Text.assemble((f"{index:>4}  ", "dim"), shown, (f"  line {call.line}", "dim")))
+        self._console.print(safe(f"      -> {one_line(json.dumps(answer, ensure_ascii=False), 110)}"))
+
+    def log(self, stream: str, text: str) -> None:
+        """The script printed something."""
+        if self._is_on:
+            for line in text.rstrip("\n").split("\n"):
+                self._console.print(Text.assemble(("      | ", "dim"), safe(line)))
+
+
+def show_replay(done: Replay, run: RecordedRun, source: str | None, console: Console, is_short: bool) -> None:
+    """Write the result of a replay."""
+    if done.ok:
+        calls = f"{done.answered} of {done.recorded} calls answered from the record"
+        partly = "" if done.stopped or not done.not_compared else " as far as it was compared"
+        text = f"{done.stopped or 'the same result'}{partly}, {calls}"
+        console.print(Text.assemble(("ok  ", "bold green"), safe(f"run {run.id}: {text}")))
+    else:
+        assert done.divergence is not None
+        console.print(Text.assemble(("differs  ", "bold red"), safe(f"run {run.id}: {place_of(done.divergence)}")))
+    if is_short:
+        return
+    for left_out in done.not_compared:
+        console.print(safe(f"not compared: {left_out}", "yellow"))
+    for note in done.notes:
+        console.print(safe(f"note: {note}", "yellow"))
+    if done.divergence is not None:
+        _show_divergence(done.divergence, run.source, run.source if source is None else source, console)
+
+
+def place_of(found: Divergence) -> str:
+    """Return a divergence in one line."""
+    at = f"call {found.index}" if found.index is not None else found.kind
+    of_record = " as recorded" if found.kind == MISSING_CALL else ""
+    line = f", line {found.line}{of_record}" if found.line is not None else ""
+    return f"{at}{line}: {found.message}"
+
+
+def _show_divergence(found: Divergence, recorded: str | None, source: str | None, console: Console) -> None:
+    """Quote the lines of the scripts, and write both values."""
+    if found.kind == MISSING_CALL:
+        _quote("as recorded", recorded, found.line, console)
+        _quote("now", source, (found.got or {}).get("line"), console)
+    else:
+        _quote("", source, found.line, console)
+    console.print()
+    for name, value, style in (("expected", found.expected, "green"), ("got", found.got, "red")):
+        console.print(Text(f"{name:<9}", style), end="")
+        write_text(console, one_line(json.dumps(jsonable(value), ensure_ascii=False), 500))
+
+
+def _quote(title: str, source: str | None, line: int | None, console: Console) -> None:
+    if not line or not source:
+        return
+    console.print()
+    if title:
+        console.print(Text(title, "dim"))
+    for text in excerpt(source, line):
+        console.print(text)

@@ -123,7 +123,7 @@ class RuntimeFlags:
     ] = None
     witness: Annotated[
         list[str] | None,
-        typer.Option("--witness", metavar="PLACE", help="Show the log's heads to file:PATH, https://..., syslog:PATH."),
+        typer.Option("--witness", metavar="PLACE", help="Show the log's heads to file:PATH or rfc3161:URL#PEM."),
     ] = None
     require_witness: Annotated[
         bool, typer.Option("--require-witness", help="Run nothing while a witness does not keep them.")

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from toolcell.audit.format import read_log_id
-from toolcell.cli.audit_arguments import Dir, KeyFiles, ReadOnly, default_directory, known_keys
+from toolcell.cli.audit_terminal import Dir, KeyFiles, ReadOnly, default_directory, known_keys
 from toolcell.cli.terminal import reporting
 from toolcell.errors import UsageError
 

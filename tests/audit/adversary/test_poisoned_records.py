@@ -23,7 +23,7 @@ from toolcell.audit.query import Index
 from toolcell.audit.receipt import check, export, read
 from toolcell.audit.replay import runtime_options
 from toolcell.audit.signatures import load_heads, read_prune_record
-from toolcell.cli import audit_render
+from toolcell.cli import audit_terminal
 from toolcell.errors import AuditError, ToolcellError
 from toolcell.support import packing
 
@@ -91,8 +91,8 @@ def read_everything(ledger: Ledger) -> int:
     with Index(ledger.directory, [ledger.key]) as index:
         index.refresh()
         runs = index.runs(Filter(limit=None))
-        audit_render.show_list(runs, console)
-        audit_render.show_stats(index.stats(), console)
+        audit_terminal.show_list(runs, console)
+        audit_terminal.show_stats(index.stats(), console)
         json.dumps([[run.to_dict() for run in runs], index.stats()])
         for summary in runs:
             try:
@@ -100,14 +100,14 @@ def read_everything(ledger: Ledger) -> int:
             except AuditError:
                 continue
             json.dumps(run.to_dict())
-            audit_render.show_run(run, console, summary.trust)
+            audit_terminal.show_run(run, console, summary.trust)
             try:
                 runtime_options(run)
             except ToolcellError:
                 pass
         with pytest.raises(AuditError):
             export(index, runs[0])
-    audit_render.show_report(ledger.verify(), console)
+    audit_terminal.show_report(ledger.verify(), console)
     return len(runs)
 
 

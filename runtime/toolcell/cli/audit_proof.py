@@ -1,0 +1,274 @@
+"""`toolcell audit verify`, `export`, `prune`, `keygen`, `keys` and `rotate`: what proves a log, and its keys."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.text import Text
+
+from toolcell.audit import key_ranges, receipt, retention, verify
+from toolcell.audit import keys as signing
+from toolcell.audit.config import AuditConfig
+from toolcell.audit.format import BadInput
+from toolcell.audit.log import AuditLog
+from toolcell.audit.signatures import load_heads, saved_heads
+from toolcell.audit.witness_places import witness_of
+from toolcell.cli import audit_terminal, exits
+from toolcell.cli.audit_terminal import (
+    AsJson,
+    Dir,
+    DirAndRun,
+    KeyFiles,
+    default_directory,
+    known_keys,
+    load_keys,
+    opened,
+    parse_time,
+    split_target,
+)
+from toolcell.cli.places import check_output_file
+from toolcell.cli.terminal import print_json, safe, stderr, stdout
+from toolcell.errors import UsageError
+from toolcell.support.text import one_line
+
+SHARED_KEY = """\
+note: it is signed with an HMAC key, so only those who have that key can verify it. For receipts that anyone can verify:
+      pip install 'toolcell[signing]'; toolcell audit keygen sign.pem; then record with AuditLog(key="sign.pem") or
+      TOOLCELL_AUDIT_KEY=sign.pem, and give away sign.pem.pub: toolcell audit verify RECEIPT --key sign.pem.pub"""
+
+
+def check(
+    target: Annotated[Path | None, typer.Argument(metavar="[DIR|RECEIPT]", help="A log or a receipt.")] = None,
+    *,
+    key: KeyFiles = None,
+    head: Annotated[
+        list[Path] | None, typer.Option("--head", metavar="FILE", help="A head that was kept elsewhere; repeatable.")
+    ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="PLACE", help="Ask this witness: file:PATH or rfc3161:URL#PEM."),
+    ] = None,
+    write_head: Annotated[
+        Path | None, typer.Option("--write-head", metavar="FILE", help="Write the heads this machine knows, to keep.")
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="A chain that is not closed is a failure, too: in use, killed or cut off."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a log or a receipt was not changed; exits with 5 when it was.
+
+    Finds edits, deletions, reorderings, copies, swapped segments and wrong keys; an end that was cut off against the
+    heads that this machine, --head or --witness knows. Exits with 2 when there was nothing to check, or no key to
+    check it with.
+    """
+    path = target or default_directory()
+    verifiers = load_keys(key)
+    if write_head is not None:
+        check_output_file("--write-head", write_head)
+    if path.is_file():
+        checked = receipt.check(receipt.read(path), verifiers)
+        if as_json:
+            print_json(checked.to_dict())
+        else:
+            audit_terminal.show_receipt_check(checked, stdout())
+        raise typer.Exit(status_of(checked))
+    known = [each for path in head for each in load_heads(path)] if head else None
+    witnesses = [witness_of(place, path) for place in witness or ()]
+    report = verify.verify(path, verifiers, heads=known, witnesses=witnesses, strict=strict)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        audit_terminal.show_report(report, stdout())
+    status = status_of(report)
+    if write_head is not None:
+        try:
+            write_heads(report.log, write_head)
+        except BadInput as exc:
+            if status == exits.OK:
+                raise
+            stderr().print(safe(str(exc), "red"))
+    raise typer.Exit(status)
+
+
+def export(
+    target: DirAndRun,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: RUN.receipt.json; - is stdout.")
+    ] = None,
+) -> None:
+    """Write a run to one file that can be verified on another machine with the key.
+
+    With the public key alone when the log is signed with Ed25519; by default it is not, and only its writer's HMAC key
+    will do.
+    """
+    directory, wanted = split_target(target)
+    with opened(directory) as index:
+        summary = index.find(wanted)
+        made = receipt.export(index, summary)
+    path = output or Path(receipt.file_name(summary.id))
+    if path == Path("-"):
+        print_json(made)
+    else:
+        receipt.write(made, path)
+        stderr().print(safe(f"{path}: run {summary.id}, {path.stat().st_size} bytes"))
+    if receipt.needs_shared_key(made):
+        stderr().print(safe(SHARED_KEY, "yellow"))
+
+
+def status_of(checked: receipt.ReceiptCheck | verify.Report) -> int:
+    """Return the exit status of a check. A missing key is a usage error: it is no sign of a change."""
+    if isinstance(checked, receipt.ReceiptCheck) and checked.is_partial:
+        return exits.FAILED
+    return exits.OK if checked.ok else exits.USAGE if checked.is_unchecked else exits.BROKEN
+
+
+def write_heads(log: str, path: Path) -> None:
+    """Write the heads of a log that are saved on this machine."""
+    import json
+
+    heads = [head.to_dict() for head in saved_heads(log)]
+    if not heads:
+        raise BadInput(f"this machine has no heads of log {log}, so {path} was not written; its writer saves them")
+    try:
+        path.write_text(json.dumps(heads, indent=1) + "\n", encoding="ascii")
+    except OSError as exc:
+        raise BadInput(f"cannot write {path}: {exc.strerror}") from exc
+
+
+SignWith = Annotated[
+    Path | None, typer.Option("--sign", metavar="FILE", help="The key to sign the record with. Default: ours.")
+]
+
+
+def prune(
+    directory: Dir = None,
+    *,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="Remove segments older than 90m, 30d or a date.")
+    ] = None,
+    keep_bytes: Annotated[
+        int | None, typer.Option("--keep-bytes", metavar="N", min=0, help="Remove the oldest beyond so much per chain.")
+    ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="PLACE", help="Tell this witness first; without it nothing is removed."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    sign_with: SignWith = None,
+    key: KeyFiles = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old segments of all chains that nobody else writes. A signed record says what was removed.
+
+    The newest segment of a chain stays, and so does whatever does not verify.
+    """
+    if older_than is None and keep_bytes is None:
+        raise UsageError("say what is to go: --older-than 90d, --keep-bytes N, or both")
+    path = directory or default_directory()
+    keep_s = max(1e-9, time.time() - parse_time(older_than) / 1e9) if older_than is not None else None
+    config = AuditConfig(keep_s=keep_s, keep_bytes=keep_bytes, fsync="always")
+    keys = [*known_keys(key), *(known_keys([sign_with]) if sign_with is not None else ())]
+    expired = [*retention.expired_segments(path, config, keys)]
+    if not dry_run and expired:
+        with AuditLog(path, key=sign_with, config=config, witnesses=witness or ()) as log:
+            log.prune()
+        left = {(each.chain, each.segment.number) for each in retention.expired_segments(path, config, keys)}
+        expired = [each for each in expired if (each.chain, each.segment.number) not in left]
+    if as_json:
+        print_json([each.to_dict() for each in expired])
+        return
+    for each in expired:
+        at = datetime.fromtimestamp(each.segment.newest_ns / 1e9).astimezone().isoformat(" ", "seconds")
+        stdout().print(
+            safe(f"chain {each.chain}, segment {each.segment.number}: {each.segment.size} bytes, up to {at}")
+        )
+    total = sum(each.segment.size for each in expired)
+    stderr().print(safe(f"{len(expired)} segments, {total} bytes {'would be' if dry_run else 'were'} removed"))
+
+
+STYLES = {key_ranges.VALID: "green", key_ranges.UNKNOWN: "yellow", key_ranges.UNSIGNED: "yellow"}
+
+
+def keygen(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write the private key.")],
+    *,
+    hmac: Annotated[bool, typer.Option("--hmac", help="A shared secret instead of a pair of signing.")] = False,
+) -> None:
+    """Make a key to sign with: an Ed25519 pair, FILE and FILE.pub. Files are never overwritten."""
+    try:
+        if hmac:
+            signer: Any = signing.HmacKey.generate()
+            signing.save_private(file, signer.to_text())
+        else:
+            signer = signing.Ed25519Signer.generate()
+            signing.save_private(file, signer.private_text())
+            signing.save_private(public := file.with_name(f"{file.name}.pub"), signer.to_text())
+            public.chmod(0o644)
+    except FileExistsError as exc:
+        raise UsageError(f"{exc.filename2 or file} exists; keys are never overwritten") from exc
+    stderr().print(safe(f"{file}: {signer.algorithm} key {signer.key_id}"))
+
+
+def keys(directory: Dir = None, *, key: KeyFiles = None, as_json: AsJson = False) -> None:
+    """Show which key signed which records of each chain, and when. Exits with 5 if a signature is forged.
+
+    Keys that `rotate` replaced are found beside ours.
+    """
+    found = key_ranges.key_ranges(directory or default_directory(), known_keys(key))
+    if as_json:
+        print_json([each.to_dict() for each in found])
+    else:
+        show_ranges(found)
+    raise typer.Exit(exits.BROKEN if any(each.state == key_ranges.FORGED for each in found) else exits.OK)
+
+
+def show_ranges(found: list[key_ranges.KeyRange]) -> None:
+    """Write one line per range."""
+    console = stdout()
+    for each in found:
+        what = f"{each.signatures} signatures" if each.key else "no signature"
+        times = " to ".join(audit_terminal.show_time(at_ns) for at_ns in (each.first_ns, each.last_ns))
+        key = one_line(f"{each.key} {each.algorithm}", 40)
+        console.print(
+            Text.assemble(
+                f"{each.chain}  ", safe(f"{key:<28}  ", "cyan"),
+                (f"{each.state:<8}  ", STYLES.get(each.state, "bold red")),
+                f"records {each.first} to {each.last}, {what}, {times}",
+            )
+        )  # fmt: skip
+        if each.successor:
+            console.print(safe(f"              the next key is {one_line(each.successor, 40)}", "dim"))
+
+
+def rotate(
+    directories: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR]...", help="Logs that are to say so.", show_default=False)
+    ] = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--key", "-k", metavar="FILE", help="The signing key to replace. Default: ours.")
+    ] = None,
+    algorithm: Annotated[
+        Literal["hmac-sha256", "ed25519"] | None, typer.Option("--algorithm", help="Of the new key. Default: the same.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the signing key. In each log, a record signed with the old key names the new one.
+
+    The old key is kept as FILE.ID, to verify with. Programs that write a log now go on with the old key until they open
+    it again.
+    """
+    path = file or signing.default_key_path()
+    old, new = key_ranges.rotate(path, directories or [default_directory()], algorithm or "")
+    if as_json:
+        print_json({"file": str(path), "old": old.key_id, "new": new.key_id, "algorithm": new.algorithm})
+    else:
+        kept = key_ranges.retired_key_path(path, old.key_id)
+        stderr().print(safe(f"{path}: {new.algorithm} key {new.key_id}; {kept}: the old one, to verify with"))
